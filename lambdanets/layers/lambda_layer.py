@@ -1,0 +1,271 @@
+"""The lambda layer of the paper, for images and volumes (sequences: `sequence.py`).
+
+Letters: B batch, C channels, N queries, M context positions, H heads, K key depth, V value depth, U intra-depth.
+"""
+
+from collections.abc import Sequence
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from lambdanets.layers.positions import DEFAULT_SCOPE, RelativePositions
+from lambdanets.ops import lambda_op
+from lambdanets.ops.positions import Relative, per_axis
+from lambdanets.ops.problem import CAUSAL, KEY_NORMS
+
+CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
+
+
+class LambdaLayer(nn.Module):
+    """Projections, batch norm and initialisation around `lambda_op`. Use LambdaLayer1d, 2d or 3d."""
+
+    dims: int
+
+    def __init__(
+        self,
+        channels: int,
+        out_channels: int | None = None,
+        *,
+        context_channels: int | None = None,
+        heads: int = 4,
+        key_depth: int = 16,
+        intra_depth: int = 1,
+        scope: int | Sequence[int] | None = -1,
+        input_size: int | Sequence[int] | None = None,
+        stride: int | Sequence[int] = 1,
+        dilation: int | Sequence[int] = 1,
+        content: bool = True,
+        position: bool = True,
+        key_norm: str | None = "softmax",
+        query_softmax: bool = False,
+        batch_norm: bool | None = None,
+        multi_head: bool = False,
+        causal: bool | str = False,
+        positions: RelativePositions | None = None,
+        embedding_std: float = 1.0,
+        backend: str = "auto",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        out_channels = channels if out_channels is None else out_channels
+        context_channels = channels if context_channels is None else context_channels
+        if out_channels % heads:
+            near = [n for n in (out_channels - out_channels % heads, out_channels + -out_channels % heads) if n]
+            raise ValueError(
+                f"out_channels={out_channels} is not divisible by heads={heads}: the value depth would not be whole; "
+                f"use out_channels {' or '.join(map(str, near))}, or another number of heads"
+            )
+        if key_norm not in KEY_NORMS:
+            raise ValueError(f"unknown key_norm {key_norm!r}; choose one of 'softmax', 'l2', None")
+        if causal not in CAUSAL:
+            raise ValueError(f"unknown causal {causal!r}; choose one of False, True (m <= n), 'strict' (m < n)")
+        if not content and not position:
+            raise ValueError("content=False and position=False leave no interaction at all: keep one of the two")
+        self.channels, self.out_channels, self.context_channels = channels, out_channels, context_channels
+        self.heads, self.key_depth, self.intra_depth = heads, key_depth, intra_depth
+        self.value_depth = out_channels // heads
+        self.stride = per_axis(stride, self.dims, "stride")
+        self.key_norm, self.query_softmax = key_norm, query_softmax
+        self.multi_head, self.causal, self.backend = multi_head, causal, backend
+
+        groups = heads if multi_head else 1
+        factory = {"device": device, "dtype": dtype}
+        self.to_queries = nn.Linear(channels, heads * key_depth, bias=False, **factory)
+        self.to_keys = None
+        if content:
+            self.to_keys = nn.Linear(context_channels, groups * key_depth * intra_depth, bias=False, **factory)
+        self.to_values = nn.Linear(context_channels, groups * self.value_depth * intra_depth, bias=False, **factory)
+        if batch_norm is None:  # batch statistics leak the future
+            batch_norm = not causal
+        self.norm_queries = nn.BatchNorm1d(self.to_queries.out_features, **factory) if batch_norm else nn.Identity()
+        self.norm_values = nn.BatchNorm1d(self.to_values.out_features, **factory) if batch_norm else nn.Identity()
+        self.positions = None
+        if position:
+            self.positions = positions or RelativePositions(
+                self.dims,
+                DEFAULT_SCOPE[self.dims] if scope == -1 else scope,
+                key_depth,
+                intra_depth=intra_depth,
+                heads=heads if multi_head else None,
+                input_size=input_size,
+                dilation=dilation,
+                embedding_std=embedding_std,
+                **factory,
+            )
+            self._check_positions(self.positions)
+        self.reset_parameters(positions=False)
+
+    def _check_positions(self, positions: RelativePositions) -> None:
+        wanted = (self.dims, self.key_depth, self.intra_depth, self.heads if self.multi_head else None)
+        got = (positions.dims, positions.key_depth, positions.intra_depth, positions.heads)
+        if got != wanted:
+            names = ("dims", "key_depth", "intra_depth", "heads")
+            wrong = [f"{n}={g} instead of {w}" for n, g, w in zip(names, got, wanted, strict=True) if g != w]
+            raise ValueError(f"the shared positions do not fit this layer: {', '.join(wrong)}")
+
+    def reset_parameters(self, positions: bool = True) -> None:
+        """The paper's initialisation: fan-in for keys and values, and for queries scaled by the key depth too."""
+        nn.init.normal_(self.to_queries.weight, std=(self.key_depth * self.channels) ** -0.5)
+        nn.init.normal_(self.to_values.weight, std=self.context_channels**-0.5)
+        if self.to_keys is not None:
+            nn.init.normal_(self.to_keys.weight, std=self.context_channels**-0.5)
+        for norm in (self.norm_queries, self.norm_values):
+            if isinstance(norm, nn.BatchNorm1d):
+                norm.reset_parameters()
+        if positions and self.positions is not None:
+            self.positions.reset_parameters()
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor | None = None,
+        *,
+        mask: Tensor | None = None,
+        context_mask: Tensor | None = None,
+    ) -> Tensor:
+        """x [B, C, *space] -> [B, out_channels, *ceil(space / stride)], in x's memory format.
+
+        Args:
+            x: what asks.
+            context: what is asked, [B, context_channels, *context space]; x itself if it is None. Its grid shares
+                origin and unit with x's.
+            mask: bool [N, M], True where query n may look at context position m.
+            context_mask: bool [B, *context space], False where an example is padding.
+        """
+        self._check_input(x, self.channels, "x")
+        if context is not None:
+            self._check_input(context, self.context_channels, "context")
+        elif self.channels != self.context_channels:
+            raise ValueError(f"this layer needs a context with {self.context_channels} channels: layer(x, context)")
+        if context_mask is not None:
+            wanted = [x.shape[0], *(x if context is None else context).shape[2:]]
+            if list(context_mask.shape) != wanted:
+                raise ValueError(f"context_mask must be {wanted}, [B, *context space], got {list(context_mask.shape)}")
+            context_mask = context_mask.flatten(1)
+        queries, keys, values, query_grid, context_grid = self.project(x, context)
+        output = self.interact(queries, keys, values, query_grid, context_grid, mask, context_mask)
+        output = output.flatten(2).unflatten(1, query_grid).movedim(-1, 1)
+        keeps_format = self.dims > 1 and x.is_contiguous(memory_format=CHANNELS_LAST[self.dims])
+        return output if keeps_format else output.contiguous()
+
+    def project(
+        self, x: Tensor, context: Tensor | None
+    ) -> tuple[Tensor, Tensor | None, Tensor, Sequence[int], Sequence[int]]:
+        """Queries [B, N, H, K], raw keys and values as `lambda_op` takes them, and the two grids."""
+        asked = x if context is None else context
+        if any(s != 1 for s in self.stride):  # query i sits at position i * stride
+            x = x[(slice(None), slice(None), *(slice(None, None, s) for s in self.stride))]
+        query_grid, context_grid = x.shape[2:], asked.shape[2:]
+        inputs, asked = x.flatten(2).transpose(1, 2), asked.flatten(2).transpose(1, 2)  # [B, N, C], [B, M, C]
+        weights = [self.to_queries.weight, self.to_values.weight]
+        if self.to_keys is not None:
+            weights.append(self.to_keys.weight)
+        if context is None and tuple(query_grid) == tuple(context_grid):  # one product, one pass over x
+            parts = nn.functional.linear(inputs, torch.cat(weights)).split([len(w) for w in weights], dim=-1)
+        else:
+            parts = [nn.functional.linear(inputs, weights[0])]
+            parts += nn.functional.linear(asked, torch.cat(weights[1:])).split([len(w) for w in weights[1:]], dim=-1)
+        queries = self.norm_queries(parts[0].flatten(0, 1)).unflatten(0, parts[0].shape[:2])
+        values = self.norm_values(parts[1].flatten(0, 1)).unflatten(0, parts[1].shape[:2])
+        queries = queries.unflatten(-1, (self.heads, self.key_depth))
+        keys = self._split(parts[2], self.key_depth) if self.to_keys is not None else None
+        return queries, keys, self._split(values, self.value_depth), query_grid, context_grid
+
+    def _split(self, projected: Tensor, depth: int) -> Tensor:
+        """[B, M, channels] -> [B, M, (H,) depth(, U)]."""
+        shape = [self.heads] if self.multi_head else []
+        shape += [depth] if self.intra_depth == 1 else [depth, self.intra_depth]
+        return projected.unflatten(-1, shape)
+
+    def interact(
+        self,
+        queries: Tensor,
+        keys: Tensor | None,
+        values: Tensor,
+        query_grid: Sequence[int],
+        context_grid: Sequence[int],
+        mask: Tensor | None = None,
+        context_mask: Tensor | None = None,
+    ) -> Tensor:
+        """`lambda_op` with this layer's options: [B, N, H, V]."""
+        placed: Relative | None = None
+        if self.positions is not None:
+            placed = self.positions(query_grid, context_grid, self.stride)
+        elif self.causal and prod(query_grid) != prod(context_grid):
+            raise ValueError(f"a causal layer without positions needs equal grids, got {query_grid}, {context_grid}")
+        return lambda_op(
+            queries,
+            keys,
+            values,
+            placed,
+            content=keys is not None,
+            key_norm=self.key_norm,
+            query_softmax=self.query_softmax,
+            multi_head=self.multi_head,
+            mask=mask,
+            context_mask=context_mask,
+            causal=self.causal,
+            backend=self.backend,
+        )
+
+    def _check_input(self, x: Tensor, channels: int, name: str) -> None:
+        if x.ndim != self.dims + 2:
+            axes = {1: "length", 2: "height, width", 3: "depth, height, width"}[self.dims]
+            raise ValueError(f"{name} must be [batch, channels, {axes}], got {list(x.shape)}")
+        if x.shape[1] != channels:
+            raise ValueError(f"{name} has {x.shape[1]} channels, this layer was built for {channels}")
+
+    def extra_repr(self) -> str:
+        options = f"{self.channels}, {self.out_channels}, heads={self.heads}, key_depth={self.key_depth}"
+        for name, usual in (
+            ("intra_depth", 1),
+            ("stride", (1,) * self.dims),
+            ("key_norm", "softmax"),
+            ("query_softmax", False),
+            ("multi_head", False),
+            ("causal", False),
+            ("backend", "auto"),
+        ):
+            if getattr(self, name) != usual:
+                options += f", {name}={getattr(self, name)!r}"
+        return options
+
+
+class LambdaLayer2d(LambdaLayer):
+    """The lambda layer on images [B, C, height, width].
+
+    Args:
+        channels: channels of x.
+        out_channels: channels of the output, `channels` if None; a multiple of `heads`.
+        context_channels: channels of the context, `channels` if None.
+        heads: queries for each lambda. The value depth is out_channels / heads.
+        key_depth: depth of queries, keys and embeddings.
+        intra_depth: the paper's u: more work for the lambdas, none for applying them.
+        scope: the window of position interactions: an int, (height, width), or None for the whole input
+            (then `input_size` is required). 23 if not given.
+        input_size: the largest input of a layer with a global scope.
+        stride: the output is smaller by this factor; query i sits at position i * stride.
+        dilation: steps between the positions of the scope.
+        content, position: the two kinds of interaction; what is off creates no parameters.
+        key_norm: "softmax", "l2" or None, over the context positions.
+        query_softmax: softmax over the query depth.
+        batch_norm: on queries and values; by default on, but off in causal layers (batch statistics leak the future).
+        multi_head: keys, values and embeddings for each head.
+        causal: False, True (m <= n) or "strict" (m < n; an empty context gives 0), in row-major order.
+        positions: a RelativePositions to share; scope, dilation, input_size and embedding_std are then its own.
+        embedding_std: standard deviation of new embeddings; the paper's is 1.
+        backend: which implementation runs, see `lambdanets.ops.lambda_op`.
+    """
+
+    dims = 2
+
+
+class LambdaLayer3d(LambdaLayer):
+    """The lambda layer on volumes or videos [B, C, depth, height, width]; the scope is 7 if not given.
+
+    Arguments as for LambdaLayer2d.
+    """
+
+    dims = 3

@@ -1,0 +1,158 @@
+"""The lambda layer on sequences, and causal layers that run step by step.
+
+Letters: B batch, C channels, H heads, K key depth, V value depth, U intra-depth.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from lambdanets.layers.lambda_layer import LambdaLayer
+from lambdanets.ops.content import RunningContent, running_output
+from lambdanets.ops.operation import accumulation_dtype
+from lambdanets.ops.problem import Problem, problems
+
+
+@dataclass(frozen=True)
+class StreamState:
+    """What a causal layer remembers between steps: memory that does not grow with the sequence."""
+
+    content: tuple[RunningContent, ...]  # one for each head of a multi-head layer, else one; () without content
+    values: Tensor  # [B, reach, (H,) V(, U)], the values that positions can still see
+    length: int  # steps so far
+
+
+class LambdaLayer1d(LambdaLayer):
+    """The lambda layer on sequences [B, C, length].
+
+    A causal layer also runs step by step, for generation: `init_state`, `step`, `prefill`. In eval mode the
+    steps give what the parallel form gives. Arguments as for LambdaLayer2d.
+    """
+
+    dims = 1
+
+    def init_state(self, batch: int) -> StreamState:
+        """The state before the first step of `batch` sequences."""
+        self._check_streams()
+        weight = self.to_values.weight
+        x = weight.new_zeros(batch, self.channels, 0)
+        values = self._split(weight.new_zeros(batch, self._reach, self.to_values.out_features), self.value_depth)
+        return StreamState(self._content_start(x), values, 0)
+
+    def _content_start(self, x: Tensor) -> tuple[RunningContent, ...]:
+        if self.to_keys is None:
+            return ()
+        keys = self._split(x.new_zeros(len(x), 0, self.to_keys.out_features), self.key_depth)
+        values = self._split(x.new_zeros(len(x), 0, self.to_values.out_features), self.value_depth)
+        queries = x.new_zeros(len(x), 0, self.heads, self.key_depth)
+        dtype = accumulation_dtype(x)
+        return tuple(
+            RunningContent.start(part.keys_BMKU.to(dtype), part.values_BMVU.to(dtype))
+            for part in self._parts(queries, keys, values)
+            if part.keys_BMKU is not None
+        )
+
+    def _parts(self, queries: Tensor, keys: Tensor | None, values: Tensor) -> list[Problem]:
+        return problems(
+            queries,
+            keys,
+            values,
+            None,
+            key_norm=self.key_norm,
+            multi_head=self.multi_head,
+            mask=None,
+            context_mask=None,
+            causal=self.causal,
+        )
+
+    @torch.no_grad()
+    def step(self, x_BC: Tensor, state: StreamState) -> tuple[Tensor, StreamState]:
+        """One more element of each sequence: outputs [B, out_channels] and the next state."""
+        self._check_streams()
+        if x_BC.ndim != 2 or x_BC.shape[1] != self.channels:
+            raise ValueError(f"a step takes [batch, {self.channels}], got {list(x_BC.shape)}")
+        if len(x_BC) != len(state.values):
+            raise ValueError(f"the state is for {len(state.values)} sequences, the step has {len(x_BC)}")
+        self._check_length(state.length + 1)
+        queries, keys, values, _, _ = self.project(x_BC[:, :, None], None)
+        dtype = accumulation_dtype(queries, values)
+        queries, values = queries.to(dtype), values.to(dtype)
+        if self.query_softmax:
+            queries = queries.softmax(dim=-1)
+        parts = self._parts(queries, None if keys is None else keys.to(dtype), values)
+        output = queries.new_zeros(len(x_BC), 1, self.heads, self.value_depth)
+        content = []
+        if state.content:
+            strict, outputs = self.causal == "strict", []
+            for part, running in zip(parts, state.content, strict=True):
+                assert part.keys_BMKU is not None
+                result, after = running_output(
+                    part.queries_BNHK, part.keys_BMKU, part.values_BMVU, running, self.key_norm, strict
+                )
+                outputs.append(result)
+                content.append(after)
+            output = output + torch.cat(outputs, dim=2)
+        window = torch.cat([state.values.to(dtype), values], dim=1)  # [B, reach + 1, (H,) V(, U)]
+        if self.positions is not None:
+            output = output + self._position_step(queries[:, 0], window)[:, None]
+        after = StreamState(tuple(content), window[:, 1:], state.length + 1)
+        return output.flatten(1).to(x_BC.dtype), after
+
+    def _position_step(self, queries_BHK: Tensor, window: Tensor) -> Tensor:
+        """The position output of the newest query, [B, H, V], from the values in its reach."""
+        assert self.positions is not None
+        dilation, past = self.positions.dilation[0], (self.positions.scope[0] - 1) // 2
+        table = self.positions.table[: past + 1].to(queries_BHK.dtype)  # relative positions -past .. 0
+        window = window[:, ::dilation]  # reach is past * dilation: the newest value is the last one taken
+        if self.causal == "strict":
+            table, window = table[:-1], window[:, :-1]
+        h = "h" if self.multi_head else ""
+        u = "" if self.intra_depth == 1 else "u"
+        return torch.einsum(f"bhk,j{h}k{u},bj{h}v{u}->bhv", queries_BHK, table, window)
+
+    @torch.no_grad()
+    def prefill(self, x: Tensor) -> tuple[Tensor, StreamState]:
+        """The parallel form on a prompt [B, C, length], and the state after its last element."""
+        self._check_streams()
+        self._check_input(x, self.channels, "x")
+        self._check_length(x.shape[2])
+        queries, keys, values, query_grid, context_grid = self.project(x, None)
+        output = self.interact(queries, keys, values, query_grid, context_grid)
+        dtype = accumulation_dtype(queries, values)
+        start = self.init_state(len(x))
+        content = tuple(
+            running.add(part.keys_BMKU.to(dtype), part.values_BMVU.to(dtype), self.key_norm, None)
+            for part, running in zip(self._parts(queries, keys, values), start.content, strict=False)
+            if part.keys_BMKU is not None
+        )
+        window = torch.cat([start.values.to(dtype), values.to(dtype)], dim=1)
+        state = StreamState(content, window[:, window.shape[1] - self._reach :], x.shape[2])
+        return output.flatten(2).transpose(1, 2).contiguous(), state
+
+    @property
+    def _reach(self) -> int:
+        """How many values back positions see."""
+        if self.positions is None:
+            return 0
+        return (self.positions.scope[0] - 1) // 2 * self.positions.dilation[0]
+
+    def _check_length(self, length: int) -> None:
+        positions = self.positions
+        if positions is None or not positions.is_global or positions.input_size is None:
+            return
+        if length > positions.input_size[0]:
+            raise ValueError(
+                f"element {length} is beyond the input_size {positions.input_size[0]} of this global scope: "
+                f"build the layer with a larger input_size or with a local scope"
+            )
+
+    def _check_streams(self) -> None:
+        if not self.causal:
+            raise ValueError("only a causal layer runs step by step: LambdaLayer1d(..., causal=True)")
+        if self.stride != (1,):
+            raise ValueError(f"a layer with stride {self.stride[0]} does not run step by step")
+        if self.channels != self.context_channels:
+            raise ValueError("a layer with a context of its own does not run step by step")
+        if self.training and isinstance(self.norm_queries, nn.BatchNorm1d):
+            raise ValueError("batch statistics need the whole sequence: call layer.eval() before running step by step")

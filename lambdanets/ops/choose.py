@@ -1,0 +1,90 @@
+"""Which implementation runs, and why not the others.
+
+Each implementation says `why_not(problem)`: a sentence, or None if it can run. `"auto"` takes the one with the
+lowest predicted time among those that can. The prediction is work over measured rates (`measure/calibrate.py` prints
+the constants): nanoseconds for a call, for a thousand multiply-adds and for a thousand intermediate elements.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from lambdanets.ops import conv, dft, fft, gemm
+from lambdanets.ops.problem import Problem
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A way to compute the position part of the operation (`fused`: all of it)."""
+
+    name: str
+    why_not: Callable[[Problem], str | None]
+    position_output: Callable[[Problem], Tensor]
+    work: Callable[[Problem], tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What work costs: nanoseconds a call, a thousand multiply-adds, a thousand intermediate elements."""
+
+    call: float
+    macs: float
+    elements: float
+
+
+BACKENDS = {
+    module.__name__.rpartition(".")[2]: Backend(
+        module.__name__.rpartition(".")[2], module.why_not, module.position_output, module.work
+    )
+    for module in (gemm, conv, dft, fft)
+}
+NAMES = ("auto", "reference", *BACKENDS)
+
+# Measured with `python -m lambdanets.measure.calibrate`, float32, two cores with AVX-512: (inference, training step).
+CPU_RATES = {
+    "gemm": (Rates(2e5, 10.0, 500.0), Rates(6e5, 30.0, 1500.0)),
+    "conv": (Rates(2e5, 10.0, 500.0), Rates(6e5, 200.0, 1500.0)),
+    "dft": (Rates(1e6, 10.0, 500.0), Rates(3e6, 30.0, 1500.0)),
+    "fft": (Rates(1e6, 10.0, 500.0), Rates(3e6, 30.0, 1500.0)),
+}
+RATES = {"cpu": CPU_RATES, "cuda": CPU_RATES}
+
+
+def seconds(backend: Backend, problem: Problem) -> float:
+    """The predicted time of the position part, forward (and backward where gradients are asked for)."""
+    rates = RATES.get(problem.device.type, CPU_RATES)[backend.name][problem.needs_grad]
+    macs, elements = backend.work(problem)
+    return (rates.call + (rates.macs * macs + rates.elements * elements) / 1e3) * 1e-9
+
+
+def reasons(problem: Problem) -> dict[str, str | float]:
+    """For each implementation the predicted seconds, or the sentence that says why it cannot run."""
+    if problem.positions is None:
+        return dict.fromkeys(BACKENDS, 0.0)
+    return {name: backend.why_not(problem) or seconds(backend, problem) for name, backend in BACKENDS.items()}
+
+
+def choose(problem: Problem, wanted: str) -> Backend:
+    """The implementation that runs; raises where `wanted` cannot."""
+    if wanted == "auto":
+        found = {name: time for name, time in reasons(problem).items() if not isinstance(time, str)}
+        return BACKENDS[min(found, key=found.__getitem__)]
+    if wanted not in BACKENDS:
+        raise ValueError(unknown(wanted, problem))
+    reason = None if problem.positions is None else BACKENDS[wanted].why_not(problem)
+    if reason is not None:
+        raise ValueError(f"backend {wanted!r} cannot run here: {reason}. {alternatives(problem)}")
+    return BACKENDS[wanted]
+
+
+def unknown(wanted: str, problem: Problem) -> str:
+    return f"unknown backend {wanted!r}; choose one of {', '.join(map(repr, NAMES))}. {alternatives(problem)}"
+
+
+def alternatives(problem: Problem) -> str:
+    """A sentence with every implementation and its reason."""
+    said = [
+        f"{name}: {'cannot, ' + why if isinstance(why, str) else 'can run'}" for name, why in reasons(problem).items()
+    ]
+    return "For this input: " + "; ".join(["auto: can run", "reference: can run", *said])

@@ -1,0 +1,196 @@
+"""Content lambdas: what the context says, whatever its positions. Shared by every plain-torch implementation.
+
+Letters: B batch, N queries, M context positions, H heads, K key depth, V value depth, U intra-depth, L chunk.
+
+Without a mask all queries share one content lambda. With one, each query has its own, and so its own normaliser:
+then contracting the depth first, (q . key) value, needs no lambdas in memory at all.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lambdanets.ops.positions import Relative
+from lambdanets.ops.problem import Problem
+from lambdanets.ops.reference import L2_EPSILON, causal_mask, normalise
+
+CAUSAL_CHUNK = 32  # positions that one step of the running sum handles together
+MASKED_WEIGHTS = 2**22  # the most elements [B, n, M, K, U] that the masked path holds at a time (or one query's)
+
+
+def content_output(problem: Problem) -> Tensor:
+    """sum over m of (query . normalised key_m) value_m: [B, N, H, V]."""
+    queries_BNHK, keys_BMKU, values_BMVU = problem.queries_BNHK, problem.keys_BMKU, problem.values_BMVU
+    assert keys_BMKU is not None
+    if problem.mask_NM is None and not problem.causal:
+        return apply_shared(queries_BNHK, content_lambda(problem))
+    if problem.mask_NM is None and runs_in_step(problem):
+        state = RunningContent.start(keys_BMKU, values_BMVU)
+        return running_output(
+            queries_BNHK, keys_BMKU, values_BMVU, state, problem.key_norm, problem.strict, problem.context_mask_BM
+        )[0]
+    return masked_output(problem)
+
+
+def content_lambda(problem: Problem) -> Tensor:
+    """The content lambda that all queries of an example share: [B, K, V]."""
+    keys, values = problem.keys_BMKU, problem.values_BMVU
+    assert keys is not None
+    if problem.context_mask_BM is not None and problem.key_norm == "softmax":
+        # masked_fill with the lowest finite number: rows that are masked whole stay finite, their values are zero.
+        padding = ~problem.context_mask_BM[:, :, None, None]
+        keys = keys.masked_fill(padding, torch.finfo(keys.dtype).min)
+    keys = normalise(keys, problem.key_norm)
+    # Intra-depth is a longer context once the keys are normalised: sum over (m, u).
+    keys_BKC = keys.transpose(1, 2).flatten(2)
+    values_BCV = values.transpose(2, 3).flatten(1, 2)
+    return keys_BKC @ values_BCV
+
+
+def apply_shared(queries_BNHK: Tensor, lambda_BKV: Tensor) -> Tensor:
+    """One lambda an example, applied to all its queries: [B, N, H, V]."""
+    B, N, H, K = queries_BNHK.shape
+    return (queries_BNHK.reshape(B, N * H, K) @ lambda_BKV).view(B, N, H, -1)
+
+
+def runs_in_step(problem: Problem) -> bool:
+    """Whether query n sits at context position n, so that causal contexts grow by one element a query."""
+    positions = problem.positions
+    if isinstance(positions, Relative):
+        return tuple(positions.query_grid) == tuple(positions.context_grid) and set(positions.stride) == {1}
+    return True  # check() asked for N == M
+
+
+def masked_output(problem: Problem) -> Tensor:
+    """Any mask: chunks of queries, each with weights [B, n, M, K, U] of its own."""
+    B, N, M, _, K, _, U = problem.sizes
+    keys, values = problem.keys_BMKU, problem.values_BMVU
+    assert keys is not None
+    allowed_NM = torch.ones(N, M, dtype=torch.bool, device=problem.device)
+    if problem.mask_NM is not None:
+        allowed_NM = allowed_NM & problem.mask_NM
+    if problem.causal:
+        allowed_NM = allowed_NM & causal_mask(N, M, problem.positions, problem.strict, problem.device)
+    chunk = max(1, MASKED_WEIGHTS // max(1, B * M * K * U))
+    outputs = []
+    for start in range(0, N, chunk):
+        allowed_BNM = allowed_NM[start : start + chunk].expand(B, -1, -1)
+        if problem.context_mask_BM is not None:
+            allowed_BNM = allowed_BNM & problem.context_mask_BM[:, None]
+        weights, _ = interaction_weights(keys, allowed_BNM, problem.key_norm, None)
+        outputs.append(weighted(problem.queries_BNHK[:, start : start + chunk], weights, values))
+    return torch.cat(outputs, dim=1)
+
+
+def weighted(queries_BNHK: Tensor, weights_BNMKU: Tensor, values_BMVU: Tensor) -> Tensor:
+    """Depth first: attention maps [B, N, H, M, U], then the values."""
+    B, N, H, _ = queries_BNHK.shape
+    maps = torch.einsum("bnhk,bnmku->bnhmu", queries_BNHK, weights_BNMKU)
+    values_BCV = values_BMVU.transpose(2, 3).flatten(1, 2)
+    return (maps.reshape(B, N * H, -1) @ values_BCV).view(B, N, H, -1)
+
+
+def interaction_weights(
+    keys_BMKU: Tensor, allowed_BNM: Tensor, key_norm: str | None, state: "RunningContent | None"
+) -> tuple[Tensor, Tensor | None]:
+    """Normalised keys for each query's own context, [B, N, M, K, U], and the weight of what `state` summed before.
+
+    The second, [B, N, K, U], is None without a state. An empty context gives zeros.
+    """
+    allowed = allowed_BNM[..., None, None]
+    if key_norm == "softmax":
+        logits = keys_BMKU[:, None].masked_fill(~allowed, -torch.inf)
+        largest = logits.detach().amax(dim=2)  # [B, N, K, U]; the maximum cancels, so no gradient is lost
+        if state is not None:
+            largest = torch.maximum(largest, state.largest[:, None])
+        largest = largest.masked_fill(largest == -torch.inf, 0)
+        weights = (logits - largest[:, :, None]).exp()
+        total = weights.sum(dim=2)
+        before = None
+        if state is not None:
+            before = (state.largest[:, None] - largest).exp()
+            total = total + before * state.total[:, None]
+        divisor = total.masked_fill(total == 0, 1)
+        return weights / divisor[:, :, None], None if before is None else before / divisor
+    weights = keys_BMKU[:, None] * allowed
+    if key_norm is None:
+        return weights, None if state is None else torch.ones_like(weights[:, :, 0])
+    if state is None:
+        return weights / weights.norm(dim=2, keepdim=True).clamp(min=L2_EPSILON), None
+    earlier = state.total[:, None, None].expand(-1, weights.shape[1], -1, -1, -1)  # norms, not squares
+    divisor = torch.cat([weights, earlier], dim=2).norm(dim=2).clamp(min=L2_EPSILON)
+    return weights / divisor[:, :, None], 1 / divisor
+
+
+@dataclass(frozen=True)
+class RunningContent:
+    """The context so far: sums that grow by one element a step, in memory that does not grow.
+
+    `total` is the normaliser: the sum of exp(key - largest) for softmax, the norm of the keys for l2. It differs
+    for each (k, u), so the sum over u comes after dividing: `sums` keeps U.
+    """
+
+    largest: Tensor  # [B, K, U], the maximum so far (softmax)
+    total: Tensor  # [B, K, U]
+    sums: Tensor  # [B, K, V, U]
+
+    @classmethod
+    def start(cls, keys_BMKU: Tensor, values_BMVU: Tensor) -> "RunningContent":
+        B, _, K, U = keys_BMKU.shape
+        V = values_BMVU.shape[2]
+        return cls(
+            keys_BMKU.new_full((B, K, U), -torch.inf), keys_BMKU.new_zeros(B, K, U), keys_BMKU.new_zeros(B, K, V, U)
+        )
+
+    def add(
+        self, keys_BLKU: Tensor, values_BLVU: Tensor, key_norm: str | None, context_mask_BL: Tensor | None
+    ) -> "RunningContent":
+        """The context with L more elements."""
+        if key_norm != "softmax":  # masked keys and values are zeros already
+            norm = torch.cat([self.total[:, None], keys_BLKU], dim=1).norm(dim=1) if key_norm == "l2" else self.total
+            sums = self.sums + torch.einsum("blku,blvu->bkvu", keys_BLKU, values_BLVU)
+            return RunningContent(self.largest, norm, sums)
+        if context_mask_BL is not None:
+            keys_BLKU = keys_BLKU.masked_fill(~context_mask_BL[..., None, None], -torch.inf)
+        largest = torch.maximum(self.largest, keys_BLKU.detach().amax(dim=1))
+        base = largest.masked_fill(largest == -torch.inf, 0)
+        fade = (self.largest - base).exp()
+        weights = (keys_BLKU - base[:, None]).exp()
+        return RunningContent(
+            largest,
+            self.total * fade + weights.sum(dim=1),
+            self.sums * fade[:, :, None] + torch.einsum("blku,blvu->bkvu", weights, values_BLVU),
+        )
+
+
+def running_output(
+    queries_BNHK: Tensor,
+    keys_BNKU: Tensor,
+    values_BNVU: Tensor,
+    state: RunningContent,
+    key_norm: str | None,
+    strict: bool,
+    context_mask_BN: Tensor | None = None,
+) -> tuple[Tensor, RunningContent]:
+    """Causal content by a running sum with a running maximum: outputs [B, N, H, V] and the context after them."""
+    B, N, H, _ = queries_BNHK.shape
+    order = torch.ones(CAUSAL_CHUNK, CAUSAL_CHUNK, dtype=torch.bool, device=queries_BNHK.device)
+    order = order.tril(-1 if strict else 0)  # [query, context]
+    outputs = []
+    for start in range(0, N, CAUSAL_CHUNK):
+        chunk = slice(start, start + CAUSAL_CHUNK)
+        queries, keys, values = queries_BNHK[:, chunk], keys_BNKU[:, chunk], values_BNVU[:, chunk]
+        mask = None if context_mask_BN is None else context_mask_BN[:, chunk]
+        length = keys.shape[1]
+        allowed = order[:length, :length].expand(B, -1, -1)
+        if mask is not None:
+            allowed = allowed & mask[:, None]
+        weights, before = interaction_weights(keys, allowed, key_norm, state)
+        assert before is not None
+        earlier = torch.einsum("bnhk,bnku,bkvu->bnhv", queries, before, state.sums)
+        outputs.append(weighted(queries, weights, values) + earlier)
+        state = state.add(keys, values, key_norm, mask)
+    if not outputs:
+        return queries_BNHK.new_zeros(B, 0, H, values_BNVU.shape[2]), state
+    return torch.cat(outputs, dim=1), state

@@ -1,0 +1,103 @@
+"""Position lambdas as a convolution, both ways the paper gives: the lambda convolution.
+
+Letters: B batch, N queries, M context positions, H heads, K key depth, V value depth, U intra-depth.
+
+The table is the kernel: `(n+1)-d`, with the value depth as one more spatial axis of size-1 kernels, or `n-d`
+depthwise with a channel multiplier, the table repeated for every value channel. Memory: lambdas, B N K V.
+"""
+
+from math import prod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lambdanets.ops.positions import Axis, Relative
+from lambdanets.ops.problem import Problem
+
+CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+
+
+def why_not(problem: Problem) -> str | None:
+    if not isinstance(problem.positions, Relative):
+        return "a convolution needs relative positions on a grid"
+    if problem.mask_NM is not None:
+        return "a mask differs from query to query, a convolution kernel does not"
+    if problem.positions.dims > 3:
+        return f"torch convolves up to 3 axes, got {problem.positions.dims}"
+    return None
+
+
+def position_output(problem: Problem) -> Tensor:
+    """[B, N, H, V]."""
+    positions = problem.positions
+    assert isinstance(positions, Relative)
+    if problem.causal:
+        positions = positions.causal(problem.strict)
+    if torch.compiler.is_compiling():  # sizes are symbols: clipping would fix them
+        table, axes = positions.table, positions.axes()
+    else:
+        table, axes = positions.clipped()
+    convolve = extra_axis if positions.dims < 3 else depthwise
+    lambdas_BKVN = convolve(problem.values_BMVU, table, axes)
+    return torch.einsum("bnhk,bkvn->bnhv", problem.queries_BNHK, lambdas_BKVN)
+
+
+def work(problem: Problem) -> tuple[float, float]:
+    """Multiply-adds, and elements of intermediates: what the cost model weighs."""
+    positions = problem.positions
+    assert isinstance(positions, Relative)
+    _, axes = positions.clipped()
+    B, N, _, _, K, V, U = problem.sizes
+    return B * N * K * V * U * prod(min(a.scope, a.context) for a in axes), 2 * B * N * K * V
+
+
+def extra_axis(values_BMVU: Tensor, table: Tensor, axes: list[Axis]) -> Tensor:
+    """Position lambdas [B, K, V, N] by an (n+1)-d convolution: U channels in, K out, V a spatial axis."""
+    B, _, V, U = values_BMVU.shape
+    grid = [a.context for a in axes]
+    inputs = values_BMVU.permute(0, 3, 2, 1).reshape(B, U, V, *grid)
+    kernel = table.movedim((-2, -1), (0, 1)).unsqueeze(2)  # [K, U, 1, *scope]
+    inputs, padding = padded(inputs, axes)
+    convolve = CONVOLUTIONS[len(axes) + 1]
+    lambdas = convolve(
+        inputs,
+        kernel,
+        stride=(1, *(a.stride for a in axes)),
+        padding=(0, *padding),
+        dilation=(1, *(a.dilation for a in axes)),
+    )
+    return lambdas.flatten(3)
+
+
+def depthwise(values_BMVU: Tensor, table: Tensor, axes: list[Axis]) -> Tensor:
+    """Position lambdas [B, K, V, N] by an n-d depthwise convolution: V groups of U channels in and K out."""
+    B, _, V, U = values_BMVU.shape
+    inputs = values_BMVU.permute(0, 2, 3, 1).reshape(B, V * U, *[a.context for a in axes])
+    kernel = table.movedim((-2, -1), (0, 1))  # [K, U, *scope]
+    K = kernel.shape[0]
+    kernel = kernel.expand(V, *kernel.shape).flatten(0, 1)
+    inputs, padding = padded(inputs, axes)
+    lambdas = CONVOLUTIONS[len(axes)](
+        inputs,
+        kernel,
+        stride=tuple(a.stride for a in axes),
+        padding=padding,
+        dilation=tuple(a.dilation for a in axes),
+        groups=V,
+    )
+    return lambdas.view(B, V, K, prod(lambdas.shape[2:])).transpose(1, 2)
+
+
+def padded(inputs: Tensor, axes: list[Axis]) -> tuple[Tensor, tuple[int, ...]]:
+    """Zeros around the context so that the first window belongs to query 0 and the last to the last query.
+
+    Equal borders are left to the convolution itself, which skips their work; others are written out (a border
+    may be negative: context that no query reaches is cropped).
+    """
+    left = [-a.first for a in axes]
+    right = [(a.queries - 1) * a.stride + a.last - (a.context - 1) for a in axes]
+    if all(low == high and low >= 0 for low, high in zip(left, right, strict=True)):
+        return inputs, tuple(left)
+    borders = [b for low, high in zip(reversed(left), reversed(right), strict=True) for b in (low, high)]
+    return F.pad(inputs, borders), (0,) * len(axes)

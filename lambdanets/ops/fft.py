@@ -1,0 +1,94 @@
+"""Position lambdas by Fourier transforms: the cost hardly grows with the scope, for large maps and scopes.
+
+Letters: B batch, N queries, M context positions, H heads, K key depth, V value depth, U intra-depth.
+
+A cross-correlation is a product in the frequency domain: lambda(f) = conj(table(f)) values(f), summed over u.
+Along an axis a transform of length max(M - first, last query + last + 1) keeps the wrapped-around part apart.
+Memory: lambdas in the frequency domain, a batch chunk at a time, then B N K V.
+"""
+
+from math import log2, prod
+
+import torch
+from torch import Tensor
+
+from lambdanets.ops.positions import Axis, Relative
+from lambdanets.ops.problem import Problem
+
+WORKSPACE = 2**22  # complex elements of lambdas in the frequency domain at a time (or one example's)
+
+
+def why_not(problem: Problem) -> str | None:
+    if not isinstance(problem.positions, Relative):
+        return "a Fourier transform needs relative positions on a grid"
+    if problem.mask_NM is not None:
+        return "a mask differs from query to query, a convolution theorem needs one kernel for all"
+    return None
+
+
+def position_output(problem: Problem) -> Tensor:
+    """[B, N, H, V]."""
+    positions = problem.positions
+    assert isinstance(positions, Relative)
+    if problem.causal:
+        positions = positions.causal(problem.strict)
+    table, axes = positions.clipped()
+    B, N, _, _, K, V, U = problem.sizes
+    dims = tuple(range(-len(axes), 0))
+    lengths = [fast_length(unwrapped_length(a)) for a in axes]
+    table_KU = wrap(table, axes, lengths).movedim((-2, -1), (0, 1))  # [K, U, *lengths]
+    spectrum_KU = torch.fft.rfftn(table_KU, dim=dims).conj()
+    grid = [a.context for a in axes]
+    chunk = max(1, WORKSPACE // max(1, K * V * prod(lengths) // 2))
+    outputs = []
+    for start in range(0, max(B, 1), chunk):
+        values = problem.values_BMVU[start : start + chunk]
+        values = values.permute(0, 2, 3, 1).reshape(-1, V, U, *grid)
+        spectrum_BVU = torch.fft.rfftn(values, s=lengths, dim=dims)
+        lambdas = torch.einsum("ku...,bvu...->bkv...", spectrum_KU, spectrum_BVU)
+        lambdas = torch.fft.irfftn(lambdas, s=lengths, dim=dims)
+        for dim, axis in zip(dims, axes, strict=True):
+            lambdas = lambdas.narrow(dim, 0, (axis.queries - 1) * axis.stride + 1)
+            if axis.stride > 1:
+                lambdas = lambdas.index_select(dim, torch.arange(axis.queries, device=lambdas.device) * axis.stride)
+        lambdas = lambdas.reshape(-1, K, V, N)
+        outputs.append(torch.einsum("bnhk,bkvn->bnhv", problem.queries_BNHK[start : start + chunk], lambdas))
+    return torch.cat(outputs)
+
+
+def work(problem: Problem) -> tuple[float, float]:
+    """Multiply-adds, and elements of intermediates: what the cost model weighs."""
+    positions = problem.positions
+    assert isinstance(positions, Relative)
+    _, axes = positions.clipped()
+    B, N, _, _, K, V, U = problem.sizes
+    spectrum = prod(fast_length(unwrapped_length(a)) for a in axes)
+    transforms = (B * V * U + K * U + B * K * V) * spectrum
+    return 2 * B * K * V * U * spectrum, transforms * max(1.0, log2(max(2, spectrum))) + 2 * B * N * K * V
+
+
+def unwrapped_length(axis: Axis) -> int:
+    """The shortest circle on which no query sees a context position from the other side."""
+    return max(axis.context - axis.first, (axis.queries - 1) * axis.stride + axis.last + 1)
+
+
+def fast_length(length: int) -> int:
+    """The next length whose only prime factors are 2, 3 and 5."""
+    while True:
+        rest = length
+        for prime in (2, 3, 5):
+            while rest % prime == 0:
+                rest //= prime
+        if rest == 1:
+            return length
+        length += 1
+
+
+def wrap(table: Tensor, axes: list[Axis], lengths: list[int]) -> Tensor:
+    """The table on a circle: the embedding of relative position p at index p modulo the length."""
+    for dim, (axis, length) in enumerate(zip(axes, lengths, strict=True)):
+        sizes = list(table.shape)
+        sizes[dim] = length
+        index = (axis.first + torch.arange(axis.scope, device=table.device) * axis.dilation) % length
+        table = table.new_zeros(sizes).index_copy(dim, index, table)
+    return table

@@ -1,0 +1,193 @@
+"""Position output as matrix products over expanded embeddings: any kind of positions, any mask.
+
+Letters: B batch, N queries, M context positions, H heads, K key depth, V value depth, U intra-depth, C = M U.
+
+Without a softmax the two orders of the product are equal, and the cheaper one runs:
+    depth first    (q . e_nm) v_m      b n m h (k + v) multiply-adds, intermediate maps    [n, B H, C]
+    context first  q (e_nm v_m^T)      b n m k v       multiply-adds, intermediate lambdas [n, K, B V]
+
+Memory: queries go in chunks so that expanded embeddings [n, C, K] plus the intermediate stay within
+WORKSPACE elements (or what a single query needs), and a chunk is computed again in the backward pass instead
+of being kept, so that a training step needs O(inputs + WORKSPACE) and nothing of size n m or b n k v.
+A relative table is expanded only for the context rows that a chunk can reach.
+"""
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from lambdanets.ops.positions import Axis, Dense, Relation, Relative, expand, expand_relative
+from lambdanets.ops.problem import Problem
+from lambdanets.ops.reference import causal_mask
+
+WORKSPACE = 2**22  # elements: 16 MiB in float32
+
+
+def why_not(problem: Problem) -> str | None:
+    return None
+
+
+def position_output(problem: Problem) -> Tensor:
+    """[B, N, H, V]."""
+    B, N, M, H, K, V, U = problem.sizes
+    values_BCV = problem.values_BMVU.transpose(2, 3).reshape(B, M * U, V)
+    depth_first = contracts_depth_first(H, K, V)
+    intermediate = B * H * M * U if depth_first else B * K * V
+    chunk = max(1, WORKSPACE // max(1, M * U * K + intermediate))
+    if chunk >= N:
+        return expanded_output(problem, problem.queries_BNHK, values_BCV, depth_first)
+    if isinstance(problem.positions, Relative) and problem.mask_NM is None:
+        return by_rows(problem, problem.positions, depth_first, chunk)
+    outputs = []
+    for start in range(0, N, chunk):
+        part = queries_part(problem, start, min(N, start + chunk))
+        outputs.append(recomputed(expanded_output, part, part.queries_BNHK, values_BCV, depth_first))
+    return torch.cat(outputs, dim=1)
+
+
+def work(problem: Problem) -> tuple[float, float]:
+    """Multiply-adds, and elements of intermediates: what the cost model weighs."""
+    B, N, M, H, K, V, U = problem.sizes
+    pairs = N * M * U
+    if isinstance(problem.positions, Relative):  # rows out of reach are never expanded
+        _, axes = problem.positions.clipped()
+        pairs = pairs * min(1.0, (axes[0].last - axes[0].first + 1 + axes[0].context // 8) / axes[0].context)
+    if contracts_depth_first(H, K, V):
+        return B * pairs * H * (K + V), pairs * (B * H + K)
+    return B * pairs * K * V, B * N * K * V * 2 + pairs * K
+
+
+def contracts_depth_first(H: int, K: int, V: int) -> bool:
+    """Which order needs fewer multiply-adds for each (query, context) pair."""
+    return H * (K + V) <= K * V + H
+
+
+def recomputed(function, *args) -> Tensor:
+    """Runs `function` without keeping what is inside it for the backward pass."""
+    if not torch.is_grad_enabled():
+        return function(*args)
+    result = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
+    assert isinstance(result, Tensor)
+    return result
+
+
+def expanded_output(problem: Problem, queries_BNHK: Tensor, values_BCV: Tensor, depth_first: bool) -> Tensor:
+    """One chunk: embeddings written out, masked, multiplied."""
+    assert problem.positions is not None
+    positions, mask_NM = problem.positions, problem.mask_NM
+    N, M = queries_BNHK.shape[1], problem.values_BMVU.shape[1]
+    if problem.causal:
+        if isinstance(positions, Relative):
+            positions = positions.causal(problem.strict)
+        else:
+            causal_NM = causal_mask(N, M, positions, problem.strict, problem.device)
+            mask_NM = causal_NM if mask_NM is None else mask_NM & causal_NM
+    embeddings_NMKU = expand(positions)
+    if mask_NM is not None:
+        embeddings_NMKU = embeddings_NMKU * mask_NM[:, :, None, None]
+    return product(queries_BNHK, embeddings_NMKU, values_BCV, depth_first)
+
+
+def product(queries_BNHK: Tensor, embeddings_NMKU: Tensor, values_BCV: Tensor, depth_first: bool) -> Tensor:
+    """The two matrix products, in either order: [B, N, H, V]."""
+    B, N, H, K = queries_BNHK.shape
+    V = values_BCV.shape[2]
+    embeddings_NKC = embeddings_NMKU.permute(0, 2, 1, 3).reshape(N, K, -1)
+    if depth_first:
+        queries_NXK = queries_BNHK.transpose(0, 1).reshape(N, B * H, K)
+        maps_XNC = torch.bmm(queries_NXK, embeddings_NKC).transpose(0, 1)
+        values_XCV = values_BCV[:, None].expand(-1, H, -1, -1).reshape(B * H, -1, V)
+        return torch.bmm(maps_XNC, values_XCV).view(B, H, N, V).transpose(1, 2)
+    lambdas = embeddings_NKC.reshape(N * K, -1) @ values_BCV.transpose(0, 1).reshape(-1, B * V)
+    lambdas_NBKV = lambdas.view(N, K, B, V).transpose(1, 2)
+    return torch.matmul(queries_BNHK.transpose(0, 1), lambdas_NBKV).transpose(0, 1)
+
+
+def queries_part(problem: Problem, start: int, stop: int) -> Problem:
+    """Queries start..stop of a problem; a relative table becomes the dense embeddings of those queries."""
+    positions, mask_NM = problem.positions, problem.mask_NM
+    N, M = problem.queries_BNHK.shape[1], problem.values_BMVU.shape[1]
+    if problem.causal:
+        causal_NM = causal_mask(N, M, positions, problem.strict, problem.device)
+        mask_NM = causal_NM if mask_NM is None else mask_NM & causal_NM
+    if isinstance(positions, Relative):
+        rows = torch.arange(start, stop, device=problem.device)
+        positions = relation_rows(positions, rows)
+    elif isinstance(positions, Relation):
+        positions = Relation(positions.table, positions.index[start:stop])
+    else:
+        assert isinstance(positions, Dense)
+        positions = Dense(positions.embeddings[start:stop])
+    return Problem(
+        queries_BNHK=problem.queries_BNHK[:, start:stop],
+        keys_BMKU=None,
+        values_BMVU=problem.values_BMVU,
+        positions=positions,
+        key_norm=problem.key_norm,
+        mask_NM=None if mask_NM is None else mask_NM[start:stop],
+        context_mask_BM=None,  # values are zero there
+        causal=False,
+    )
+
+
+def relation_rows(positions: Relative, queries: Tensor) -> Relation:
+    """Some queries of a relative table as relations by index: for masks that leave no rows to share."""
+    entry = torch.zeros(len(queries), 1, dtype=torch.long, device=queries.device)
+    known = torch.ones_like(entry, dtype=torch.bool)
+    rest = queries
+    coordinates: list[Tensor] = []
+    for size in reversed(positions.query_grid):
+        coordinates.insert(0, rest % size)
+        rest = rest // size
+    for coordinate, axis in zip(coordinates, positions.axes(), strict=True):
+        context = torch.arange(axis.context, device=queries.device)
+        relative = context[None] - coordinate[:, None] * axis.stride - axis.first  # [n, this axis]
+        index = relative // axis.dilation
+        inside = (relative % axis.dilation == 0) & (index >= 0) & (index < axis.scope)
+        entry = (entry[:, :, None] * axis.scope + index.clamp(0, axis.scope - 1)[:, None]).flatten(1)
+        known = (known[:, :, None] & inside[:, None]).flatten(1)
+    return Relation(positions.table.flatten(0, positions.dims - 1), entry.masked_fill(~known, -1))
+
+
+def by_rows(problem: Problem, positions: Relative, depth_first: bool, chunk: int) -> Tensor:
+    """Chunks of whole rows of queries (steps along the first axis), each with the context rows it reaches."""
+    if problem.causal:
+        positions = positions.causal(problem.strict)
+    table, axes = positions.clipped()
+    B, _, _, H, K, V, U = problem.sizes
+    first, inner = axes[0], axes[1:]
+    queries = problem.queries_BNHK.view(B, first.queries, -1, H, K)
+    values = problem.values_BMVU.view(B, first.context, -1, V, U)
+    rows = max(1, chunk // max(1, queries.shape[2]))
+    outputs = []
+    for start in range(0, first.queries, rows):
+        stop = min(first.queries, start + rows)
+        low = max(0, start * first.stride + first.first)
+        high = min(first.context, (stop - 1) * first.stride + first.last + 1)
+        if high <= low:  # nothing in reach
+            outputs.append(queries.new_zeros(B, (stop - start) * queries.shape[2], H, V))
+            continue
+        near = Axis(
+            queries=stop - start,
+            context=high - low,
+            scope=first.scope,
+            first=first.first + start * first.stride - low,  # positions counted from `low`
+            dilation=first.dilation,
+            stride=first.stride,
+        )
+        outputs.append(
+            recomputed(
+                row_output,
+                queries[:, start:stop].flatten(1, 2),
+                values[:, low:high].flatten(1, 2),
+                table,
+                [near, *inner],
+                depth_first,
+            )
+        )
+    return torch.cat(outputs, dim=1)
+
+
+def row_output(queries_BNHK: Tensor, values_BMVU: Tensor, table: Tensor, axes: list[Axis], depth_first: bool) -> Tensor:
+    values_BCV = values_BMVU.transpose(2, 3).flatten(1, 2)
+    return product(queries_BNHK, expand_relative(table, axes), values_BCV, depth_first)

@@ -1,0 +1,153 @@
+"""`lambda_op`: the lambda operation on tensors, by the fastest implementation that can run.
+
+Letters: B batch, N queries, M context positions, H heads, K key depth, V value depth, U intra-depth, R relations.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lambdanets.ops import choose, conv, gemm, registered
+from lambdanets.ops.content import content_output
+from lambdanets.ops.positions import Positions
+from lambdanets.ops.problem import Problem, check, embeddings_of, problems, with_embeddings
+from lambdanets.ops.reference import lambda_reference
+
+
+def lambda_op(
+    queries_BNHK: Tensor,
+    keys: Tensor | None,
+    values: Tensor,
+    positions: Positions | None = None,
+    *,
+    content: bool = True,
+    key_norm: str | None = "softmax",
+    query_softmax: bool = False,
+    multi_head: bool = False,
+    mask: Tensor | None = None,
+    context_mask: Tensor | None = None,
+    causal: bool | str = False,
+    backend: str = "auto",
+) -> Tensor:
+    """Turns a context into linear functions (lambdas) and applies them to queries: returns [B, N, H, V].
+
+    Args:
+        queries_BNHK: the queries; every head is one more query for the same lambda.
+        keys: raw keys [B, M, K(, U)]; multi_head: [B, M, H, K(, U)]. May be None if `content` is False.
+        values: [B, M, V(, U)]; multi_head: [B, M, H, V(, U)]. The last axis U (intra-depth) is summed over.
+        positions: None, or `Dense`, `Relative` or `Relation` embeddings.
+        content: whether content lambdas take part. They always see the whole allowed context.
+        key_norm: how keys are normalised over the context positions: "softmax", "l2" or None.
+        query_softmax: whether queries go through a softmax over their depth K.
+        multi_head: whether keys, values and embeddings have heads of their own.
+        mask: bool [N, M], True where query n may look at context m; shared by the batch.
+        context_mask: bool [B, M], True where an example has context and False where it has padding.
+        causal: True: m <= n; "strict": m < n, in row-major order. An empty context gives 0.
+        backend: "auto", or one of "reference", "gemm", "conv", "dft", "fft"; one that cannot run says why.
+
+    Half-precision inputs are summed in float32; the result has the dtype of queries and values.
+    """
+    check(
+        queries_BNHK,
+        keys,
+        values,
+        positions,
+        content=content,
+        key_norm=key_norm,
+        multi_head=multi_head,
+        mask=mask,
+        context_mask=context_mask,
+        causal=causal,
+    )
+    if not content:
+        keys = None
+    options = {
+        "key_norm": key_norm,
+        "query_softmax": query_softmax,
+        "multi_head": multi_head,
+        "mask": mask,
+        "context_mask": context_mask,
+        "causal": causal,
+    }
+    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+        # An opaque operator: the choice is made when it runs, with real sizes, so that no size recompiles.
+        return registered.lambda_op(queries_BNHK, keys, values, positions, **options, backend=backend)
+    return compute(queries_BNHK, keys, values, positions, **options, backend=backend)
+
+
+def compute(
+    queries: Tensor,
+    keys: Tensor | None,
+    values: Tensor,
+    positions: Positions | None,
+    *,
+    key_norm: str | None,
+    query_softmax: bool,
+    multi_head: bool,
+    mask: Tensor | None,
+    context_mask: Tensor | None,
+    causal: bool | str,
+    backend: str,
+) -> Tensor:
+    """The operation on inputs that were checked; differentiable by autograd."""
+    result_dtype = torch.promote_types(queries.dtype, values.dtype)
+    embeddings = embeddings_of(positions)
+    dtype = accumulation_dtype(queries, keys, values, embeddings)
+    queries, values = queries.to(dtype), values.to(dtype)
+    keys = None if keys is None else keys.to(dtype)
+    positions = with_embeddings(positions, None if embeddings is None else embeddings.to(dtype))
+    masks = {"mask": mask, "context_mask": context_mask, "causal": causal}
+    with torch.autocast(queries.device.type, enabled=False):  # what we raised to float32 must stay there
+        if backend == "reference":
+            options = {"key_norm": key_norm, "query_softmax": query_softmax, "multi_head": multi_head}
+            result = lambda_reference(queries, keys, values, positions, content=keys is not None, **options, **masks)
+            return result.to(result_dtype)
+        if query_softmax:
+            queries = queries.softmax(dim=-1)
+        parts = problems(queries, keys, values, positions, key_norm=key_norm, multi_head=multi_head, **masks)
+        outputs = [multi_query(part, backend) for part in parts]
+    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)).to(result_dtype)
+
+
+def multi_query(problem: Problem, backend: str) -> Tensor:
+    """Content plus position output of one multi-query problem: [B, N, H, V]."""
+    if torch.compiler.is_exporting():  # a fixed rule in plain torch, for any size
+        chosen = gemm if conv.why_not(problem) else conv
+    else:
+        chosen = choose.choose(problem, backend)
+    if problem.keys_BMKU is None:
+        return chosen.position_output(problem)
+    if problem.positions is None:
+        return content_output(problem)
+    return content_output(problem) + chosen.position_output(problem)
+
+
+def accumulation_dtype(*tensors: Tensor | None) -> torch.dtype:
+    """float32 for half-precision inputs: at the paper's initialisation the position part is hundreds of times
+    larger than the content part, and half precision loses one or overflows with the other."""
+    dtype = torch.float32
+    for tensor in tensors:
+        if tensor is not None:
+            dtype = torch.promote_types(dtype, tensor.dtype)
+    return dtype
+
+
+def explain(
+    queries_BNHK: Tensor,
+    keys: Tensor | None,
+    values: Tensor,
+    positions: Positions | None = None,
+    *,
+    content: bool = True,
+    key_norm: str | None = "softmax",
+    multi_head: bool = False,
+    mask: Tensor | None = None,
+    context_mask: Tensor | None = None,
+    causal: bool | str = False,
+) -> dict[str, str | float]:
+    """What `lambda_op` would choose from: for each backend the predicted seconds, or why it cannot run."""
+    options: Any = {"key_norm": key_norm, "multi_head": multi_head, "mask": mask, "context_mask": context_mask}
+    options["causal"] = causal
+    check(queries_BNHK, keys, values, positions, content=content, **options)
+    return choose.reasons(problems(queries_BNHK, keys if content else None, values, positions, **options)[0])

@@ -1,0 +1,196 @@
+"""One lambda operation, checked and brought to a single form: what every implementation receives.
+
+Letters: B batch, N queries, M context positions, H heads, K key depth, V value depth, U intra-depth, R relations.
+"""
+
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from lambdanets.ops.positions import Dense, Positions, Relation, Relative
+
+KEY_NORMS = ("softmax", "l2", None)
+CAUSAL = (False, True, "strict")
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """A multi-query lambda operation with intra-depth written out (U = 1 where there is none).
+
+    `positions` carries embeddings [..., K, U]. A multi-head operation is H of these with one query each.
+    """
+
+    queries_BNHK: Tensor
+    keys_BMKU: Tensor | None  # raw; None: no content lambda
+    values_BMVU: Tensor
+    positions: Positions | None
+    key_norm: str | None
+    mask_NM: Tensor | None
+    context_mask_BM: Tensor | None
+    causal: bool | str
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int, int, int, int]:
+        """B, N, M, H, K, V, U."""
+        B, N, H, K = self.queries_BNHK.shape
+        _, M, V, U = self.values_BMVU.shape
+        return B, N, M, H, K, V, U
+
+    @property
+    def device(self) -> torch.device:
+        return self.queries_BNHK.device
+
+    @property
+    def strict(self) -> bool:
+        return self.causal == "strict"
+
+    @property
+    def tensors(self) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+        """What gradients flow to: queries, keys, values, embeddings."""
+        return self.queries_BNHK, self.keys_BMKU, self.values_BMVU, embeddings_of(self.positions)
+
+    @property
+    def needs_grad(self) -> bool:
+        return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in self.tensors)
+
+
+def embeddings_of(positions: Positions | None) -> Tensor | None:
+    """The tensor of embeddings inside `positions`."""
+    if positions is None:
+        return None
+    return positions.embeddings if isinstance(positions, Dense) else positions.table
+
+
+def with_embeddings(positions: Positions | None, embeddings: Tensor | None) -> Positions | None:
+    """The same positions with other embeddings."""
+    if positions is None or embeddings is None:
+        return positions
+    if isinstance(positions, Dense):
+        return Dense(embeddings)
+    if isinstance(positions, Relation):
+        return Relation(embeddings, positions.index)
+    return positions.with_table(embeddings)
+
+
+def check(
+    queries: Tensor,
+    keys: Tensor | None,
+    values: Tensor,
+    positions: Positions | None,
+    *,
+    content: bool,
+    key_norm: str | None,
+    multi_head: bool,
+    mask: Tensor | None,
+    context_mask: Tensor | None,
+    causal: bool | str,
+) -> None:
+    """Refuses inputs that do not fit together, with the offending value and what to do about it."""
+    if queries.ndim != 4:
+        raise ValueError(f"queries must be [B, N, H, K], got {list(queries.shape)}")
+    B, N, H, K = queries.shape
+    heads = [H] if multi_head else []
+    plain = 4 if multi_head else 3
+    if values.ndim not in (plain, plain + 1):
+        raise ValueError(
+            f"values must be [B, M, {'H, ' if multi_head else ''}V] or with a last axis U, got {list(values.shape)}"
+        )
+    M, U = values.shape[1], [values.shape[-1]] if values.ndim == plain + 1 else []
+    if values.shape[0] != B or (multi_head and values.shape[2] != H):
+        raise ValueError(f"values {list(values.shape)} do not belong to queries {list(queries.shape)}: B or H differ")
+    if not content and positions is None:
+        raise ValueError("content=False without positions leaves no interaction at all: give one of the two")
+    if content:
+        if keys is None:
+            raise ValueError("content=True needs keys; pass content=False for position interactions only")
+        wanted = [B, M, *heads, K, *U]
+        if list(keys.shape) != wanted:
+            raise ValueError(f"keys must be {wanted} to fit queries and values, got {list(keys.shape)}")
+    if key_norm not in KEY_NORMS:
+        raise ValueError(f"unknown key_norm {key_norm!r}; choose one of 'softmax', 'l2', None")
+    if causal not in CAUSAL:
+        raise ValueError(f"unknown causal {causal!r}; choose one of False, True (m <= n), 'strict' (m < n)")
+    check_positions(positions, N, M, [*heads, K, *U])
+    if causal and not isinstance(positions, Relative) and N != M:
+        raise ValueError(f"causal needs a query for every context position, got N={N} and M={M}")
+    check_mask(mask, [N, M], "mask", "one entry for each query and context position, shared by the batch")
+    check_mask(context_mask, [B, M], "context_mask", "one entry for each example and context position")
+
+
+def check_positions(positions: Positions | None, N: int, M: int, depth: list[int]) -> None:
+    """`depth` is what each embedding must be: [(H,) K(, U)]."""
+    if positions is None:
+        return
+    if not isinstance(positions, (Dense, Relative, Relation)):
+        raise TypeError(f"positions must be None, Dense, Relative or Relation, got {type(positions).__name__}")
+    if isinstance(positions, Dense):
+        wanted = [N, M, *depth]
+        if list(positions.embeddings.shape) != wanted:
+            raise ValueError(f"Dense embeddings must be {wanted}, got {list(positions.embeddings.shape)}")
+        return
+    leading = positions.dims if isinstance(positions, Relative) else 1
+    if list(positions.table.shape[leading:]) != depth:
+        raise ValueError(
+            f"each embedding in the table must be {depth} to fit queries and values, "
+            f"got {list(positions.table.shape[leading:])} (table {list(positions.table.shape)})"
+        )
+    if isinstance(positions, Relation):
+        index = positions.index
+        if list(index.shape) != [N, M] or index.is_floating_point() or index.dtype == torch.bool:
+            raise ValueError(f"Relation index must be integers [{N}, {M}], got {index.dtype} {list(index.shape)}")
+        return
+    for name, grid, count in (("query_grid", positions.query_grid, N), ("context_grid", positions.context_grid, M)):
+        if prod(grid) != count:
+            raise ValueError(f"{name} {tuple(grid)} has {prod(grid)} positions, the input has {count}")
+
+
+def check_mask(mask: Tensor | None, shape: list[int], name: str, meaning: str) -> None:
+    if mask is None:
+        return
+    if mask.dtype != torch.bool:
+        raise TypeError(f"{name} must be boolean (True: may be looked at), got {mask.dtype}; use {name}.bool()")
+    if list(mask.shape) != shape:
+        raise ValueError(f"{name} must be {shape} ({meaning}), got {list(mask.shape)}")
+
+
+def problems(
+    queries: Tensor,
+    keys: Tensor | None,
+    values: Tensor,
+    positions: Positions | None,
+    *,
+    key_norm: str | None,
+    multi_head: bool,
+    mask: Tensor | None,
+    context_mask: Tensor | None,
+    causal: bool | str,
+) -> list[Problem]:
+    """The operation as multi-query problems: one, or one for each head if keys, values and embeddings have heads."""
+    embeddings = embeddings_of(positions)
+    intra_depth = values.ndim == (5 if multi_head else 4)
+    if not intra_depth:
+        values = values.unsqueeze(-1)
+        keys = None if keys is None else keys.unsqueeze(-1)
+        embeddings = None if embeddings is None else embeddings.unsqueeze(-1)
+    if context_mask is not None:  # padding may hold anything, even NaN: it must not reach a sum
+        padding = ~context_mask.view(*context_mask.shape, *[1] * (values.ndim - 2))
+        values = values.masked_fill(padding, 0)
+        keys = None if keys is None else keys.masked_fill(padding, 0)
+
+    def problem(queries: Tensor, keys: Tensor | None, values: Tensor, embeddings: Tensor | None) -> Problem:
+        placed = with_embeddings(positions, embeddings)
+        return Problem(queries, keys, values, placed, key_norm, mask, context_mask, causal)
+
+    if not multi_head:
+        return [problem(queries, keys, values, embeddings)]
+    return [
+        problem(
+            queries[:, :, head : head + 1],
+            None if keys is None else keys[:, :, head],
+            values[:, :, head],
+            None if embeddings is None else embeddings.select(-3, head),
+        )
+        for head in range(queries.shape[2])
+    ]

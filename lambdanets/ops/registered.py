@@ -1,0 +1,172 @@
+"""The lambda operation as one registered operator, for `torch.compile`.
+
+The compiler sees an opaque call with known shapes; which implementation runs is decided inside it, at run time,
+so that a new batch or image size does not compile anything again. Only the inputs are kept for the backward pass.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lambdanets.ops.positions import Dense, Positions, Relation, Relative
+from lambdanets.ops.problem import embeddings_of
+
+GEOMETRY = ("query_grid", "context_grid", "dilation", "stride")
+
+
+def lambda_op(
+    queries: Tensor,
+    keys: Tensor | None,
+    values: Tensor,
+    positions: Positions | None,
+    *,
+    key_norm: str | None,
+    query_softmax: bool,
+    multi_head: bool,
+    mask: Tensor | None,
+    context_mask: Tensor | None,
+    causal: bool | str,
+    backend: str,
+) -> Tensor:
+    """`lambdanets.ops.operation.compute` through the operator: positions taken apart, options as strings."""
+    geometry = [getattr(positions, name) if isinstance(positions, Relative) else [] for name in GEOMETRY]
+    return torch.ops.lambdanets.lambda_op(
+        queries,
+        keys,
+        values,
+        embeddings_of(positions),
+        positions.index if isinstance(positions, Relation) else None,
+        mask,
+        context_mask,
+        *geometry,
+        key_norm or "none",
+        query_softmax,
+        multi_head,
+        str(causal),
+        backend,
+    )
+
+
+def _forward(
+    queries: Tensor,
+    keys: Tensor | None,
+    values: Tensor,
+    embeddings: Tensor | None,
+    index: Tensor | None,
+    mask: Tensor | None,
+    context_mask: Tensor | None,
+    query_grid: Sequence[int],
+    context_grid: Sequence[int],
+    dilation: Sequence[int],
+    stride: Sequence[int],
+    key_norm: str,
+    query_softmax: bool,
+    multi_head: bool,
+    causal: str,
+    backend: str,
+) -> Tensor:
+    from lambdanets.ops.operation import compute  # it imports this module
+
+    if embeddings is None:
+        positions = None
+    elif index is not None:
+        positions = Relation(embeddings, index)
+    elif query_grid:
+        positions = Relative(embeddings, query_grid, context_grid, dilation, stride)
+    else:
+        positions = Dense(embeddings)
+    result = compute(
+        queries,
+        keys,
+        values,
+        positions,
+        key_norm=None if key_norm == "none" else key_norm,
+        query_softmax=query_softmax,
+        multi_head=multi_head,
+        mask=mask,
+        context_mask=context_mask,
+        causal={"False": False, "True": True, "strict": "strict"}[causal],
+        backend=backend,
+    )
+    return result.contiguous()
+
+
+_lambda_op = torch.library.custom_op("lambdanets::lambda_op", _forward, mutates_args=())
+
+
+@_lambda_op.register_fake
+def _(queries, keys, values, embeddings, index, mask, context_mask, *options):
+    multi_head = options[6]
+    value_depth = values.shape[3 if multi_head else 2]
+    dtype = torch.promote_types(queries.dtype, values.dtype)
+    return queries.new_empty((*queries.shape[:3], value_depth), dtype=dtype)
+
+
+def _backward(
+    grad: Tensor,
+    queries: Tensor,
+    keys: Tensor | None,
+    values: Tensor,
+    embeddings: Tensor | None,
+    index: Tensor | None,
+    mask: Tensor | None,
+    context_mask: Tensor | None,
+    query_grid: Sequence[int],
+    context_grid: Sequence[int],
+    dilation: Sequence[int],
+    stride: Sequence[int],
+    key_norm: str,
+    query_softmax: bool,
+    multi_head: bool,
+    causal: str,
+    backend: str,
+) -> list[Tensor]:
+    """Runs the operation once more, this time for autograd."""
+    options = (query_grid, context_grid, dilation, stride, key_norm, query_softmax, multi_head, causal, backend)
+    given = [queries, keys, values, embeddings]
+    inputs = [None if t is None else t.detach().requires_grad_() for t in given]
+    with torch.enable_grad():
+        run: Any = torch.compiler.disable(_forward)
+        output = run(*inputs, index, mask, context_mask, *options)
+    wanted = [t for t in inputs if t is not None]
+    grads = iter(torch.autograd.grad(output, wanted, grad, allow_unused=True))
+    results = []
+    for tensor in inputs:
+        gradient = None if tensor is None else next(grads)
+        if gradient is None:  # not there, or without influence
+            gradient = grad.new_empty(0) if tensor is None else torch.zeros_like(tensor)
+        results.append(gradient.contiguous())
+    return results
+
+
+# Registered by hand: `custom_op` would run the kernel below autograd, and this one needs autograd inside.
+_NAME = "lambda_op_backward"
+_LIBRARY = torch.library.Library("lambdanets", "FRAGMENT")
+_LIBRARY.define(_NAME + torch.library.infer_schema(_backward, mutates_args=()))
+_LIBRARY.impl(_NAME, _backward, "CompositeExplicitAutograd")
+_LIBRARY.impl(_NAME, torch.library.fallthrough_kernel, "Autograd")
+
+
+@torch.library.register_fake("lambdanets::lambda_op_backward")
+def _(grad, queries, keys, values, embeddings, *rest):
+    return [
+        grad.new_empty(0) if t is None else torch.empty_like(t, memory_format=torch.contiguous_format)
+        for t in (queries, keys, values, embeddings)
+    ]
+
+
+def _setup_context(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*inputs[:7])
+    ctx.options = inputs[7:]
+
+
+def _gradients(ctx, grad):
+    tensors = ctx.saved_tensors
+    grads = torch.ops.lambdanets.lambda_op_backward(grad, *tensors, *ctx.options)
+    grads = [None if t is None else g for t, g in zip(tensors[:4], grads, strict=True)]
+    return (*grads, *[None] * (3 + len(ctx.options)))
+
+
+_lambda_op.register_autograd(_gradients, setup_context=_setup_context)
