@@ -1,7 +1,23 @@
-"""Layers: the lambda layer in 1, 2 and 3 dimensions, and its positions."""
+"""Layers: the lambda layer in 1, 2 and 3 dimensions, its positions, and what the paper compares it with."""
 
+from lambdanets.layers.attention import AxialAttention2d, GlobalAttention2d, LocalAttention2d
+from lambdanets.layers.augmented import AugmentedConvolution2d
 from lambdanets.layers.lambda_layer import LambdaLayer2d, LambdaLayer3d
+from lambdanets.layers.linear_attention import LinearAttention
 from lambdanets.layers.positions import RelativePositions
 from lambdanets.layers.sequence import LambdaLayer1d, StreamState
+from lambdanets.layers.squeeze_excitation import SqueezeExcitation2d
 
-__all__ = ["LambdaLayer1d", "LambdaLayer2d", "LambdaLayer3d", "RelativePositions", "StreamState"]
+__all__ = [
+    "AugmentedConvolution2d",
+    "AxialAttention2d",
+    "GlobalAttention2d",
+    "LambdaLayer1d",
+    "LambdaLayer2d",
+    "LambdaLayer3d",
+    "LinearAttention",
+    "LocalAttention2d",
+    "RelativePositions",
+    "SqueezeExcitation2d",
+    "StreamState",
+]

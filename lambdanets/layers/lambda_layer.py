@@ -4,13 +4,15 @@ Letters: B batch, C channels, N queries, M context positions, H heads, K key dep
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 
 import torch
 from torch import Tensor, nn
 
 from lambdanets.layers.positions import DEFAULT_SCOPE, RelativePositions
-from lambdanets.ops import lambda_op
+from lambdanets.ops import choose, explain, lambda_op
+from lambdanets.ops.operation import accumulation_dtype
 from lambdanets.ops.positions import Relative, per_axis
 from lambdanets.ops.problem import CAUSAL, KEY_NORMS
 
@@ -31,7 +33,7 @@ class LambdaLayer(nn.Module):
         heads: int = 4,
         key_depth: int = 16,
         intra_depth: int = 1,
-        scope: int | Sequence[int] | None = -1,
+        scope: int | Sequence[int] | str | None = "default",
         input_size: int | Sequence[int] | None = None,
         stride: int | Sequence[int] = 1,
         dilation: int | Sequence[int] = 1,
@@ -44,6 +46,7 @@ class LambdaLayer(nn.Module):
         causal: bool | str = False,
         positions: RelativePositions | None = None,
         embedding_std: float = 1.0,
+        position_bias: bool = False,
         backend: str = "auto",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -51,6 +54,16 @@ class LambdaLayer(nn.Module):
         super().__init__()
         out_channels = channels if out_channels is None else out_channels
         context_channels = channels if context_channels is None else context_channels
+        for name, size in (
+            ("channels", channels),
+            ("out_channels", out_channels),
+            ("context_channels", context_channels),
+            ("heads", heads),
+            ("key_depth", key_depth),
+            ("intra_depth", intra_depth),
+        ):
+            if size < 1:
+                raise ValueError(f"{name} must be at least 1, got {size}")
         if out_channels % heads:
             near = [n for n in (out_channels - out_channels % heads, out_channels + -out_channels % heads) if n]
             raise ValueError(
@@ -61,6 +74,8 @@ class LambdaLayer(nn.Module):
             raise ValueError(f"unknown key_norm {key_norm!r}; choose one of 'softmax', 'l2', None")
         if causal not in CAUSAL:
             raise ValueError(f"unknown causal {causal!r}; choose one of False, True (m <= n), 'strict' (m < n)")
+        if backend not in choose.NAMES:
+            raise ValueError(f"unknown backend {backend!r}; choose one of {', '.join(map(repr, choose.NAMES))}")
         if not content and not position:
             raise ValueError("content=False and position=False leave no interaction at all: keep one of the two")
         self.channels, self.out_channels, self.context_channels = channels, out_channels, context_channels
@@ -82,10 +97,15 @@ class LambdaLayer(nn.Module):
         self.norm_queries = nn.BatchNorm1d(self.to_queries.out_features, **factory) if batch_norm else nn.Identity()
         self.norm_values = nn.BatchNorm1d(self.to_values.out_features, **factory) if batch_norm else nn.Identity()
         self.positions = None
-        if position:
-            self.positions = positions or RelativePositions(
+        if positions is not None:
+            if not position:
+                raise ValueError("positions are given, but position=False: leave one of the two out")
+            self._check_shared(positions, scope, dilation, input_size)
+            self.positions = positions
+        elif position:
+            self.positions = RelativePositions(
                 self.dims,
-                DEFAULT_SCOPE[self.dims] if scope == -1 else scope,
+                DEFAULT_SCOPE[self.dims] if isinstance(scope, str) else scope,
                 key_depth,
                 intra_depth=intra_depth,
                 heads=heads if multi_head else None,
@@ -94,15 +114,32 @@ class LambdaLayer(nn.Module):
                 embedding_std=embedding_std,
                 **factory,
             )
-            self._check_positions(self.positions)
+        if position_bias and not position:
+            raise ValueError("position_bias is a part of position lambdas, but position=False: leave one of the two out")
+        bias = torch.empty(*[heads] * multi_head, key_depth, **factory) if position_bias else None
+        self.position_bias = None if bias is None else nn.Parameter(bias)
         self.reset_parameters(positions=False)
 
-    def _check_positions(self, positions: RelativePositions) -> None:
-        wanted = (self.dims, self.key_depth, self.intra_depth, self.heads if self.multi_head else None)
-        got = (positions.dims, positions.key_depth, positions.intra_depth, positions.heads)
-        if got != wanted:
-            names = ("dims", "key_depth", "intra_depth", "heads")
-            wrong = [f"{n}={g} instead of {w}" for n, g, w in zip(names, got, wanted, strict=True) if g != w]
+    def _check_shared(
+        self,
+        positions: RelativePositions,
+        scope: int | Sequence[int] | str | None,
+        dilation: int | Sequence[int],
+        input_size: int | Sequence[int] | None,
+    ) -> None:
+        """Shared positions must fit this layer, and what the caller says beside them must be theirs."""
+        heads = self.heads if self.multi_head else None
+        wanted = {"dims": self.dims, "key_depth": self.key_depth, "intra_depth": self.intra_depth, "heads": heads}
+        if scope is None:
+            wanted["is_global"] = True
+        elif not isinstance(scope, str):
+            wanted["scope"] = per_axis(scope, self.dims, "scope")
+        if dilation != 1:
+            wanted["dilation"] = per_axis(dilation, self.dims, "dilation")
+        if input_size is not None:
+            wanted["input_size"] = per_axis(input_size, self.dims, "input_size")
+        wrong = [f"{n}={getattr(positions, n)} instead of {w}" for n, w in wanted.items() if getattr(positions, n) != w]
+        if wrong:
             raise ValueError(f"the shared positions do not fit this layer: {', '.join(wrong)}")
 
     def reset_parameters(self, positions: bool = True) -> None:
@@ -114,6 +151,8 @@ class LambdaLayer(nn.Module):
         for norm in (self.norm_queries, self.norm_values):
             if isinstance(norm, nn.BatchNorm1d):
                 norm.reset_parameters()
+        if self.position_bias is not None:
+            nn.init.zeros_(self.position_bias)
         if positions and self.positions is not None:
             self.positions.reset_parameters()
 
@@ -159,19 +198,24 @@ class LambdaLayer(nn.Module):
             x = x[(slice(None), slice(None), *(slice(None, None, s) for s in self.stride))]
         query_grid, context_grid = x.shape[2:], asked.shape[2:]
         inputs, asked = x.flatten(2).transpose(1, 2), asked.flatten(2).transpose(1, 2)  # [B, N, C], [B, M, C]
-        weights = [self.to_queries.weight, self.to_values.weight]
-        if self.to_keys is not None:
-            weights.append(self.to_keys.weight)
+        queries, *rest = self._projections()
         if context is None and tuple(query_grid) == tuple(context_grid):  # one product, one pass over x
-            parts = nn.functional.linear(inputs, torch.cat(weights)).split([len(w) for w in weights], dim=-1)
+            parts = project_together(inputs, [queries, *rest])
         else:
-            parts = [nn.functional.linear(inputs, weights[0])]
-            parts += nn.functional.linear(asked, torch.cat(weights[1:])).split([len(w) for w in weights[1:]], dim=-1)
-        queries = self.norm_queries(parts[0].flatten(0, 1)).unflatten(0, parts[0].shape[:2])
-        values = self.norm_values(parts[1].flatten(0, 1)).unflatten(0, parts[1].shape[:2])
-        queries = queries.unflatten(-1, (self.heads, self.key_depth))
+            parts = [*project_together(inputs, [queries]), *project_together(asked, rest)]
+        queries = parts[0].unflatten(-1, (self.heads, self.key_depth))
         keys = self._split(parts[2], self.key_depth) if self.to_keys is not None else None
-        return queries, keys, self._split(values, self.value_depth), query_grid, context_grid
+        return queries, keys, self._split(parts[1], self.value_depth), query_grid, context_grid
+
+    def _projections(self) -> list["Projection"]:
+        """Queries, values and (with content) keys."""
+        projections = [
+            Projection.of(self.to_queries, self.norm_queries),
+            Projection.of(self.to_values, self.norm_values),
+        ]
+        if self.to_keys is not None:
+            projections.append(Projection(self.to_keys.weight))
+        return projections
 
     def _split(self, projected: Tensor, depth: int) -> Tensor:
         """[B, M, channels] -> [B, M, (H,) depth(, U)]."""
@@ -190,12 +234,8 @@ class LambdaLayer(nn.Module):
         context_mask: Tensor | None = None,
     ) -> Tensor:
         """`lambda_op` with this layer's options: [B, N, H, V]."""
-        placed: Relative | None = None
-        if self.positions is not None:
-            placed = self.positions(query_grid, context_grid, self.stride)
-        elif self.causal and prod(query_grid) != prod(context_grid):
-            raise ValueError(f"a causal layer without positions needs equal grids, got {query_grid}, {context_grid}")
-        return lambda_op(
+        placed = self._place(query_grid, context_grid)
+        output = lambda_op(
             queries,
             keys,
             values,
@@ -208,6 +248,38 @@ class LambdaLayer(nn.Module):
             context_mask=context_mask,
             causal=self.causal,
             backend=self.backend,
+        )
+        if self.position_bias is None:
+            return output
+        return self._add_bias(output, queries.softmax(dim=-1) if self.query_softmax else queries)
+
+    def _add_bias(self, output_BNHV: Tensor, queries_BNHK: Tensor) -> Tensor:
+        """The output of lambdas that are larger by `position_bias`, the same for all values and every query."""
+        if self.position_bias is None:
+            return output_BNHV
+        dtype = accumulation_dtype(queries_BNHK, self.position_bias)
+        extra_BNH = (queries_BNHK.to(dtype) * self.position_bias.to(dtype)).sum(-1)
+        return (output_BNHV + extra_BNH[..., None]).to(output_BNHV.dtype)
+
+    def _place(self, query_grid: Sequence[int], context_grid: Sequence[int]) -> Relative | None:
+        if self.positions is not None:
+            return self.positions(query_grid, context_grid, self.stride)
+        if self.causal and prod(query_grid) != prod(context_grid):
+            raise ValueError(f"a causal layer without positions needs equal grids, got {query_grid}, {context_grid}")
+        return None
+
+    def explain(self, x: Tensor, context: Tensor | None = None) -> dict[str, str | float]:
+        """Which implementations could run on x: predicted seconds, the chosen one first, or why not."""
+        queries, keys, values, query_grid, context_grid = self.project(x, context)
+        return explain(
+            queries,
+            keys,
+            values,
+            self._place(query_grid, context_grid),
+            content=keys is not None,
+            key_norm=self.key_norm,
+            multi_head=self.multi_head,
+            causal=self.causal,
         )
 
     def _check_input(self, x: Tensor, channels: int, name: str) -> None:
@@ -230,7 +302,45 @@ class LambdaLayer(nn.Module):
         ):
             if getattr(self, name) != usual:
                 options += f", {name}={getattr(self, name)!r}"
+        if self.position_bias is not None:
+            options += ", position_bias=True"
         return options
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A linear map and the norm that follows it, if that could not become part of the map."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+    norm: nn.Module | None = None
+
+    @classmethod
+    def of(cls, linear: nn.Linear, norm: nn.Module) -> "Projection":
+        """With running statistics batch norm is a linear map too, and is folded in: one pass less."""
+        if isinstance(norm, nn.Identity):
+            return cls(linear.weight)
+        if not isinstance(norm, nn.modules.batchnorm._BatchNorm) or norm.training or not norm.affine:
+            return cls(linear.weight, norm=norm)
+        if norm.running_var is None or norm.running_mean is None:
+            return cls(linear.weight, norm=norm)
+        dtype = accumulation_dtype(norm.running_var)
+        scale = norm.weight.to(dtype) * torch.rsqrt(norm.running_var.to(dtype) + norm.eps)
+        shift = norm.bias.to(dtype) - norm.running_mean.to(dtype) * scale
+        return cls((linear.weight * scale[:, None]).to(linear.weight.dtype), shift.to(linear.weight.dtype))
+
+
+def project_together(inputs: Tensor, projections: list[Projection]) -> list[Tensor]:
+    """Several projections of one input as one product: [B, N, C] -> [B, N, channels] each."""
+    weight = torch.cat([p.weight for p in projections])
+    bias = None
+    if any(p.bias is not None for p in projections):
+        bias = torch.cat([weight.new_zeros(len(p.weight)) if p.bias is None else p.bias for p in projections])
+    parts = nn.functional.linear(inputs, weight, bias).split([len(p.weight) for p in projections], dim=-1)
+    return [
+        part if p.norm is None else p.norm(part.flatten(0, 1)).unflatten(0, part.shape[:2])
+        for part, p in zip(parts, projections, strict=True)
+    ]
 
 
 class LambdaLayer2d(LambdaLayer):
@@ -256,6 +366,8 @@ class LambdaLayer2d(LambdaLayer):
         causal: False, True (m <= n) or "strict" (m < n; an empty context gives 0), in row-major order.
         positions: a RelativePositions to share; scope, dilation, input_size and embedding_std are then its own.
         embedding_std: standard deviation of new embeddings; the paper's is 1.
+        position_bias: a learned constant for each key channel that is added to every position lambda. The paper has
+            none; weights of other implementations do.
         backend: which implementation runs, see `lambdanets.ops.lambda_op`.
     """
 

@@ -38,7 +38,7 @@ class LambdaLayer1d(LambdaLayer):
         weight = self.to_values.weight
         x = weight.new_zeros(batch, self.channels, 0)
         values = self._split(weight.new_zeros(batch, self._reach, self.to_values.out_features), self.value_depth)
-        return StreamState(self._content_start(x), values, 0)
+        return StreamState(self._content_start(x), values.to(accumulation_dtype(weight)), 0)
 
     def _content_start(self, x: Tensor) -> tuple[RunningContent, ...]:
         if self.to_keys is None:
@@ -93,9 +93,10 @@ class LambdaLayer1d(LambdaLayer):
                 outputs.append(result)
                 content.append(after)
             output = output + torch.cat(outputs, dim=2)
-        window = torch.cat([state.values.to(dtype), values], dim=1)  # [B, reach + 1, (H,) V(, U)]
+        window = torch.cat([state.values, values], dim=1)  # [B, reach + 1, (H,) V(, U)]
         if self.positions is not None:
             output = output + self._position_step(queries[:, 0], window)[:, None]
+        output = self._add_bias(output, queries)
         after = StreamState(tuple(content), window[:, 1:], state.length + 1)
         return output.flatten(1).to(x_BC.dtype), after
 
@@ -126,7 +127,7 @@ class LambdaLayer1d(LambdaLayer):
             for part, running in zip(self._parts(queries, keys, values), start.content, strict=False)
             if part.keys_BMKU is not None
         )
-        window = torch.cat([start.values.to(dtype), values.to(dtype)], dim=1)
+        window = torch.cat([start.values, values.to(dtype)], dim=1)
         state = StreamState(content, window[:, window.shape[1] - self._reach :], x.shape[2])
         return output.flatten(2).transpose(1, 2).contiguous(), state
 

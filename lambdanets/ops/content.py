@@ -51,7 +51,7 @@ def content_lambda(problem: Problem) -> Tensor:
 def apply_shared(queries_BNHK: Tensor, lambda_BKV: Tensor) -> Tensor:
     """One lambda an example, applied to all its queries: [B, N, H, V]."""
     B, N, H, K = queries_BNHK.shape
-    return (queries_BNHK.reshape(B, N * H, K) @ lambda_BKV).view(B, N, H, -1)
+    return (queries_BNHK.reshape(B, N * H, K) @ lambda_BKV).view(B, N, H, lambda_BKV.shape[2])
 
 
 def runs_in_step(problem: Problem) -> bool:
@@ -88,7 +88,8 @@ def weighted(queries_BNHK: Tensor, weights_BNMKU: Tensor, values_BMVU: Tensor) -
     B, N, H, _ = queries_BNHK.shape
     maps = torch.einsum("bnhk,bnmku->bnhmu", queries_BNHK, weights_BNMKU)
     values_BCV = values_BMVU.transpose(2, 3).flatten(1, 2)
-    return (maps.reshape(B, N * H, -1) @ values_BCV).view(B, N, H, -1)
+    _, C, V = values_BCV.shape
+    return (maps.reshape(B, N * H, C) @ values_BCV).view(B, N, H, V)
 
 
 def interaction_weights(

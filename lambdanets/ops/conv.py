@@ -57,7 +57,7 @@ def extra_axis(values_BMVU: Tensor, table: Tensor, axes: list[Axis]) -> Tensor:
     B, _, V, U = values_BMVU.shape
     grid = [a.context for a in axes]
     inputs = values_BMVU.permute(0, 3, 2, 1).reshape(B, U, V, *grid)
-    kernel = table.movedim((-2, -1), (0, 1)).unsqueeze(2)  # [K, U, 1, *scope]
+    kernel = table.movedim((-2, -1), (0, 1)).unsqueeze(2).contiguous()  # [K, U, 1, *scope]
     inputs, padding = padded(inputs, axes)
     convolve = CONVOLUTIONS[len(axes) + 1]
     lambdas = convolve(
@@ -76,7 +76,7 @@ def depthwise(values_BMVU: Tensor, table: Tensor, axes: list[Axis]) -> Tensor:
     inputs = values_BMVU.permute(0, 2, 3, 1).reshape(B, V * U, *[a.context for a in axes])
     kernel = table.movedim((-2, -1), (0, 1))  # [K, U, *scope]
     K = kernel.shape[0]
-    kernel = kernel.expand(V, *kernel.shape).flatten(0, 1)
+    kernel = kernel.expand(V, *kernel.shape).flatten(0, 1).contiguous()
     inputs, padding = padded(inputs, axes)
     lambdas = CONVOLUTIONS[len(axes)](
         inputs,

@@ -19,7 +19,7 @@ from lambdanets.ops.fft import unwrapped_length, wrap
 from lambdanets.ops.positions import Axis, Relative, toeplitz
 from lambdanets.ops.problem import Problem
 
-WORKSPACE = 2**21  # elements of lambdas in the frequency domain at a time (or one example's)
+WORKSPACE = 2**20  # elements of lambdas in the frequency domain at a time (or one example's)
 TILE = 14  # rows of queries that share a Toeplitz matrix, where the map is higher than what they see
 
 
@@ -55,16 +55,27 @@ def position_output(problem: Problem) -> Tensor:
         count = values.shape[0]
         values = values.view(count, axis_y.context, axis_x.context, V, U)
         values = row_windows(values, axis_y, tile, tiles, start, window)  # [B, T, window, X, V, U]
-        rows = values.permute(3, 0, 4, 1, 5, 2).reshape(axis_x.context, -1)  # [X, (B V T U window)]
-        spectrum = (forward_FX @ rows).view(frequencies // 2, 2, count * V * tiles, U * window)
-        spectrum = spectrum.transpose(1, 2).reshape(frequencies // 2, 1, count * V * tiles, -1)
-        spectrum = spectrum.expand(-1, 2, -1, -1).reshape(frequencies, count * V * tiles, -1)
-        lambdas = torch.bmm(spectrum, weights)  # [2F, (B V T), (tile K)]
-        lambdas = (inverse_XF @ lambdas.view(frequencies, -1)).view(axis_x.queries, count, V, tiles * tile, K)
-        lambdas = lambdas[:, :, :, : axis_y.queries].permute(1, 3, 0, 4, 2)  # [B, Y, X, K, V]
-        queries = problem.queries_BNHK[begin : begin + chunk].view(count, axis_y.queries, axis_x.queries, H, K)
-        outputs.append(torch.matmul(queries, lambdas).view(count, N, H, V))
+        rows = values.permute(3, 5, 2, 0, 1, 4).reshape(axis_x.context, -1)  # [X, (U window B T V)]
+        spectrum = (forward_FX @ rows).view(frequencies // 2, 1, 2 * U * window, count * tiles * V)
+        spectrum = spectrum.expand(-1, 2, -1, -1).flatten(0, 1)
+        lambdas = torch.bmm(weights, spectrum)  # [2F, (tile K), (B T V)]
+        lambdas = (inverse_XF @ lambdas.flatten(1)).view(axis_x.queries * tile, K, count * tiles, V)
+        queries = query_tiles(problem.queries_BNHK[begin : begin + chunk], axis_y, axis_x, tile, tiles)
+        # A product for each example and tile: lambdas are read where they lie, [K, V] matrices with long rows.
+        parts = zip(queries.unbind(0), lambdas.unbind(2), strict=True)
+        output = torch.stack([torch.bmm(asked, given) for asked, given in parts])
+        output = output.view(count, tiles, axis_x.queries, tile, H, V).transpose(2, 3)
+        outputs.append(output.reshape(count, -1, H, V)[:, :N])
     return torch.cat(outputs)
+
+
+def query_tiles(queries_BNHK: Tensor, axis_y: Axis, axis_x: Axis, tile: int, tiles: int) -> Tensor:
+    """[(B T), (X tile), H, K]: queries in the order of the lambdas; rows that fill up the last tile are zero."""
+    B, _, H, K = queries_BNHK.shape
+    queries = queries_BNHK.view(B, axis_y.queries, axis_x.queries, H, K)
+    queries = F.pad(queries, [0, 0, 0, 0, 0, 0, 0, tiles * tile - axis_y.queries])
+    queries = queries.view(B, tiles, tile, axis_x.queries, H, K).transpose(2, 3)
+    return queries.reshape(B * tiles, axis_x.queries * tile, H, K)
 
 
 def tiling(axis: Axis) -> tuple[int, int, int]:
@@ -76,13 +87,13 @@ def tiling(axis: Axis) -> tuple[int, int, int]:
 
 
 def row_windows(values: Tensor, axis: Axis, tile: int, tiles: int, start: int, window: int) -> Tensor:
-    """[B, Y, X, V, U] -> [B, T, window, X, V, U]: the context rows that each tile of query rows sees."""
+    """[B, Y, X, V, U] -> [B, T, window, X, V, U]: the context rows that each tile of query rows sees, backwards."""
     if tiles == 1:
-        return values.unsqueeze(1)
+        return values.flip(1).unsqueeze(1)
     step = tile * axis.stride
     below = (tiles - 1) * step + start + window - axis.context
     values = F.pad(values, [0, 0, 0, 0, 0, 0, -start, below])
-    return values.unfold(1, window, step).movedim(-1, 2)
+    return values.unfold(1, window, step).movedim(-1, 2).flip(2)
 
 
 def wrap_rows(table: Tensor, axis: Axis, length: int) -> Tensor:
@@ -91,16 +102,15 @@ def wrap_rows(table: Tensor, axis: Axis, length: int) -> Tensor:
 
 
 def column_weights(wrapped: Tensor, axis: Axis, tile: int, start: int, window: int) -> Tensor:
-    """For each frequency and part, the Toeplitz matrix along the columns: [2F, (2 U window), (tile K)].
+    """For each frequency and part, the Toeplitz matrix along the columns: [2F, (tile K), (2 U window)].
 
-    conj(table) * values: the real part takes (re, im), the imaginary part (-im, re).
+    conj(table) * values: the real part takes (re, im) of the values, the imaginary part (-im, re).
     """
     spectrum = torch.fft.rfft(wrapped, dim=1)
-    parts = torch.stack([spectrum.real, spectrum.imag], dim=1)  # [scope y, 2, F, K, U]
-    parts = toeplitz(parts, 0, axis, tile, start, window)  # [tile, 2, F, K, U, window]
-    re, im = parts.permute(1, 2, 4, 5, 0, 3).flatten(2, 3).flatten(3).unbind(0)  # [F, (U window), (tile K)]
-    weights = torch.stack([torch.cat([re, im], dim=1), torch.cat([-im, re], dim=1)], dim=1)
-    return weights.flatten(0, 1)
+    re, im = spectrum.real.movedim(0, -1), spectrum.imag.movedim(0, -1)  # [F, K, U, scope y]
+    parts = torch.stack([re, im, -im, re], dim=1).unflatten(1, (2, 2))
+    parts = toeplitz(parts, 5, axis, tile, start, window)  # a view: [F, 2, 2, K, U, tile, window]
+    return parts.permute(0, 1, 5, 3, 2, 4, 6).flatten(4).flatten(2, 3).flatten(0, 1)
 
 
 def transforms(length: int, axis: Axis, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:

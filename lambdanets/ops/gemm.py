@@ -1,13 +1,13 @@
 """Position output as matrix products over expanded embeddings: any kind of positions, any mask.
 
-Letters: B batch, N queries, M context positions, H heads, K key depth, V value depth, U intra-depth, C = M U.
+Letters: B batch, N queries, M context positions, H heads, K key depth, V value depth, U intra-depth, C = U M.
 
 Without a softmax the two orders of the product are equal, and the cheaper one runs:
     depth first    (q . e_nm) v_m      b n m h (k + v) multiply-adds, intermediate maps    [n, B H, C]
     context first  q (e_nm v_m^T)      b n m k v       multiply-adds, intermediate lambdas [n, K, B V]
 
 Memory: queries go in chunks so that expanded embeddings [n, C, K] plus the intermediate stay within
-WORKSPACE elements (or what a single query needs), and a chunk is computed again in the backward pass instead
+WORKSPACE elements (or what a single row of queries needs), and a chunk is computed again in the backward pass instead
 of being kept, so that a training step needs O(inputs + WORKSPACE) and nothing of size n m or b n k v.
 A relative table is expanded only for the context rows that a chunk can reach.
 """
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from lambdanets.ops.positions import Axis, Dense, Relation, Relative, expand, expand_relative
+from lambdanets.ops.positions import Axis, Dense, Relation, Relative, expand_backwards, gather_relations
 from lambdanets.ops.problem import Problem
 from lambdanets.ops.reference import causal_mask
 
@@ -30,7 +30,7 @@ def why_not(problem: Problem) -> str | None:
 def position_output(problem: Problem) -> Tensor:
     """[B, N, H, V]."""
     B, N, M, H, K, V, U = problem.sizes
-    values_BCV = problem.values_BMVU.transpose(2, 3).reshape(B, M * U, V)
+    values_BCV = depth_in_context(problem.values_BMVU)
     depth_first = contracts_depth_first(H, K, V)
     intermediate = B * H * M * U if depth_first else B * K * V
     chunk = max(1, WORKSPACE // max(1, M * U * K + intermediate))
@@ -73,32 +73,55 @@ def recomputed(function, *args) -> Tensor:
 
 def expanded_output(problem: Problem, queries_BNHK: Tensor, values_BCV: Tensor, depth_first: bool) -> Tensor:
     """One chunk: embeddings written out, masked, multiplied."""
-    assert problem.positions is not None
     positions, mask_NM = problem.positions, problem.mask_NM
     N, M = queries_BNHK.shape[1], problem.values_BMVU.shape[1]
-    if problem.causal:
-        if isinstance(positions, Relative):
+    if isinstance(positions, Relative):
+        if problem.causal:
             positions = positions.causal(problem.strict)
-        else:
-            causal_NM = causal_mask(N, M, positions, problem.strict, problem.device)
-            mask_NM = causal_NM if mask_NM is None else mask_NM & causal_NM
-    embeddings_NMKU = expand(positions)
+        return row_output(queries_BNHK, problem.values_BMVU, *positions.clipped(), depth_first, mask_NM)
+    if problem.causal:
+        causal_NM = causal_mask(N, M, positions, problem.strict, problem.device)
+        mask_NM = causal_NM if mask_NM is None else mask_NM & causal_NM
+    assert isinstance(positions, (Dense, Relation))
+    embeddings_NMKU = positions.embeddings if isinstance(positions, Dense) else gather_relations(positions)
     if mask_NM is not None:
         embeddings_NMKU = embeddings_NMKU * mask_NM[:, :, None, None]
-    return product(queries_BNHK, embeddings_NMKU, values_BCV, depth_first)
+    embeddings_NKC = embeddings_NMKU.permute(0, 2, 3, 1).flatten(2)
+    return product(queries_BNHK, embeddings_NKC, values_BCV, depth_first)
 
 
-def product(queries_BNHK: Tensor, embeddings_NMKU: Tensor, values_BCV: Tensor, depth_first: bool) -> Tensor:
+def row_output(
+    queries_BNHK: Tensor,
+    values_BMVU: Tensor,
+    table: Tensor,
+    axes: list[Axis],
+    depth_first: bool,
+    mask_NM: Tensor | None = None,
+) -> Tensor:
+    """`expanded_output` for a relative table. The context runs backwards: reversing every axis reverses M."""
+    N, (K, U) = queries_BNHK.shape[1], table.shape[len(axes) :]
+    embeddings = expand_backwards(table, axes).view(N, K, U, values_BMVU.shape[1])
+    if mask_NM is not None:
+        embeddings = embeddings * mask_NM.flip(1)[:, None, None]
+    values_BCV = depth_in_context(values_BMVU.flip(1))
+    return product(queries_BNHK, embeddings.flatten(2), values_BCV, depth_first)
+
+
+def depth_in_context(values_BMVU: Tensor) -> Tensor:
+    """[B, (U M), V]: once embeddings are written out, intra-depth is only a longer context."""
+    return values_BMVU.permute(0, 3, 1, 2).flatten(1, 2)
+
+
+def product(queries_BNHK: Tensor, embeddings_NKC: Tensor, values_BCV: Tensor, depth_first: bool) -> Tensor:
     """The two matrix products, in either order: [B, N, H, V]."""
     B, N, H, K = queries_BNHK.shape
-    V = values_BCV.shape[2]
-    embeddings_NKC = embeddings_NMKU.permute(0, 2, 1, 3).reshape(N, K, -1)
+    _, C, V = values_BCV.shape
     if depth_first:
         queries_NXK = queries_BNHK.transpose(0, 1).reshape(N, B * H, K)
         maps_XNC = torch.bmm(queries_NXK, embeddings_NKC).transpose(0, 1)
-        values_XCV = values_BCV[:, None].expand(-1, H, -1, -1).reshape(B * H, -1, V)
+        values_XCV = values_BCV[:, None].expand(-1, H, -1, -1).reshape(B * H, C, V)
         return torch.bmm(maps_XNC, values_XCV).view(B, H, N, V).transpose(1, 2)
-    lambdas = embeddings_NKC.reshape(N * K, -1) @ values_BCV.transpose(0, 1).reshape(-1, B * V)
+    lambdas = embeddings_NKC.reshape(N * K, C) @ values_BCV.transpose(0, 1).reshape(C, B * V)
     lambdas_NBKV = lambdas.view(N, K, B, V).transpose(1, 2)
     return torch.matmul(queries_BNHK.transpose(0, 1), lambdas_NBKV).transpose(0, 1)
 
@@ -154,10 +177,10 @@ def by_rows(problem: Problem, positions: Relative, depth_first: bool, chunk: int
     if problem.causal:
         positions = positions.causal(problem.strict)
     table, axes = positions.clipped()
-    B, _, _, H, K, V, U = problem.sizes
+    B, _, _, H, _, V, _ = problem.sizes
     first, inner = axes[0], axes[1:]
-    queries = problem.queries_BNHK.view(B, first.queries, -1, H, K)
-    values = problem.values_BMVU.view(B, first.context, -1, V, U)
+    queries = problem.queries_BNHK.unflatten(1, (first.queries, -1))
+    values = problem.values_BMVU.unflatten(1, (first.context, -1))
     rows = max(1, chunk // max(1, queries.shape[2]))
     outputs = []
     for start in range(0, first.queries, rows):
@@ -186,8 +209,3 @@ def by_rows(problem: Problem, positions: Relative, depth_first: bool, chunk: int
             )
         )
     return torch.cat(outputs, dim=1)
-
-
-def row_output(queries_BNHK: Tensor, values_BMVU: Tensor, table: Tensor, axes: list[Axis], depth_first: bool) -> Tensor:
-    values_BCV = values_BMVU.transpose(2, 3).flatten(1, 2)
-    return product(queries_BNHK, expand_relative(table, axes), values_BCV, depth_first)

@@ -3,12 +3,13 @@
 Letters: B batch, N queries, M context positions, H heads, K key depth, V value depth, U intra-depth, R relations.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lambdanets.ops import choose, conv, gemm, registered
+from lambdanets.ops import choose, conv, registered
 from lambdanets.ops.content import content_output
 from lambdanets.ops.positions import Positions
 from lambdanets.ops.problem import Problem, check, embeddings_of, problems, with_embeddings
@@ -91,36 +92,48 @@ def compute(
     backend: str,
 ) -> Tensor:
     """The operation on inputs that were checked; differentiable by autograd."""
+    dtype = accumulation_dtype(queries, keys, values, embeddings_of(positions))
     result_dtype = torch.promote_types(queries.dtype, values.dtype)
-    embeddings = embeddings_of(positions)
-    dtype = accumulation_dtype(queries, keys, values, embeddings)
-    queries, values = queries.to(dtype), values.to(dtype)
-    keys = None if keys is None else keys.to(dtype)
-    positions = with_embeddings(positions, None if embeddings is None else embeddings.to(dtype))
-    masks = {"mask": mask, "context_mask": context_mask, "causal": causal}
-    with torch.autocast(queries.device.type, enabled=False):  # what we raised to float32 must stay there
-        if backend == "reference":
-            options = {"key_norm": key_norm, "query_softmax": query_softmax, "multi_head": multi_head}
-            result = lambda_reference(queries, keys, values, positions, content=keys is not None, **options, **masks)
-            return result.to(result_dtype)
+    with without_autocast(queries.device.type):  # what is raised to float32 must stay there
         if query_softmax:
-            queries = queries.softmax(dim=-1)
-        parts = problems(queries, keys, values, positions, key_norm=key_norm, multi_head=multi_head, **masks)
-        outputs = [multi_query(part, backend) for part in parts]
-    return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)).to(result_dtype)
+            queries = queries.softmax(dim=-1, dtype=dtype).to(queries.dtype)
+        options: Any = {"key_norm": key_norm, "multi_head": multi_head, "mask": mask, "context_mask": context_mask}
+        options["causal"] = causal
+        if backend == "reference":
+            embeddings = embeddings_of(positions)
+            positions = with_embeddings(positions, None if embeddings is None else embeddings.to(dtype))
+            keys = None if keys is None else keys.to(dtype)
+            content = keys is not None
+            result = lambda_reference(queries.to(dtype), keys, values.to(dtype), positions, content=content, **options)
+        else:
+            parts = problems(queries, keys, values, positions, **options)
+            outputs = [multi_query(part, backend, dtype) for part in parts]
+            result = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
+    return result.to(result_dtype)
 
 
-def multi_query(problem: Problem, backend: str) -> Tensor:
-    """Content plus position output of one multi-query problem: [B, N, H, V]."""
+def multi_query(problem: Problem, backend: str, dtype: torch.dtype) -> Tensor:
+    """Content plus position output of one multi-query problem, summed in `dtype`: [B, N, H, V]."""
     if torch.compiler.is_exporting():  # a fixed rule in plain torch, for any size
-        chosen = gemm if conv.why_not(problem) else conv
+        chosen = choose.BACKENDS["gemm" if conv.why_not(problem) else "conv"]
     else:
         chosen = choose.choose(problem, backend)
+        if len(problem.queries_BNHK) == 0:  # nothing to compute, and the plainest product has no trouble with it
+            chosen = choose.BACKENDS["gemm"]
+    if chosen.whole_output is not None and problem.positions is not None:
+        return chosen.whole_output(problem)  # sums in float32 inside, whatever comes in
+    problem = problem.to(dtype)
     if problem.keys_BMKU is None:
         return chosen.position_output(problem)
     if problem.positions is None:
         return content_output(problem)
     return content_output(problem) + chosen.position_output(problem)
+
+
+def without_autocast(device_type: str) -> AbstractContextManager:
+    if torch.amp.is_autocast_available(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return nullcontext()  # the meta device has no autocast to switch off
 
 
 def accumulation_dtype(*tensors: Tensor | None) -> torch.dtype:
@@ -146,7 +159,7 @@ def explain(
     context_mask: Tensor | None = None,
     causal: bool | str = False,
 ) -> dict[str, str | float]:
-    """What `lambda_op` would choose from: for each backend the predicted seconds, or why it cannot run."""
+    """What `lambda_op` chooses from: for each backend predicted seconds (the first one runs), or why it cannot."""
     options: Any = {"key_norm": key_norm, "multi_head": multi_head, "mask": mask, "context_mask": context_mask}
     options["causal"] = causal
     check(queries_BNHK, keys, values, positions, content=content, **options)

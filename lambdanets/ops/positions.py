@@ -170,10 +170,11 @@ def per_axis(value: int | Sequence[int], dims: int, name: str) -> tuple[int, ...
 
 
 def toeplitz(table: Tensor, dim: int, axis: Axis, queries: int, start: int, context: int) -> Tensor:
-    """Expands one axis of a table: out[..., n, ...] gains a last axis m, the embedding of that pair.
+    """Expands one axis of a table: out[..., n, ...] gains a last axis, the embedding of n with context position m.
 
-    The window of context positions is start .. start + context - 1 relative to the first of `queries` queries.
-    Written as a view of the padded table (`unfold`), so that its gradient is one fold, not a scatter.
+    The window of context positions is start .. start + context - 1 relative to the first of `queries` queries, and
+    it comes BACKWARDS: index j is m = start + context - 1 - j. That way the result is a view of the small table
+    (flip it, pad it, `unfold`), with a gradient that is one fold; whoever multiplies flips the values instead.
     """
     if axis.dilation > 1:  # zeros between the entries: the dilated table as a dense one
         sizes = list(table.shape)
@@ -181,31 +182,26 @@ def toeplitz(table: Tensor, dim: int, axis: Axis, queries: int, start: int, cont
         spread = table.new_zeros(sizes)
         index = torch.arange(axis.scope, device=table.device) * axis.dilation
         table = spread.index_copy(dim, index, table)
-    # Offsets m - n * stride run from start - (queries - 1) * stride (last query) to start + context - 1.
-    left = axis.first - (start - (queries - 1) * axis.stride)
-    right = (start + context - 1) - axis.last
-    table = F.pad(table, [0, 0] * (table.ndim - 1 - dim) + [left, right])
-    return table.unfold(dim, context, axis.stride).flip(dim)
+    # Offsets m - n * stride run from start - (queries - 1) * stride (last query) to start + context - 1 (first).
+    below = axis.first - (start - (queries - 1) * axis.stride)
+    above = (start + context - 1) - axis.last
+    table = F.pad(table.flip(dim), [0, 0] * (table.ndim - 1 - dim) + [above, below])
+    return table.unfold(dim, context, axis.stride)
 
 
-def expand(positions: Positions) -> Tensor:
-    """Every embedding written out: [N, M, ...], ... being what the embeddings carry. The fast way (see toeplitz)."""
-    if isinstance(positions, Dense):
-        return positions.embeddings
-    if isinstance(positions, Relation):
-        return gather_relations(positions)
-    return expand_relative(*positions.clipped())
+def expand_backwards(table: Tensor, axes: list[Axis]) -> Tensor:
+    """Every embedding of a relative table [*scope, K, U] written out, context in reverse: [*N, K, U, *M].
 
-
-def expand_relative(table: Tensor, axes: list[Axis]) -> Tensor:
-    """`expand` for a relative table: [N, M, ...]."""
+    One axis at a time from the last, each result laid out so that the next one copies whole runs of context.
+    """
     dims = len(axes)
-    for i, axis in enumerate(axes):  # [*query grid, ..., *context grid so far]
-        table = toeplitz(table, i, axis, axis.queries, 0, axis.context)
-    inner = range(dims, table.ndim - dims)
-    outer = range(table.ndim - dims, table.ndim)
-    table = table.permute(*range(dims), *outer, *inner)
-    return table.reshape(prod(a.queries for a in axes), prod(a.context for a in axes), *table.shape[2 * dims :])
+    table = table.movedim((-2, -1), (0, 1))
+    for axis in reversed(axes):
+        # [*N done, K, U, *scope left, *M done]
+        dim = dims + 1
+        table = toeplitz(table, dim, axis, axis.queries, 0, axis.context)
+        table = table.movedim((dim, -1), (0, dim + 1)).contiguous()
+    return table
 
 
 def gather_relations(positions: Relation) -> Tensor:

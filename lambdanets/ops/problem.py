@@ -3,7 +3,7 @@
 Letters: B batch, N queries, M context positions, H heads, K key depth, V value depth, U intra-depth, R relations.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 import torch
@@ -50,6 +50,14 @@ class Problem:
     def tensors(self) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
         """What gradients flow to: queries, keys, values, embeddings."""
         return self.queries_BNHK, self.keys_BMKU, self.values_BMVU, embeddings_of(self.positions)
+
+    def to(self, dtype: torch.dtype) -> "Problem":
+        """The same problem in another dtype."""
+        queries, keys, values, embeddings = (None if t is None else t.to(dtype) for t in self.tensors)
+        assert queries is not None
+        assert values is not None
+        positions = with_embeddings(self.positions, embeddings)
+        return replace(self, queries_BNHK=queries, keys_BMKU=keys, values_BMVU=values, positions=positions)
 
     @property
     def needs_grad(self) -> bool:
@@ -140,6 +148,13 @@ def check_positions(positions: Positions | None, N: int, M: int, depth: list[int
         index = positions.index
         if list(index.shape) != [N, M] or index.is_floating_point() or index.dtype == torch.bool:
             raise ValueError(f"Relation index must be integers [{N}, {M}], got {index.dtype} {list(index.shape)}")
+        if index.device.type == "cpu" and not torch.compiler.is_compiling() and index.numel():  # no sync with a GPU
+            lowest, highest = index.aminmax()
+            if lowest < -1 or highest >= len(positions.table):
+                raise ValueError(
+                    f"Relation index has {int(highest if highest > 0 else lowest)}, the table has "
+                    f"{len(positions.table)} relations: 0 to {len(positions.table) - 1}, and -1 for none"
+                )
         return
     for name, grid, count in (("query_grid", positions.query_grid, N), ("context_grid", positions.context_grid, M)):
         if prod(grid) != count:

@@ -1,0 +1,86 @@
+"""Fills the generated blocks of README.md and docs/*.md from benchmarks/results/*.json.
+
+    python docs/generate.py            # write
+    python docs/generate.py --check    # exit with 1 if a block is stale
+
+A block is everything between `<!-- bench:cpu -->` and `<!-- /bench -->`; `cpu` names benchmarks/results/op-cpu.json.
+No number is typed by hand: measure again, then run this.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+BLOCK = re.compile(r"(?P<open><!-- bench:(?P<name>[\w-]+) -->\n)(?P<body>.*?)(?P<close><!-- /bench -->)", re.DOTALL)
+
+Row = dict[str, Any]
+
+
+def documents() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def filled(text: str, results: Path = RESULTS) -> str:
+    """The text with every block as the JSON says."""
+    return BLOCK.sub(lambda match: match["open"] + body(match["name"], results) + match["close"], text)
+
+
+def body(name: str, results: Path) -> str:
+    path = results / f"op-{name}.json"
+    if not path.exists():
+        return f"No measurement yet. `lambdanets bench op --device {name}` makes one.\n"
+    result = json.loads(path.read_text())
+    rows, machine = result["rows"], result["machine"]
+    where = machine["gpu"] or f"{machine['cpu']}, {machine['cores']} threads"
+    versions = ", ".join(f"{package} {version}" for package, version in result["versions"].items() if version)
+    first = rows[0]
+    parts = [
+        f"{where}. {versions}. Measured {result['date'][:10]}; medians, batch {first['batch']}, {first['dtype']}, "
+        f"{first['heads']} heads, key depth {first['key_depth']}.\n"
+    ]
+    for mode in dict.fromkeys(row["mode"] for row in rows):
+        layers = [row for row in rows if (row["kind"], row["mode"]) == ("layer", mode)]
+        operations = [row for row in rows if (row["kind"], row["mode"]) == ("operation", mode)]
+        if layers:
+            parts.append(f"\nWhole layers, {mode}: ours in milliseconds, the others as multiples of ours.\n\n")
+            parts.append(table(layers, layer_cell))
+        if operations:
+            parts.append(f"\nThe operation alone, {mode}: milliseconds, with * for what `auto` chooses.\n\n")
+            parts.append(table(operations, operation_cell))
+    return "".join(parts)
+
+
+def layer_cell(row: Row) -> str:
+    return f"{row['milliseconds']:.3g} ms" if row["contender"] == "ours" else f"{row['ratio']:.2f}x"
+
+
+def operation_cell(row: Row) -> str:
+    return f"{row['milliseconds']:.3g}{'*' if row['chosen'] else ''}"
+
+
+def table(rows: list[Row], cell: Callable[[Row], str]) -> str:
+    """One line for each feature map and scope, one column for each contender."""
+    names = list(dict.fromkeys(row["contender"] for row in rows))
+    lines = [["map", "scope", *names], ["---", "---", *["---:"] * len(names)]]
+    for case in dict.fromkeys((row["shape"], row["scope"]) for row in rows):
+        found = {row["contender"]: cell(row) for row in rows if (row["shape"], row["scope"]) == case}
+        lines.append([case[0], str(case[1] or "global"), *(found.get(name, "-") for name in names)])
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def main(arguments: list[str]) -> int:
+    stale = [path for path in documents() if filled(path.read_text()) != path.read_text()]
+    for path in stale:
+        print(f"{path.relative_to(ROOT)}: {'stale, run python docs/generate.py' if arguments else 'written'}")
+        if not arguments:
+            path.write_text(filled(path.read_text()))
+    return 1 if stale and arguments else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,72 @@
+"""The command line: parse, call, print. A command is a frozen dataclass of options with `run() -> exit status`."""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from lambdanets import __version__
+from lambdanets.measure.bench import BenchLayer, BenchOp
+from lambdanets.selftest import Selftest
+
+
+@dataclass(frozen=True)
+class Tour:
+    """A short tour of the lambda layer: variants, shapes, which backend runs and why, position heat maps."""
+
+    output: Path = Path("runs/tour")
+    """The folder for pictures."""
+
+    def run(self) -> int:
+        from lambdanets.tour import run  # draws with matplotlib, which other commands do not need
+
+        run(self.output)
+        return 0
+
+
+@dataclass(frozen=True)
+class Bench:
+    """How fast, beside other layers, in one run."""
+
+    what: Annotated[
+        Annotated[BenchOp, tyro.conf.subcommand("op")] | Annotated[BenchLayer, tyro.conf.subcommand("layer")],
+        tyro.conf.arg(name=""),
+    ]
+
+    def run(self) -> int:
+        return self.what.run()
+
+
+COMMANDS = {
+    "bench": Bench,
+    "selftest": Selftest,
+    "tour": Tour,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns its exit status (2: the input was refused, with a sentence on stderr)."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments == ["--version"]:
+        print(f"lambdanets {__version__}")
+        return 0
+    command = tyro.extras.subcommand_cli_from_dict(
+        COMMANDS,
+        prog="lambdanets",
+        description="LambdaNetworks in PyTorch. `lambdanets COMMAND --help` explains a command; also: --version.",
+        args=arguments or ["--help"],
+    )
+    try:
+        return command.run()
+    except (ValueError, OSError) as error:  # refused input: the sentence is for the user, the traceback is not
+        print(f"lambdanets: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,58 @@
+"""Attention-augmented convolution (Bello et al. 2019): channels of a convolution beside channels of self-attention."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from lambdanets.layers.attention import GlobalAttention2d
+
+SMALLEST_KEY_DEPTH = 20  # of a head, in the attention-augmented networks
+
+
+class AugmentedConvolution2d(nn.Module):
+    """[conv(x), project(attention(x))] along the channels: a convolution with global relative self-attention.
+
+    Args:
+        channels: channels of x [B, channels, height, width].
+        out_channels: channels of the output, `channels` if None.
+        input_size: the largest input, (height, width) or one for both.
+        heads: attention maps for each position.
+        key_ratio: key channels of all heads together, as a part of out_channels; no head gets fewer than 20.
+        value_ratio: attention's part of the output channels, rounded down to a multiple of `heads`.
+        key_depth: the depth of a head's keys, instead of `key_ratio`.
+        kernel_size: of the convolution, odd.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        out_channels: int | None = None,
+        *,
+        input_size: int | Sequence[int],
+        heads: int = 8,
+        key_ratio: float = 0.2,
+        value_ratio: float = 0.1,
+        key_depth: int | None = None,
+        kernel_size: int = 3,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        out_channels = channels if out_channels is None else out_channels
+        attended = max(int(out_channels * value_ratio) // heads, 1) * heads
+        if attended >= out_channels:
+            raise ValueError(f"{heads} heads leave no channel of {out_channels} to the convolution: use fewer heads")
+        if key_depth is None:
+            key_depth = max(int(out_channels * key_ratio) // heads, SMALLEST_KEY_DEPTH)
+        factory = {"device": device, "dtype": dtype}
+        self.conv = nn.Conv2d(
+            channels, out_channels - attended, kernel_size, padding=kernel_size // 2, bias=False, **factory
+        )
+        self.attention = GlobalAttention2d(
+            channels, attended, input_size=input_size, heads=heads, key_depth=key_depth, **factory
+        )
+        self.project = nn.Conv2d(attended, attended, 1, bias=False, **factory)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.conv(x), self.project(self.attention(x))], dim=1)

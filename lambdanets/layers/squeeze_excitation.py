@@ -1,0 +1,42 @@
+"""Squeeze-and-excitation (Hu et al. 2017), the channel attention that the paper compares with."""
+
+import torch
+from torch import Tensor, nn
+
+
+class SqueezeExcitation2d(nn.Module):
+    """Scales each channel of [B, C, height, width] by a weight that the mean over the map decides.
+
+    In the paper's words a diagonal lambda that all positions share. It keeps no spatial information, so it stands
+    beside a convolution and never in its place.
+
+    Args:
+        channels: channels in and out.
+        reduction: hidden width is channels / reduction.
+        hidden: the hidden width itself, instead of `reduction`.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        reduction: int = 4,
+        hidden: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if hidden is None:
+            hidden = channels // reduction
+        if hidden < 1:
+            raise ValueError(f"{channels} channels with reduction={reduction} leave no hidden channel: give hidden=")
+        self.channels = channels
+        # 1x1 convolutions named fc1 and fc2, as timm and torchvision store them
+        self.fc1 = nn.Conv2d(channels, hidden, 1, device=device, dtype=dtype)
+        self.fc2 = nn.Conv2d(hidden, channels, 1, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim != 4 or x.shape[1] != self.channels:
+            raise ValueError(f"x must be [batch, {self.channels}, height, width], got {list(x.shape)}")
+        squeezed = x.mean((2, 3), keepdim=True)  # [B, C, 1, 1]
+        return x * self.fc2(self.fc1(squeezed).relu()).sigmoid()

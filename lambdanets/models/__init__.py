@@ -1,0 +1,36 @@
+"""Networks as data: rows of the paper, built by one small class per family."""
+
+from lambdanets.models.config import MobileNetConfig, NetworkConfig, PatchConfig, ResNetConfig, SpatialOptions
+from lambdanets.models.hub import Card, Preprocessing, from_pretrained, load_weights, read_card
+from lambdanets.models.mobilenet import MobileNetV2
+from lambdanets.models.network import FeatureInfo, FeatureNetwork, Network
+from lambdanets.models.patch import PatchNetwork
+from lambdanets.models.registry import configure, create_model, list_models
+from lambdanets.models.resnet import Bottleneck, ResNet
+from lambdanets.models.rows import ROWS
+from lambdanets.models.spatial import LAYERS
+
+__all__ = [
+    "LAYERS",
+    "ROWS",
+    "Bottleneck",
+    "Card",
+    "FeatureInfo",
+    "FeatureNetwork",
+    "MobileNetConfig",
+    "MobileNetV2",
+    "Network",
+    "NetworkConfig",
+    "PatchConfig",
+    "PatchNetwork",
+    "Preprocessing",
+    "ResNet",
+    "ResNetConfig",
+    "SpatialOptions",
+    "configure",
+    "create_model",
+    "from_pretrained",
+    "list_models",
+    "load_weights",
+    "read_card",
+]

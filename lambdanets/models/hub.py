@@ -1,0 +1,224 @@
+"""Weights in files and on the Hugging Face hub: safetensors that say what they are.
+
+A folder holds `config.json` and `model.safetensors`, which is the layout of huggingface_hub's PyTorchModelHubMixin and
+of timm ("local-dir:" and "hf-hub:" names work after `import lambdanets.timm`). The header of the weights repeats our
+part of the configuration, so that the file alone is enough.
+"""
+
+import json
+import os
+import tempfile
+import warnings
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lambdanets.models.config import as_tuples
+
+if TYPE_CHECKING:
+    from lambdanets.models.network import Network
+
+CONFIG, WEIGHTS, KEY = "config.json", "model.safetensors", "lambdanets"
+TIMM_HAS = frozenset({"resnet26", "resnet50", "resnet101", "resnet152"})  # names that are somebody else's there
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """How an image becomes an input: resize the short side to size / crop, crop the centre, (x - mean) / std."""
+
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    size: int | tuple[int, int] = 224
+    crop: float = 0.875
+    interpolation: str = "bicubic"
+
+
+@dataclass(frozen=True)
+class Card:
+    """What weights say about themselves."""
+
+    preprocessing: Preprocessing = Preprocessing()
+    class_names: tuple[str, ...] = ()
+    metrics: dict[str, float] = field(default_factory=dict)  # for example {"top1": 78.4}
+    recipe: dict[str, Any] = field(default_factory=dict)  # what made them, as JSON
+
+    @staticmethod
+    def from_json(data: dict[str, Any]) -> "Card":
+        preprocessing = Preprocessing(**{k: as_tuples(v) for k, v in data.get("preprocessing", {}).items()})
+        names = tuple(data.get("class_names", ()))
+        return Card(preprocessing, names, data.get("metrics", {}), data.get("recipe", {}))
+
+
+def timm_name(name: str) -> str:
+    """The name in timm's registry, after `import lambdanets.timm`."""
+    return f"lambdanets_{name}" if name in TIMM_HAS else name
+
+
+def timm_configuration(network: "Network", card: Card) -> dict[str, Any]:
+    """Fields of timm's PretrainedCfg."""
+    size = card.preprocessing.size
+    return {
+        "input_size": (network.config.in_chans, *((size, size) if isinstance(size, int) else size)),
+        "mean": card.preprocessing.mean,
+        "std": card.preprocessing.std,
+        "crop_pct": card.preprocessing.crop,
+        "interpolation": card.preprocessing.interpolation,
+        "num_classes": network.num_classes,
+        "classifier": network.classifier_name,
+        "first_conv": network.first_conv,
+    }
+
+
+def default_card(network: "Network") -> Card:
+    return Card(Preprocessing(size=network.config.image_size))
+
+
+def save_pretrained(network: "Network", folder: str | Path, card: Card | None = None) -> Path:
+    """Writes `folder`/config.json and `folder`/model.safetensors; the weights last, and under their name only when
+    they are complete."""
+    from safetensors.torch import save_model
+
+    from lambdanets import __version__
+    from lambdanets.models.registry import changes
+
+    card = card or network.card or default_card(network)
+    if card.class_names and len(card.class_names) != network.num_classes:
+        raise ValueError(f"{len(card.class_names)} class names for {network.num_classes} classes")
+    if network.name is None:
+        raise ValueError("only networks that create_model made can be saved with their configuration")
+    arguments = changes(network.name, network.config)
+    if callable(arguments.get("layer")):
+        raise ValueError("a layer given as a function cannot be written down: save network.state_dict() instead")
+    ours = {"version": __version__, "name": network.name, "arguments": arguments, **asdict(card)}
+    config = {
+        "architecture": timm_name(network.name),
+        "num_classes": network.num_classes,
+        "num_features": network.num_features,
+        "model_args": arguments,
+        "pretrained_cfg": timm_configuration(network, card),
+        KEY: ours,
+    }
+    if card.class_names:
+        config["label_names"] = card.class_names
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    part = folder / (WEIGHTS + ".part")
+    save_model(network, str(part), metadata={"format": "pt", KEY: json.dumps(ours)})
+    os.replace(part, folder / WEIGHTS)
+    return folder
+
+
+def push_to_hub(network: "Network", repo_id: str, card: Card | None = None, **options: Any) -> str:
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    api.create_repo(repo_id, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        save_pretrained(network, folder, card)
+        return str(api.upload_folder(repo_id=repo_id, folder_path=folder, **options))
+
+
+def locate(source: str | Path, filename: str) -> Path:
+    """A file of a folder, or of a hub id (downloaded); `source` itself if it is a file."""
+    path = Path(source)
+    if path.is_file():
+        return path
+    if path.is_dir():
+        if not (path / filename).is_file():
+            raise FileNotFoundError(f"{path} has no {filename}: is it a folder that save_pretrained wrote?")
+        return path / filename
+    if isinstance(source, Path) or source.startswith((".", "/", "~")) or source.count("/") != 1:
+        raise FileNotFoundError(f"{source} is no file or folder, and not an id on the hub (owner/name) either")
+    from huggingface_hub import hf_hub_download
+
+    return Path(hf_hub_download(source, filename))
+
+
+def read_description(source: str | Path) -> dict[str, Any]:
+    """Name, arguments and card, from config.json or from the header of a safetensors file."""
+    path = locate(source, CONFIG)
+    if path.suffix == ".safetensors":
+        from safetensors import safe_open
+
+        with safe_open(str(path), framework="pt") as file:
+            text = (file.metadata() or {}).get(KEY)
+        data = None if text is None else json.loads(text)
+    else:
+        data = json.loads(path.read_text()).get(KEY)
+    if not isinstance(data, dict) or "name" not in data:
+        raise ValueError(
+            f"{path} does not say which network it is: build one, create_model(name, pretrained={str(source)!r})"
+        )
+    return data
+
+
+def read_card(source: str | Path) -> Card:
+    """What the weights in a file, folder or hub id say about themselves."""
+    return Card.from_json(read_description(source))
+
+
+def from_pretrained(source: str | Path, **arguments: Any) -> "Network":
+    """The network of a file, folder or hub id, with its weights; `arguments` change it."""
+    from lambdanets.models.registry import create_model
+
+    data = read_description(source)
+    network = create_model(data["name"], source, **{**data["arguments"], **arguments})
+    network.card = Card.from_json(data)
+    return network
+
+
+def load_weights(network: "Network", source: str | Path) -> None:
+    """Weights from a file, folder or hub id. A classifier for another number of classes is left out."""
+    path = locate(source, WEIGHTS)
+    state = read_state(path)
+    wanted = network.state_dict()
+    head = network.classifier_name
+    classes = len(state.get(f"{head}.bias", ()))
+    if classes != network.num_classes:
+        if classes and network.num_classes:
+            warnings.warn(f"{path} has {classes} classes, not {network.num_classes}: new {head}", stacklevel=3)
+        for name in (f"{head}.weight", f"{head}.bias"):
+            state.pop(name, None)
+            if name in wanted:
+                state[name] = wanted[name]
+    wrong = [
+        f"{name} is {list(state[name].shape)}, expected {list(tensor.shape)}"
+        for name, tensor in wanted.items()
+        if name in state and state[name].shape != tensor.shape
+    ]
+    if wrong:
+        raise ValueError(f"{path} does not fit {network.name}: {shorten(wrong)}")
+    result = network.load_state_dict(state, strict=False)
+    if result.missing_keys or result.unexpected_keys:
+        raise ValueError(
+            f"{path} does not fit {network.name}: missing {shorten(result.missing_keys)}; "
+            f"not expected {shorten(result.unexpected_keys)}"
+        )
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file. Nothing in it can run code."""
+    if path.suffix == ".safetensors":
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            return load_file(str(path))
+        except SafetensorError as error:
+            raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    for key in ("state_dict", "model"):  # as timm and torchvision wrap them
+        if isinstance(state, dict) and isinstance(state.get(key), dict):
+            state = state[key]
+    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
+        raise ValueError(f"{path} is not a dictionary of tensors")
+    return state
+
+
+def shorten(names: list[str], limit: int = 4) -> str:
+    rest = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + rest if names else "nothing"

@@ -1,0 +1,113 @@
+"""MobileNet-v2, and the paper's with lightweight lambda blocks. Names of parameters are torchvision's."""
+
+from collections.abc import Iterable
+
+from torch import Tensor, nn
+
+from lambdanets.models.config import MobileNetConfig
+from lambdanets.models.network import Network
+from lambdanets.models.parts import DropPath, conv, drop_path_rates, smaller
+from lambdanets.models.spatial import scope_of_stage, spatial_layer
+
+STEM, LAST = 32, 1280
+# (expansion, channels, stride) of the 17 inverted bottlenecks
+BLOCKS = tuple(
+    (expansion, channels, stride if i == 0 else 1)
+    for expansion, channels, count, stride in (
+        (1, 16, 1, 1),
+        (6, 24, 2, 2),
+        (6, 32, 3, 2),
+        (6, 64, 4, 2),
+        (6, 96, 3, 1),
+        (6, 160, 3, 2),
+        (6, 320, 1, 1),
+    )
+    for i in range(count)
+)
+ENDS = (1, 3, 6, 13, 18)  # the last module of `features` before each reduction, as a stage
+
+
+def conv_norm_act(channels: int, out_channels: int, size: int = 1, *, stride: int = 1, groups: int = 1) -> nn.Module:
+    return nn.Sequential(
+        conv(channels, out_channels, size, stride=stride, groups=groups),
+        nn.BatchNorm2d(out_channels),
+        nn.ReLU6(inplace=True),
+    )
+
+
+class InvertedBottleneck(nn.Module):
+    """1x1 to more channels, a depthwise 3x3, 1x1; a shortcut where the shape stays."""
+
+    def __init__(self, channels: int, out_channels: int, *, stride: int, expansion: int, drop_path: float) -> None:
+        super().__init__()
+        width = channels * expansion
+        layers = [] if expansion == 1 else [conv_norm_act(channels, width)]
+        layers.append(conv_norm_act(width, width, 3, stride=stride, groups=width))
+        self.conv = nn.Sequential(*layers, conv(width, out_channels), nn.BatchNorm2d(out_channels))
+        self.has_shortcut = stride == 1 and channels == out_channels
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.drop_path(self.conv(x)) if self.has_shortcut else self.conv(x)
+
+
+class LightweightBlock(InvertedBottleneck):
+    """1x1 to the SAME number of channels, a `spatial` layer in place of the depthwise convolution, 1x1.
+
+    Where the block makes the map smaller, 3x3 average pooling follows the spatial layer.
+    """
+
+    def __init__(self, channels: int, out_channels: int, *, stride: int, spatial: nn.Module, drop_path: float) -> None:
+        nn.Module.__init__(self)
+        pool = [nn.AvgPool2d(3, stride, padding=1)] if stride > 1 else []
+        self.conv = nn.Sequential(
+            conv_norm_act(channels, channels),
+            nn.Sequential(spatial, *pool, nn.BatchNorm2d(channels), nn.ReLU6(inplace=True)),
+            conv(channels, out_channels),
+            nn.BatchNorm2d(out_channels),
+        )
+        self.has_shortcut = stride == 1 and channels == out_channels
+        self.drop_path = DropPath(drop_path)
+
+
+class MobileNetV2(Network):
+    """A network of `MobileNetConfig`; its five stages end where the map has lost 1, 2, 3, 4 and 5 halvings."""
+
+    classifier_name = "classifier"
+    first_conv = "features.0.0"
+
+    def __init__(self, config: MobileNetConfig) -> None:
+        super().__init__(config)
+        wrong = [i for i in config.placement if not (isinstance(i, int) and 1 <= i <= len(BLOCKS))]
+        if wrong:
+            raise ValueError(f"placement must be block numbers from 1 to {len(BLOCKS)}, got {config.placement!r}")
+        scope = scope_of_stage(config.scope, 0, 1)
+        size, reduction, channels = smaller(config.image_grid, 2), 2, STEM
+        layers = [conv_norm_act(config.in_chans, STEM, 3, stride=2)]
+        rates = drop_path_rates(config.drop_path_rate, len(BLOCKS))
+        for i, ((expansion, out_channels, stride), rate) in enumerate(zip(BLOCKS, rates, strict=True), start=1):
+            if i in config.placement:
+                spatial = spatial_layer(channels, config, scope, size)
+                block = LightweightBlock(channels, out_channels, stride=stride, spatial=spatial, drop_path=rate)
+            else:
+                block = InvertedBottleneck(channels, out_channels, stride=stride, expansion=expansion, drop_path=rate)
+            layers.append(block)
+            size, reduction, channels = smaller(size, stride), reduction * stride, out_channels
+            if i in ENDS:
+                self.feature_info.append({"num_chs": channels, "reduction": reduction, "module": f"features.{i}"})
+        layers.append(conv_norm_act(channels, LAST))
+        self.feature_info.append({"num_chs": LAST, "reduction": reduction, "module": f"features.{ENDS[-1]}"})
+        self.features = nn.Sequential(*layers)
+        self.finish(LAST)
+
+    def forward_stage(self, stage: int, x: Tensor) -> Tensor:
+        for block in self.features[ENDS[stage - 1] + 1 if stage else 0 : ENDS[stage] + 1]:
+            x = self.run_block(block, x)
+        return x
+
+    def residual_blocks(self) -> Iterable[tuple[str, nn.Module]]:
+        for i, block in enumerate(self.features):
+            yield f"features.{i}", block
+
+    def keep_stages(self, stages: int) -> None:
+        self.features = self.features[: ENDS[stages - 1] + 1]

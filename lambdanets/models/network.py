@@ -1,0 +1,230 @@
+"""What every network does, as timm's and torchvision's users know it."""
+
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from lambdanets.layers.lambda_layer import LambdaLayer
+from lambdanets.models.config import NetworkConfig
+
+if TYPE_CHECKING:
+    from lambdanets.models.hub import Card
+
+
+class Network(nn.Module):
+    """Images [B, in_chans, height, width] -> [B, num_classes]. Any size: every stage rounds up.
+
+    A family says what its stages are (`forward_stage`), which blocks are residual (`residual_blocks`) and how to
+    leave stages out (`keep_stages`); it calls `finish` at the end of its constructor.
+    """
+
+    classifier_name: ClassVar[str] = "fc"
+    first_conv: ClassVar[str] = "conv1"
+    config: NetworkConfig
+    name: str | None = None  # in the registry
+    card: "Card | None" = None  # preprocessing, class names, metrics, recipe of weights that were loaded
+
+    def __init__(self, config: NetworkConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.feature_info: list[dict[str, Any]] = []  # one for each stage: num_chs, reduction, module
+        self.grad_checkpointing = False
+
+    def finish(self, num_features: int) -> None:
+        """The head, and checks on what was built."""
+        self.num_features = self.head_hidden_size = num_features
+        self.head_drop = nn.Dropout(self.config.drop_rate)
+        self.reset_classifier(self.config.num_classes)
+        self.register_load_state_dict_pre_hook(_complete_shared_parameters)
+        for name, block in self.residual_blocks():
+            if sum(isinstance(module, LambdaLayer) for module in block.modules()) > 1:
+                warnings.warn(
+                    f"{name} has two lambda layers in sequence in one residual block, which the paper found unstable: "
+                    f"use one, or give each a residual connection",
+                    stacklevel=4,
+                )
+
+    # What a family says
+
+    def forward_stage(self, stage: int, x: Tensor) -> Tensor:
+        """From the map of the stage before (the image for stage 0) to the map that feature_info[stage] describes."""
+        raise NotImplementedError
+
+    def residual_blocks(self) -> Iterable[tuple[str, nn.Module]]:
+        raise NotImplementedError
+
+    def keep_stages(self, stages: int) -> None:
+        """Removes the stages from `stages` on."""
+        raise NotImplementedError
+
+    # What they all do
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(x))
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """The last map, [B, num_features, height, width]."""
+        for stage in range(len(self.feature_info)):
+            x = self.forward_stage(stage, x)
+        return x
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Pooling, dropout and the classifier (not with `pre_logits`) on what `forward_features` returned."""
+        if self.config.global_pool:
+            x = x.mean((2, 3)) if self.config.global_pool == "avg" else x.amax((2, 3))
+        x = self.head_drop(x)
+        return x if pre_logits else self.get_classifier()(x)
+
+    def forward_intermediates(self, x: Tensor, indices: Sequence[int] | int | None = None) -> list[Tensor]:
+        """The maps of the stages `indices` (all if None, the last n if an int)."""
+        wanted = stage_indices(indices, len(self.feature_info))
+        maps = {}
+        for stage in range(max(wanted) + 1):
+            x = self.forward_stage(stage, x)
+            if stage in wanted:
+                maps[stage] = x
+        return [maps[stage] for stage in wanted]
+
+    def get_classifier(self) -> nn.Module:
+        return getattr(self, self.classifier_name)
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        """A new classifier, on the device and in the dtype of the network; 0 classes for none."""
+        pool = self.config.global_pool if global_pool is None else global_pool
+        self.config = replace(self.config, num_classes=num_classes, global_pool=pool)
+        like = next(self.parameters())
+        head: nn.Module = nn.Identity()
+        if num_classes:
+            head = nn.Linear(self.num_features, num_classes, device=like.device, dtype=like.dtype)
+        setattr(self, self.classifier_name, head)
+
+    @property
+    def num_classes(self) -> int:
+        return self.config.num_classes
+
+    def no_weight_decay(self) -> set[str]:
+        """Batch norm parameters and biases. Tables of positions do decay."""
+        return {name for name, parameter in self.named_parameters() if parameter.ndim <= 1}
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Whether training keeps only the input of each block and computes the rest again."""
+        self.grad_checkpointing = enable
+
+    def run_block(self, block: nn.Module, x: Tensor) -> Tensor:
+        if not (self.grad_checkpointing and self.training and torch.is_grad_enabled()):
+            return block(x)
+        if torch.compiler.is_compiling():
+            return checkpoint(block, x, use_reentrant=False)
+        return checkpoint(block, x, use_reentrant=False, context_fn=lambda: (nullcontext(), _frozen_statistics(block)))
+
+    # Weights on disk and on the hub
+
+    def save_pretrained(self, folder: str | Path, card: "Card | None" = None) -> Path:
+        """Writes config.json and model.safetensors; `card` says preprocessing, class names, metrics and recipe."""
+        from lambdanets.models import hub
+
+        return hub.save_pretrained(self, folder, card)
+
+    @classmethod
+    def from_pretrained(cls, source: str | Path, **arguments: Any) -> "Network":
+        """The network of a folder or file that `save_pretrained` wrote, or of a hub id; `arguments` change it."""
+        from lambdanets.models import hub
+
+        network = hub.from_pretrained(source, **arguments)
+        if not isinstance(network, cls):
+            raise TypeError(f"{source} holds a {type(network).__name__}, not a {cls.__name__}")
+        return network
+
+    def push_to_hub(self, repo_id: str, card: "Card | None" = None, **options: Any) -> str:
+        """Saves to the Hugging Face hub; `options` are those of `HfApi.upload_folder`. Returns the address."""
+        from lambdanets.models import hub
+
+        return hub.push_to_hub(self, repo_id, card, **options)
+
+
+class FeatureNetwork(nn.Module):
+    """The maps of chosen stages, as a list: a backbone for detection or segmentation. Later stages are removed."""
+
+    def __init__(self, network: Network, out_indices: Sequence[int] | int | None = None) -> None:
+        super().__init__()
+        self.out_indices = stage_indices(out_indices, len(network.feature_info))
+        network.reset_classifier(0)
+        network.keep_stages(max(self.out_indices) + 1)
+        del network.feature_info[max(self.out_indices) + 1 :]
+        self.network = network
+        self.feature_info = FeatureInfo(network.feature_info, self.out_indices)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return self.network.forward_intermediates(x, self.out_indices)
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        self.network.set_grad_checkpointing(enable)
+
+
+class FeatureInfo:
+    """What a FeatureNetwork returns, with the methods of timm's class of this name."""
+
+    def __init__(self, info: list[dict[str, Any]], out_indices: Sequence[int]) -> None:
+        self.info, self.out_indices = info, tuple(out_indices)
+
+    def _values(self, key: str, index: int | Sequence[int] | None) -> Any:
+        if isinstance(index, int):
+            return self.info[index][key]
+        return [self.info[i][key] for i in (self.out_indices if index is None else index)]
+
+    def channels(self, index: int | Sequence[int] | None = None) -> Any:
+        return self._values("num_chs", index)
+
+    def reduction(self, index: int | Sequence[int] | None = None) -> Any:
+        return self._values("reduction", index)
+
+    def module_name(self, index: int | Sequence[int] | None = None) -> Any:
+        return self._values("module", index)
+
+    def get_dicts(self) -> list[dict[str, Any]]:
+        return [self.info[i] for i in self.out_indices]
+
+    def __len__(self) -> int:
+        return len(self.out_indices)
+
+
+def stage_indices(indices: Sequence[int] | int | None, stages: int) -> tuple[int, ...]:
+    """All if None, the last n if an int; negative ones count from the end."""
+    if indices is None:
+        return tuple(range(stages))
+    chosen = range(-indices, 0) if isinstance(indices, int) else indices
+    if not chosen or any(not -stages <= i < stages for i in chosen):
+        raise ValueError(f"out_indices={indices}: this network has the stages 0 to {stages - 1}")
+    return tuple(i % stages for i in chosen)
+
+
+@contextmanager
+def _frozen_statistics(block: nn.Module) -> Iterator[None]:
+    """Computing a block again must not update its running statistics again."""
+    norms = [m for m in block.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
+    for norm in norms:
+        norm.momentum, norm.num_batches_tracked = 0.0, None
+    try:
+        yield
+    finally:
+        for norm, (momentum, batches) in zip(norms, before, strict=True):
+            norm.momentum, norm.num_batches_tracked = momentum, batches
+
+
+def _complete_shared_parameters(network: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """safetensors stores a shared table once: gives it back under each of its names."""
+    owners: dict[int, list[str]] = {}
+    for name, parameter in network.named_parameters(remove_duplicate=False):
+        owners.setdefault(id(parameter), []).append(prefix + name)
+    for names in owners.values():
+        found = [name for name in names if name in state]
+        for name in names if found else []:
+            state.setdefault(name, state[found[0]])

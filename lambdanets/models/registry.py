@@ -1,0 +1,111 @@
+"""Networks by name."""
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from difflib import get_close_matches
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, Literal, overload
+
+from lambdanets.models.config import MobileNetConfig, NetworkConfig, PatchConfig, ResNetConfig
+from lambdanets.models.hub import load_weights
+from lambdanets.models.mobilenet import MobileNetV2
+from lambdanets.models.network import FeatureNetwork, Network
+from lambdanets.models.patch import PatchNetwork
+from lambdanets.models.resnet import ResNet
+from lambdanets.models.rows import ROWS
+from lambdanets.models.spatial import check_options
+
+FAMILIES: dict[type[NetworkConfig], type[Network]] = {
+    ResNetConfig: ResNet,
+    MobileNetConfig: MobileNetV2,
+    PatchConfig: PatchNetwork,
+}
+NO_WEIGHTS = (
+    "no weights are published for {name!r}: pass pretrained='weights.safetensors', a folder that save_pretrained "
+    "wrote, or the id of a model on the Hugging Face hub; `lambdanets train` makes weights"
+)
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """The names that `create_model` knows, sorted; `pattern` as in file names, for example "lambda_*"."""
+    return sorted(name for name in ROWS if fnmatch(name, pattern))
+
+
+def configure(name: str, **arguments: Any) -> NetworkConfig:
+    """The row of a network with some fields changed."""
+    if name not in ROWS:
+        close = get_close_matches(name, ROWS, 3)
+        hint = f"did you mean {' or '.join(close)}?" if close else "list_models() has them all"
+        raise ValueError(f"unknown model {name!r}; {hint}")
+    row = ROWS[name]
+    known = {f.name for f in fields(row)}
+    unknown = sorted(set(arguments) - known)
+    if unknown:
+        close = [m for argument in unknown for m in get_close_matches(argument, known, 1)]
+        hint = f"did you mean {', '.join(close)}?" if close else f"it takes {', '.join(sorted(known))}"
+        raise TypeError(f"{name} has no argument {', '.join(unknown)}; {hint}")
+    config = replace(row, **arguments)
+    check_options(config.layer, list(arguments))
+    return config
+
+
+def changes(name: str, config: NetworkConfig) -> dict[str, Any]:
+    """The arguments that make `config` from the row of this name."""
+    row = ROWS[name]
+    return {f.name: getattr(config, f.name) for f in fields(row) if getattr(config, f.name) != getattr(row, f.name)}
+
+
+@overload
+def create_model(
+    name: str,
+    pretrained: bool | str | Path = False,
+    *,
+    features_only: Literal[False] = False,
+    **arguments: Any,
+) -> Network: ...
+
+
+@overload
+def create_model(
+    name: str,
+    pretrained: bool | str | Path = False,
+    *,
+    features_only: Literal[True],
+    out_indices: Sequence[int] | int | None = None,
+    **arguments: Any,
+) -> FeatureNetwork: ...
+
+
+def create_model(
+    name: str,
+    pretrained: bool | str | Path = False,
+    *,
+    features_only: bool = False,
+    out_indices: Sequence[int] | int | None = None,
+    **arguments: Any,
+) -> Network | FeatureNetwork:
+    """A network by name.
+
+    Args:
+        name: one of `list_models()`.
+        pretrained: weights: a file (safetensors, or a torch file of tensors), a folder that `save_pretrained`
+            wrote, or an id on the Hugging Face hub. The classifier is left new where the classes differ in number.
+        features_only: return the maps of the stages, as a list, in place of class scores.
+        out_indices: which stages `features_only` returns (an int: the last n); all if None.
+        arguments: fields of the network's row to change: num_classes, in_chans, image_size, drop_rate,
+            drop_path_rate, global_pool, placement, layer, key_depth, heads, intra_depth, scope, content, position,
+            key_norm, query_softmax, batch_norm, multi_head, share_positions, ...; see `lambdanets.models.config`.
+    """
+    if out_indices is not None and not features_only:
+        raise ValueError("out_indices is for features_only=True")
+    if features_only:
+        arguments.setdefault("num_classes", 0)
+    if pretrained is True:
+        raise ValueError(NO_WEIGHTS.format(name=name))
+    config = configure(name, **arguments)
+    network = FAMILIES[type(config)](config)
+    network.name = name
+    if pretrained:
+        load_weights(network, pretrained)
+    return FeatureNetwork(network, out_indices) if features_only else network

@@ -1,0 +1,183 @@
+"""ResNets with bottleneck blocks: vanilla, -D, -RS, and the paper's lambda and hybrid networks.
+
+Names of parameters are torchvision's and timm's, so that their weights fit.
+"""
+
+from collections.abc import Iterable
+
+from torch import Tensor, nn
+
+from lambdanets.layers import LambdaLayer2d, SqueezeExcitation2d
+from lambdanets.models.config import Placement, ResNetConfig
+from lambdanets.models.network import Network
+from lambdanets.models.parts import DropPath, conv, drop_path_rates, smaller, zero_gamma
+from lambdanets.models.spatial import scope_of_stage, spatial_layer
+
+EXPANSION = 4  # a block puts out four times its width
+STAGES = 4
+STEMS = {"vanilla": (2, 2), "deep": (2, 2), "strided": (2, 2), "small": (1, 1)}  # strides of convolutions and pooling
+
+
+class Bottleneck(nn.Module):
+    """1x1, a spatial layer, 1x1, around a shortcut.
+
+    A convolution strides itself. Any other `spatial` layer works at the input's resolution, and where the block
+    makes the map smaller 3x3 average pooling follows it.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        width: int,
+        *,
+        stride: int = 1,
+        spatial: nn.Module | None = None,
+        shortcut: str = "conv",
+        se: int | None = None,
+        drop_path: float = 0.0,
+    ) -> None:
+        super().__init__()
+        out_channels = width * EXPANSION
+        self.conv1 = conv(channels, width)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = conv(width, width, 3, stride=stride) if spatial is None else spatial
+        self.pool = nn.Identity()
+        if spatial is not None and stride > 1:
+            self.pool = nn.AvgPool2d(3, stride, padding=1)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = conv(width, out_channels)
+        self.bn3 = zero_gamma(nn.BatchNorm2d(out_channels))
+        self.se = nn.Identity() if se is None else SqueezeExcitation2d(out_channels, reduction=se)
+        self.act = nn.ReLU(inplace=True)
+        self.drop_path = DropPath(drop_path)
+        self.downsample = None
+        if stride > 1 or channels != out_channels:
+            self.downsample = make_shortcut(channels, out_channels, stride, shortcut)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shortcut = x if self.downsample is None else self.downsample(x)
+        x = self.act(self.bn1(self.conv1(x)))
+        x = self.act(self.bn2(self.pool(self.conv2(x))))
+        x = self.se(self.bn3(self.conv3(x)))
+        return self.act(self.drop_path(x) + shortcut)
+
+
+def make_shortcut(channels: int, out_channels: int, stride: int, kind: str) -> nn.Sequential:
+    if kind == "conv":
+        return nn.Sequential(conv(channels, out_channels, stride=stride), nn.BatchNorm2d(out_channels))
+    if kind == "pool":  # odd maps: the last window has one row or column, and does not count what is outside
+        pool = nn.AvgPool2d(2, stride, ceil_mode=True, count_include_pad=False) if stride > 1 else nn.Identity()
+        return nn.Sequential(pool, conv(channels, out_channels), nn.BatchNorm2d(out_channels))
+    raise ValueError(f"unknown shortcut {kind!r}; choose one of 'conv', 'pool'")
+
+
+def make_stem(kind: str, in_chans: int, width: int) -> tuple[nn.Module, nn.Module]:
+    """The convolutions before bn1, and the pooling after it."""
+    if kind not in STEMS:
+        raise ValueError(f"unknown stem {kind!r}; choose one of {', '.join(map(repr, STEMS))}")
+    pool = nn.MaxPool2d(3, 2, padding=1)
+    if kind == "small":
+        return conv(in_chans, width, 3), nn.Identity()
+    if kind == "vanilla":
+        return conv(in_chans, width, 7, stride=2), pool
+    half = width // 2
+    convs = nn.Sequential(
+        conv(in_chans, half, 3, stride=2),
+        nn.BatchNorm2d(half),
+        nn.ReLU(inplace=True),
+        conv(half, half, 3),
+        nn.BatchNorm2d(half),
+        nn.ReLU(inplace=True),
+        conv(half, width, 3),
+    )
+    if kind == "strided":
+        pool = nn.Sequential(conv(width, width, 3, stride=2), nn.BatchNorm2d(width), nn.ReLU(inplace=True))
+    return convs, pool
+
+
+def make_stage(
+    config: ResNetConfig, i: int, channels: int, stride: int, size: tuple[int, int], rates: list[float]
+) -> nn.Sequential:
+    """Stage i (0 is c2) on maps of `size`, one block for each rate of stochastic depth."""
+    width = config.widths[i]
+    replaced = blocks_of_stage(config.placement, i, len(rates))
+    scope = scope_of_stage(config.scope, i, STAGES)
+    se = config.se if isinstance(config.se, bool) else config.se[i]
+    blocks, shared = [], None
+    for number, rate in enumerate(rates, start=1):
+        spatial = None
+        if number in replaced:
+            spatial = spatial_layer(width, config, scope, size, shared)
+            if config.share_positions and isinstance(spatial, LambdaLayer2d):
+                shared = spatial.positions
+        blocks.append(
+            Bottleneck(
+                channels,
+                width,
+                stride=stride,
+                spatial=spatial,
+                shortcut=config.shortcut,
+                se=config.se_reduction if se and spatial is None else None,
+                drop_path=rate,
+            )
+        )
+        size, channels, stride = smaller(size, stride), width * EXPANSION, 1
+    return nn.Sequential(*blocks)
+
+
+class ResNet(Network):
+    """A network of `ResNetConfig`; stage 0 is the stem, 1 to 4 are c2 to c5."""
+
+    def __init__(self, config: ResNetConfig) -> None:
+        super().__init__(config)
+        stem = config.widths[0]
+        self.conv1, self.maxpool = make_stem(config.stem, config.in_chans, stem)
+        self.bn1 = nn.BatchNorm2d(stem)
+        self.act1 = nn.ReLU(inplace=True)
+        first, second = STEMS[config.stem]
+        size = smaller(smaller(config.image_grid, first), second)
+        reduction, channels = first, stem
+        self.feature_info.append({"num_chs": channels, "reduction": reduction, "module": "act1"})
+        reduction *= second
+        rates = iter(drop_path_rates(config.drop_path_rate, sum(config.depths)))
+        for i, (depth, width) in enumerate(zip(config.depths, config.widths, strict=True)):
+            stride = 1 if i == 0 else 2
+            stage = make_stage(config, i, channels, stride, size, [next(rates) for _ in range(depth)])
+            setattr(self, f"layer{i + 1}", stage)
+            size, channels, reduction = smaller(size, stride), width * EXPANSION, reduction * stride
+            self.feature_info.append({"num_chs": channels, "reduction": reduction, "module": f"layer{i + 1}"})
+        self.finish(channels)
+
+    def forward_stage(self, stage: int, x: Tensor) -> Tensor:
+        if stage == 0:
+            return self.act1(self.bn1(self.conv1(x)))
+        if stage == 1:
+            x = self.maxpool(x)
+        for block in getattr(self, f"layer{stage}"):
+            x = self.run_block(block, x)
+        return x
+
+    def residual_blocks(self) -> Iterable[tuple[str, nn.Module]]:
+        for i in range(1, STAGES + 1):
+            for j, block in enumerate(getattr(self, f"layer{i}")):
+                yield f"layer{i}.{j}", block
+
+    def keep_stages(self, stages: int) -> None:
+        for i in range(stages, STAGES + 1):
+            if i == 1:
+                self.maxpool = nn.Identity()
+            setattr(self, f"layer{i}", nn.Sequential())
+
+
+def blocks_of_stage(placement: Placement, stage: int, depth: int) -> frozenset[int]:
+    """Which blocks of a stage, counted from 1, have the other layer."""
+    if len(placement) != STAGES:
+        raise ValueError(f"placement must name {STAGES} stages, for example 'CCLL', got {placement!r}")
+    chosen = placement[stage]
+    if chosen == "C":
+        return frozenset()
+    if chosen == "L":
+        return frozenset(range(1, depth + 1))
+    if isinstance(chosen, str) or not all(isinstance(i, int) and 1 <= i <= depth for i in chosen):
+        raise ValueError(f"placement of stage c{stage + 2}: give 'C', 'L' or blocks from 1 to {depth}, got {chosen!r}")
+    return frozenset(chosen)

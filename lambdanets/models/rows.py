@@ -1,0 +1,85 @@
+"""Every network that has a name: one row each. A variation is a field, `create_model(name, field=value)`."""
+
+from dataclasses import dataclass, replace
+
+from lambdanets.models.config import MobileNetConfig, NetworkConfig, PatchConfig, ResNetConfig
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A row of the paper's table of LambdaResNets (block configurations are those of ResNet-RS)."""
+
+    depths: tuple[int, int, int, int]
+    lambdas_in_c4: tuple[int, ...]  # blocks, counted from 1; every block of c5 has one too
+    image_size: int  # one of those in the paper's tables, which have several for most depths
+
+
+SCALES = {
+    50: Scale((3, 4, 6, 3), (3,), 160),
+    101: Scale((3, 4, 23, 3), (6, 12, 18), 224),
+    152: Scale((3, 8, 36, 3), (5, 10, 15, 20, 25, 30), 256),
+    200: Scale((3, 24, 36, 3), (5, 10, 15, 20, 25, 30), 320),
+    270: Scale((4, 29, 53, 4), (8, 16, 24, 32, 40, 48), 256),
+    350: Scale((4, 36, 72, 4), (10, 20, 30, 40, 50, 60), 320),
+    420: Scale((4, 44, 87, 4), (10, 20, 30, 40, 50, 60, 70, 80), 320),
+}
+
+# ResNet-v1 as in the 90-epoch experiments: placement="LLLL" is the paper's "lambda layer" row.
+VANILLA = {
+    "resnet26": ResNetConfig(depths=(2, 2, 2, 2)),
+    "resnet50": ResNetConfig(depths=(3, 4, 6, 3)),
+    "resnet101": ResNetConfig(depths=(3, 4, 23, 3)),
+    "resnet152": ResNetConfig(depths=(3, 8, 36, 3)),
+}
+RESNET_D = {f"{name}_d": replace(row, stem="deep", shortcut="pool") for name, row in VANILLA.items()}
+RESNET_RS = {
+    f"resnet_rs{depth}": ResNetConfig(
+        depths=scale.depths, image_size=scale.image_size, stem="strided", shortcut="pool", se=True, se_reduction=4
+    )
+    for depth, scale in SCALES.items()
+}
+# No SE from c4 on, also not in the blocks of c4 that keep their convolution: the paper's counts say so.
+LAMBDA_RESNETS = {
+    f"lambda_resnet{depth}": replace(
+        RESNET_RS[f"resnet_rs{depth}"],
+        se=(True, True, False, False),
+        placement=("C", "C", scale.lambdas_in_c4, "L"),
+    )
+    for depth, scale in SCALES.items()
+}
+LAMBDA_RESNETS_C4 = {f"{name}_c4": replace(row, placement="CCLL") for name, row in LAMBDA_RESNETS.items()}
+
+MOBILENETS = {
+    "mobilenet_v2": MobileNetConfig(key_depth=32, heads=4, scope=5),
+    "lambda_mobilenet_v2": MobileNetConfig(key_depth=32, heads=4, scope=5, placement=(10, 16)),
+}
+
+# For images of 28 to 64 pixels: a stem that keeps the resolution.
+TINY = ResNetConfig(
+    depths=(2, 2, 2, 2), widths=(32, 64, 128, 256), stem="small", shortcut="pool", image_size=32, num_classes=10
+)
+SMALL = replace(TINY, depths=(3, 4, 6, 3), widths=(64, 128, 256, 512), image_size=64)
+SMALL_IMAGES = {
+    "resnet_tiny": TINY,
+    "resnet_small": SMALL,
+    "lambda_resnet_tiny": replace(TINY, placement="CCLL"),
+    "lambda_resnet_small": replace(SMALL, placement="CCLL"),
+}
+
+# The scope 23 covers all but the corners of 14x14 patches.
+PATCHES = {
+    "lambda_patch_tiny": PatchConfig(width=192, depth=8, patch=4, image_size=32, num_classes=10),
+    "lambda_patch_small": PatchConfig(width=384, depth=12),
+    "lambda_patch_base": PatchConfig(width=768, depth=12),
+}
+
+ROWS: dict[str, NetworkConfig] = {
+    **VANILLA,
+    **RESNET_D,
+    **RESNET_RS,
+    **LAMBDA_RESNETS,
+    **LAMBDA_RESNETS_C4,
+    **MOBILENETS,
+    **SMALL_IMAGES,
+    **PATCHES,
+}

@@ -1,0 +1,105 @@
+"""The lambda operation as fused Triton kernels: lambdas are made and applied on the chip, never stored.
+
+Letters: B batch, N queries, M context positions, H heads, K key depth, V value depth, U intra-depth.
+Importing this package imports neither Triton nor any kernel; the first call does.
+Derivation and layouts: README.md beside this file.
+"""
+
+import functools
+import importlib.util
+import os
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["fused_dense", "fused_relative", "why_not"]
+
+TYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def interpreted() -> bool:
+    """Triton's interpreter runs the kernels on the CPU, for tests."""
+    return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes")
+
+
+@functools.cache
+def capability(index: int) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(index)
+
+
+def why_not(
+    device: torch.device, dtype: torch.dtype, key_depth: int, value_depth: int, heads: int,
+    intra_depth: int = 1, dims: int = 2, *, dilation: int = 1, multi_head: bool = False, masked: bool = False,
+) -> str | None:  # fmt: skip
+    """None if the fused kernels can run this, else one sentence with the reason."""
+    if importlib.util.find_spec("triton") is None:
+        return "The fused kernels need Triton, which is not installed."
+    if device.type == "cuda":
+        if torch.version.hip is not None:
+            return "The fused kernels were never run on AMD GPUs."
+        index = torch.cuda.current_device() if device.index is None else device.index
+        if capability(index) < (8, 0):
+            return f"The fused kernels need compute capability 8.0; this GPU has {'.'.join(map(str, capability(index)))}."
+    elif not (device.type == "cpu" and interpreted()):
+        return f"The fused kernels need a CUDA GPU (or TRITON_INTERPRET=1 on the CPU), not {device.type}."
+    if dtype not in TYPES:
+        return f"The fused kernels take bfloat16, float16 and float32, not {str(dtype).removeprefix('torch.')}."
+    if dims > 2:
+        return f"The fused kernels take 1-d and 2-d positions, not {dims}-d."
+    if dilation != 1:
+        return "The fused kernels have no dilation."
+    if masked:
+        return "The fused kernels take no masks."
+    if multi_head:
+        return "The fused kernels share keys, values and embeddings between heads; loop over heads for multi_head."
+    if not 1 <= key_depth <= 64:
+        return f"The fused kernels take a key depth of 1 to 64, not {key_depth}."
+    if not 1 <= value_depth <= 1024:
+        return f"The fused kernels take a value depth of 1 to 1024, not {value_depth}."
+    if not 1 <= heads <= 128:
+        return f"The fused kernels take 1 to 128 heads, not {heads}."
+    if not 1 <= intra_depth <= 64:
+        return f"The fused kernels take an intra-depth of 1 to 64, not {intra_depth}."
+    return None
+
+
+def with_intra_depth(values: Tensor, embeddings: Tensor, position_dims: int) -> tuple[Tensor, Tensor]:
+    """values [B,M,V(,U)] -> [B,M*U,V]; embeddings [*positions,K(,U)] -> [*positions,K,U].
+
+    A sum over u is a sum over context, so intra-depth is a context U times as long.
+    """
+    if embeddings.dim() == position_dims + 1:
+        embeddings = embeddings.unsqueeze(-1)
+    if values.dim() == 4:
+        values = values.permute(0, 1, 3, 2).reshape(values.shape[0], -1, values.shape[2])
+    return values, embeddings
+
+
+def fused_relative(
+    queries: Tensor, values: Tensor, content: Tensor | None, table: Tensor,
+    query_grid: Sequence[int], context_grid: Sequence[int], stride: int = 1,
+) -> Tensor:  # fmt: skip
+    """Apply content and relative position lambdas to their queries.
+
+    queries [B,N,H,K], values [B,M,V(,U)], content lambda [B,K,V] or None, table [*scope,K(,U)] with one or two
+    scope axes; grids give the shape of queries (N) and context (M). Returns [B,N,H,V].
+    table[i] is the embedding of context - query * stride = i - (scope - 1) // 2; what lies outside contributes nothing.
+    """
+    from . import operators
+
+    dims = len(query_grid)
+    values, table = with_intra_depth(values, table, dims)
+    if dims == 1:  # a column of rows of width 1, so that the band of rows in reach is exact
+        query_grid, context_grid, table = [query_grid[0], 1], [context_grid[0], 1], table.unsqueeze(1)
+    return operators.fused(
+        queries, values.to(queries.dtype), content, table, list(query_grid), list(context_grid), stride
+    )
+
+
+def fused_dense(queries: Tensor, values: Tensor, content: Tensor | None, embeddings: Tensor) -> Tensor:
+    """As fused_relative, with an embedding for every pair: embeddings [N,M,K(,U)]."""
+    from . import operators
+
+    values, embeddings = with_intra_depth(values, embeddings, 2)
+    return operators.fused(queries, values.to(queries.dtype), content, embeddings, [], [], 1)

@@ -1,0 +1,68 @@
+"""The fused kernels as one of the implementations that `choose.py` picks from: content and position in one pass.
+
+Letters: B batch, N queries, M context positions, H heads, K key depth, V value depth, U intra-depth.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from lambdanets.ops import fused
+from lambdanets.ops.content import content_lambda
+from lambdanets.ops.positions import Dense, Relation, Relative
+from lambdanets.ops.problem import Problem
+
+
+def why_not(problem: Problem) -> str | None:
+    positions = problem.positions
+    if positions is None:
+        return "without positions there is nothing to fuse"
+    if isinstance(positions, Relation):
+        return "the fused kernels take relative or dense positions, not relations by index"
+    if problem.mask_NM is not None or problem.causal:
+        return "the fused kernels share one content lambda among all queries: no masks, no causal order"
+    dims, dilation = 1, 1
+    if isinstance(positions, Relative):
+        dims, dilation = positions.dims, max(positions.dilation)
+        if len(set(positions.stride)) > 1:
+            return f"the fused kernels take one stride for all axes, got {positions.stride}"
+    if problem.queries_BNHK.dtype != problem.values_BMVU.dtype:
+        return f"queries are {problem.queries_BNHK.dtype} and values {problem.values_BMVU.dtype}: make them one dtype"
+    _, _, _, H, K, V, U = problem.sizes
+    return fused.why_not(problem.device, problem.queries_BNHK.dtype, K, V, H, U, dims, dilation=dilation)
+
+
+def work(problem: Problem) -> tuple[float, float]:
+    """Multiply-adds, and elements read and written: what the cost model weighs."""
+    B, N, M, H, K, V, U = problem.sizes
+    pairs = N * M * U
+    if isinstance(problem.positions, Relative):  # whole rows of context, for the rows in reach
+        _, axes = problem.positions.clipped()
+        pairs = pairs * min(1.0, (axes[0].last - axes[0].first + 1) / axes[0].context)
+    return B * K * V * (pairs + N * H), B * (N * H * (K + V) + M * U * V)
+
+
+def whole_output(problem: Problem) -> Tensor:
+    """[B, N, H, V], summed in float32."""
+    positions, values_BMVU = problem.positions, problem.values_BMVU
+    content = None
+    if problem.keys_BMKU is not None:
+        content = content_lambda(problem.to(torch.float32))
+    if isinstance(positions, Dense):
+        return fused.fused_dense(problem.queries_BNHK, values_BMVU, content, positions.embeddings)
+    assert isinstance(positions, Relative)
+    return fused.fused_relative(
+        problem.queries_BNHK,
+        values_BMVU,
+        content,
+        positions.table,
+        positions.query_grid,
+        positions.context_grid,
+        positions.stride[0],
+    )
+
+
+def position_output(problem: Problem) -> Tensor:
+    """The position part alone."""
+    return whole_output(replace(problem, keys_BMKU=None))

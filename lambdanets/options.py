@@ -1,0 +1,23 @@
+"""What the options of several commands share."""
+
+from typing import Any
+
+import torch
+import tyro
+
+
+def optional(metavar: str) -> Any:
+    """For an option whose default depends on others: its help says what the default is, "None" would not."""
+    return tyro.conf.arg(metavar=metavar, help_behavior_hint="")
+
+
+def chosen_device(name: str | None) -> torch.device:
+    """The device of that name; without a name a GPU if there is one."""
+    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"unknown device {name!r}; use cpu, cuda or cuda:1") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {name!r}: torch finds no CUDA GPU here; use --device cpu")
+    return device

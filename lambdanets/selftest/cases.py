@@ -1,0 +1,231 @@
+"""Random lambda operations: each a pure function of (seed, number), described by plain data and then built.
+
+Letters: B batch, N queries, M context positions, H heads, K key depth, V value depth, U intra-depth, R relations.
+"""
+
+from dataclasses import dataclass, fields, replace
+from math import prod
+from random import Random
+
+import torch
+from torch import Tensor
+
+from lambdanets.ops import Dense, Positions, Relation, Relative
+from lambdanets.ops.problem import KEY_NORMS, embeddings_of, with_embeddings
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+# The longest side by number of axes; the second row is for the few large maps that kernels take in several tiles.
+SIDES = {1: 40, 2: 9, 3: 4}
+LARGE_SIDES = {1: 290, 2: 17, 3: 4}
+# Sizes that a kernel compiles for, (dtype, H, K, V, U): few, so that few kernels compile.
+KERNEL_GRID = (
+    ("bfloat16", 4, 16, 32, 1),
+    ("bfloat16", 3, 8, 24, 2),
+    ("float16", 4, 16, 16, 1),
+    ("float32", 2, 4, 8, 1),
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One lambda operation, in words."""
+
+    seed: int
+    number: int
+    kernel_sizes: bool  # depths and dtype from KERNEL_GRID
+    dtype: str
+    batch: int
+    heads: int
+    key_depth: int
+    value_depth: int
+    intra_depth: int  # 0: tensors without that axis
+    multi_head: bool = False
+    positions: str = "none"  # none, dense, relation, relative
+    query_grid: tuple[int, ...] = ()
+    context_grid: tuple[int, ...] = ()
+    scope: tuple[int, ...] = ()
+    dilation: tuple[int, ...] = ()
+    stride: tuple[int, ...] = ()
+    content: bool = True
+    key_norm: str | None = "softmax"
+    query_softmax: bool = False
+    mask: bool = False
+    context_mask: bool = False
+    causal: bool | str = False
+    sliced: bool = False  # inputs are slices of larger tensors
+    wide_embeddings: bool = False  # float32 embeddings with half-precision activations, as under autocast
+    frozen: str = ""  # an input that asks for no gradient
+    small_workspace: bool = False  # implementations that work in chunks use tiny ones
+    poisoned: bool = False  # fresh memory holds NaN, and algorithms are deterministic
+
+    @property
+    def masked(self) -> bool:
+        return self.mask or self.context_mask or bool(self.causal)
+
+    def words(self) -> str:
+        """What is special about the case, on one line."""
+        shown = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name not in ("seed", "number") and value != field.default and value != ():
+                shown.append(f"{field.name}={'x'.join(map(str, value)) if isinstance(value, tuple) else value}")
+        return " ".join(shown)
+
+
+def draw(seed: int, number: int) -> Case:
+    """Case `number` of `seed`: the same on every machine, whatever ran before it."""
+    rng = Random(f"lambdanets {seed} {number}")
+
+    def chance(probability: float) -> bool:
+        return rng.random() < probability
+
+    kernel_sizes = number % 3 == 0
+    case = Case(
+        seed,
+        number,
+        kernel_sizes,
+        dtype=rng.choice(DTYPES),
+        batch=rng.choice((1, 1, 2, 3)),
+        heads=rng.choice((1, 2, 3, 4)),
+        key_depth=rng.randint(1, 9),
+        value_depth=rng.randint(1, 9),
+        intra_depth=rng.choice((0, 0, 0, 1, 2, 3)),
+        multi_head=chance(0.2),
+        content=chance(0.85),
+        key_norm=rng.choice(("softmax", *KEY_NORMS)),
+        query_softmax=chance(0.15),
+        mask=chance(0.12),
+        context_mask=chance(0.2),
+        causal=rng.choice((False, False, False, False, True, "strict")),
+        sliced=chance(0.3),
+        frozen=rng.choice(("", "", "", "queries", "keys", "values", "embeddings")),
+        small_workspace=chance(0.4),
+        poisoned=chance(0.5),
+    )
+    large = False
+    if kernel_sizes:  # mostly what kernels can run, with more examples and now and then a large map
+        dtype, heads, key_depth, value_depth, intra_depth = rng.choice(KERNEL_GRID)
+        large = chance(0.05)
+        case = replace(
+            case,
+            dtype=dtype,
+            heads=heads,
+            key_depth=key_depth,
+            value_depth=value_depth,
+            intra_depth=intra_depth if intra_depth > 1 else rng.choice((0, 1)),
+            multi_head=case.multi_head and chance(0.1),
+            batch=rng.randint(1, 2 if large else 5),
+            mask=case.mask and chance(0.1),
+            context_mask=case.context_mask and chance(0.1),
+            causal=case.causal if chance(0.1) else False,
+        )
+    case = replace(case, wide_embeddings=case.dtype in ("bfloat16", "float16") and chance(0.3))
+    case = place(case, rng, large)
+    if case.positions == "none":
+        case = replace(case, content=True)
+    if case.frozen == "keys" and not case.content:
+        case = replace(case, frozen="")
+    return case
+
+
+def place(case: Case, rng: Random, large: bool) -> Case:
+    """The case with grids and positions."""
+    kinds = ("relative", "relative", "relative", "relative", "dense", "relation", "none")
+    positions = rng.choice(kinds[:5] if case.kernel_sizes else kinds)
+    dims = rng.choice((1, 2, 2) if case.kernel_sizes else (1, 2, 2, 2, 3))
+    longest = (LARGE_SIDES if large else SIDES)[dims]
+    query_grid = tuple(rng.randint(1, longest) for _ in range(dims))
+    if large:  # large along every axis
+        query_grid = tuple(longest - rng.randint(0, longest // 8) for _ in range(dims))
+    if positions != "relative":
+        M = prod(query_grid) if case.causal or rng.random() < 0.5 else rng.randint(1, SIDES[1])
+        return replace(case, positions=positions, query_grid=(prod(query_grid),), context_grid=(M,))
+    stride, dilation, context_grid = (1,) * dims, (1,) * dims, query_grid
+    kind = rng.choice(("same", "same", "strided", "other"))
+    if kind == "strided":  # what a layer with a stride asks for; a kernel has one stride for all axes
+        stride = tuple(rng.randint(1, 3) for _ in range(dims))
+        stride = (stride[0],) * dims if case.kernel_sizes else stride
+        context_grid = query_grid
+        query_grid = tuple(-(-side // step) for side, step in zip(context_grid, stride, strict=True))
+    elif kind == "other":
+        context_grid = tuple(rng.randint(1, longest) for _ in range(dims))
+    if rng.random() < (0.05 if case.kernel_sizes else 0.3):
+        dilation = tuple(rng.randint(1, 3) for _ in range(dims))
+    whole = tuple(2 * max(q, m) - 1 for q, m in zip(query_grid, context_grid, strict=True))
+    scope = whole if rng.random() < 0.25 else tuple(rng.randint(1, max(3, size + 2)) for size in whole)
+    return replace(
+        case,
+        positions=positions,
+        query_grid=query_grid,
+        context_grid=context_grid,
+        scope=scope,
+        dilation=dilation,
+        stride=stride,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """What an operation takes. `tensors` are what gradients flow to, by name; None where the case has none."""
+
+    tensors: dict[str, Tensor | None]
+    positions: Positions | None
+    mask: Tensor | None
+    context_mask: Tensor | None
+    gradient: Tensor  # of the output, [B, N, H, V]
+
+    def leaves(self, dtype: torch.dtype | None, frozen: str) -> dict[str, Tensor | None]:
+        """Fresh copies that collect gradients, in `dtype`, or as they are if it is None."""
+        found: dict[str, Tensor | None] = {}
+        for name, tensor in self.tensors.items():
+            if tensor is not None:
+                tensor = (tensor if dtype is None else tensor.to(dtype)).detach()
+                tensor = tensor.requires_grad_(name != frozen)
+            found[name] = tensor
+        return found
+
+    def placed(self, embeddings: Tensor | None) -> Positions | None:
+        return with_embeddings(self.positions, embeddings)
+
+
+def build(case: Case, device: torch.device) -> Inputs:
+    """The tensors of a case: drawn on the CPU, so that every device sees the same numbers."""
+    generator = torch.Generator().manual_seed(case.seed * 1_000_003 + case.number)
+    dtype = getattr(torch, case.dtype)
+    B, H, K, V = case.batch, case.heads, case.key_depth, case.value_depth
+    N, M = prod(case.query_grid), prod(case.context_grid)
+    U = [case.intra_depth] if case.intra_depth else []
+    heads = [H] if case.multi_head else []
+
+    def tensor(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+        if case.sliced:
+            wide = torch.randn(*shape[:-1], shape[-1] + 3, generator=generator, dtype=torch.float64)
+            return wide.to(dtype).to(device)[..., 2:-1]
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype).to(device)
+
+    def allowed(*shape: int) -> Tensor:
+        return (torch.rand(*shape, generator=generator) < 0.7).to(device)
+
+    queries, keys, values = tensor(B, N, H, K), tensor(B, M, *heads, K, *U), tensor(B, M, *heads, V, *U)
+    mask = allowed(N, M) if case.mask else None
+    context_mask = allowed(B, M) if case.context_mask else None
+    if context_mask is not None:  # padding may hold anything
+        keys[~context_mask], values[~context_mask] = torch.nan, torch.inf
+    wide = torch.float32 if case.wide_embeddings else dtype
+    depth = [*heads, K, *U]
+    positions: Positions | None = None
+    if case.positions == "dense":
+        positions = Dense(tensor(N, M, *depth, dtype=wide))
+    elif case.positions == "relation":
+        index = torch.randint(-1, 5, (N, M), generator=generator).to(device)
+        positions = Relation(tensor(5, *depth, dtype=wide), index)
+    elif case.positions == "relative":
+        table = tensor(*case.scope, *depth, dtype=wide)
+        positions = Relative(table, case.query_grid, case.context_grid, case.dilation, case.stride)
+    tensors = {
+        "queries": queries,
+        "keys": keys if case.content else None,
+        "values": values,
+        "embeddings": embeddings_of(positions),
+    }
+    return Inputs(tensors, positions, mask, context_mask, tensor(B, N, H, V))

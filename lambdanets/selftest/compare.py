@@ -1,0 +1,210 @@
+"""One case on one backend against the float64 reference: values and every gradient.
+
+The rule is FlashAttention's: an error against float64 of at most twice plain PyTorch's in the same dtype, normwise
+for each tensor. Where plain PyTorch happens to be exact, or in float32 and float64, where two correct orders of
+summation differ by more than that, an implementation may also use what rounding allows any stable algorithm:
+    eps(dtype) |expected|  +  4 eps(accumulation dtype) |the same sums with every term made positive|
+The second norm is what is left of a sum before terms cancel, so that a result that cancels is not blamed.
+"""
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lambdanets.ops import content, dft, explain, fft, gemm, lambda_op, lambda_reference
+from lambdanets.ops.positions import Dense, Positions, Relative
+from lambdanets.ops.reference import L2_EPSILON, embed
+from lambdanets.selftest.cases import Case, Inputs
+
+TIMES_PLAIN = 2.0
+TIMES_ROUNDING = 4.0
+# Every constant that decides how much is done at a time, and a value so small that small cases need several chunks.
+CHUNKS = (
+    (gemm, "WORKSPACE", 3000),
+    (fft, "WORKSPACE", 3000),
+    (dft, "WORKSPACE", 3000),
+    (dft, "TILE", 2),
+    (content, "MASKED_WEIGHTS", 3000),
+    (content, "CAUSAL_CHUNK", 3),
+)
+
+Results = dict[str, Tensor]  # "output" and a gradient for each input
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How far one tensor is from float64, what plain PyTorch's distance is, and what is allowed."""
+
+    tensor: str
+    error: float
+    plain: float
+    allowed: float
+
+    @property
+    def passed(self) -> bool:
+        return self.error <= self.allowed  # False for NaN
+
+    @property
+    def share(self) -> float:
+        """error / allowed: 1 is the limit."""
+        if self.error <= self.allowed:
+            return self.error / self.allowed if self.allowed else 0.0
+        return self.error / self.allowed if self.allowed and self.error == self.error else float("inf")
+
+
+@dataclass(frozen=True, eq=False)
+class Oracle:
+    """What every backend of a case is compared with."""
+
+    case: Case
+    inputs: Inputs
+    expected: Results
+    plain: Results
+    magnitude: Results
+
+
+def options_of(case: Case, inputs: Inputs) -> dict[str, Any]:
+    """The options of the operation that all implementations take."""
+    return {
+        "content": case.content,
+        "key_norm": case.key_norm,
+        "multi_head": case.multi_head,
+        "mask": inputs.mask,
+        "context_mask": inputs.context_mask,
+        "causal": case.causal,
+    }
+
+
+def choices(case: Case, inputs: Inputs) -> dict[str, str | float]:
+    """`explain` for a case: for each backend a prediction, or why it cannot run."""
+    tensors = inputs.tensors
+    assert tensors["queries"] is not None
+    assert tensors["values"] is not None
+    return explain(tensors["queries"], tensors["keys"], tensors["values"], inputs.positions, **options_of(case, inputs))
+
+
+def differentiate(
+    function: Callable[[Tensor, Tensor | None, Tensor, Positions | None], Tensor],
+    inputs: Inputs,
+    leaves: dict[str, Tensor | None],
+    embeddings: Tensor | None,
+    gradient: Tensor,
+) -> Results:
+    """The output and the gradients of all leaves; None for those that asked for none."""
+    queries, values = leaves["queries"], leaves["values"]
+    assert queries is not None
+    assert values is not None
+    output = function(queries, leaves["keys"], values, inputs.placed(embeddings))
+    wanted = {name: leaf for name, leaf in leaves.items() if leaf is not None and leaf.requires_grad}
+    found = torch.autograd.grad(output, list(wanted.values()), gradient.to(output.dtype), materialize_grads=True)
+    return {"output": output.detach(), **dict(zip(wanted, found, strict=True))}
+
+
+def oracle(case: Case, inputs: Inputs) -> Oracle:
+    """The reference in float64, in the dtype of the case, and in float64 without cancellation."""
+    options = {**options_of(case, inputs), "query_softmax": case.query_softmax}
+
+    def reference(*args: Any) -> Tensor:
+        return lambda_reference(*args, **options)
+
+    exact = inputs.leaves(torch.float64, case.frozen)
+    expected = differentiate(reference, inputs, exact, exact["embeddings"], inputs.gradient)
+    rough = inputs.leaves(None, case.frozen)
+    # Wide embeddings come down to the dtype of the activations, as under autocast: einsum takes one dtype.
+    embeddings = None if rough["embeddings"] is None else rough["embeddings"].to(inputs.gradient.dtype)
+    plain = differentiate(reference, inputs, rough, embeddings, inputs.gradient)
+    return Oracle(case, inputs, expected, plain, magnitudes(case, inputs))
+
+
+def magnitudes(case: Case, inputs: Inputs) -> Results:
+    """The output and gradients with every term positive and none masked, keys as if already normalised."""
+    leaves = inputs.leaves(torch.float64, case.frozen)
+    divisor = None
+    with torch.no_grad():
+        keys = leaves["keys"]
+        if keys is not None and case.key_norm is not None:
+            if case.masked:  # normalised for each query, by its own context: at most 1
+                divisor = keys.abs() if case.key_norm == "l2" else None
+                leaves["keys"] = torch.ones_like(keys)
+            elif case.key_norm == "softmax":
+                leaves["keys"] = keys.softmax(dim=1)
+            else:
+                divisor = keys.norm(dim=1, keepdim=True)
+                leaves["keys"] = keys / divisor
+        if case.query_softmax and leaves["queries"] is not None:
+            leaves["queries"] = leaves["queries"].softmax(dim=-1)
+        positive = {name: None if leaf is None else leaf.abs() for name, leaf in leaves.items()}
+    for name, leaf in positive.items():
+        if leaf is not None:
+            leaf.requires_grad_(name != case.frozen)
+    options = {**options_of(case, inputs), "key_norm": None, "mask": None, "causal": False}
+
+    def reference(queries: Tensor, keys: Tensor | None, values: Tensor, positions: Positions | None) -> Tensor:
+        if isinstance(positions, Relative):
+            # A Fourier transform mixes all positions: its rounding errors reach pairs that no mask and no scope
+            # connects, in proportion to what an average embedding would give there.
+            average = positions.table.flatten(0, positions.dims - 1).mean(dim=0)
+            positions = Dense(embed(positions) + average)
+        return lambda_reference(queries, keys, values, positions, **options)
+
+    found = differentiate(reference, inputs, positive, positive["embeddings"], inputs.gradient.abs())
+    gradient = found.get("keys")
+    if divisor is not None and gradient is not None:  # l2 divides by the norm once more
+        found["keys"] = (gradient / divisor.clamp(min=L2_EPSILON)).nan_to_num(0.0)
+    return found
+
+
+def run_backend(case: Case, inputs: Inputs, backend: str) -> Results:
+    """The output and gradients of one implementation, in the dtype of the case."""
+    leaves = inputs.leaves(None, case.frozen)
+    options = {**options_of(case, inputs), "query_softmax": case.query_softmax, "backend": backend}
+    with conditions(case):
+        return differentiate(
+            lambda *args: lambda_op(*args, **options), inputs, leaves, leaves["embeddings"], inputs.gradient
+        )
+
+
+@contextlib.contextmanager
+def conditions(case: Case) -> Iterator[None]:
+    """Tiny chunks and NaN in fresh memory, where the case asks for them; full float32 in convolutions."""
+    chunks = [(module, name, getattr(module, name), value) for module, name, value in CHUNKS if case.small_workspace]
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    tf32 = torch.backends.cudnn.allow_tf32
+    try:
+        for module, name, _, value in chunks:
+            setattr(module, name, value)
+        torch.backends.cudnn.allow_tf32 = False  # on by default, for convolutions only: 1e-3 would be no surprise
+        with warnings.catch_warnings():
+            if case.poisoned:  # in this mode torch.empty fills with NaN
+                warnings.simplefilter("ignore")
+                torch.use_deterministic_algorithms(True, warn_only=True)
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.backends.cudnn.allow_tf32 = tf32
+        for module, name, value, _ in chunks:
+            setattr(module, name, value)
+
+
+def judge(truth: Oracle, found: Results) -> list[Verdict]:
+    """A verdict for the output and for each gradient."""
+    dtype = getattr(torch, truth.case.dtype)
+    summed = torch.promote_types(dtype, torch.float32)
+    verdicts = []
+    for name, expected in truth.expected.items():
+        got, plain, magnitude = found.get(name), truth.plain[name], truth.magnitude[name]
+        if got is None or got.shape != expected.shape:
+            verdicts.append(Verdict(name, float("nan"), 0.0, 0.0))
+            continue
+        error = (got.double() - expected).norm().item()
+        plain_error = (plain.double() - expected).norm().item()
+        rounding = torch.finfo(dtype).eps * expected.norm().item()
+        rounding += TIMES_ROUNDING * torch.finfo(summed).eps * magnitude.norm().item()
+        twice = TIMES_PLAIN * plain_error if plain_error == plain_error else 0.0
+        verdicts.append(Verdict(name, error, plain_error, max(twice, rounding)))
+    return verdicts

@@ -1,0 +1,212 @@
+"""Draws cases, runs them on every backend that can, and says what came out."""
+
+import time
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from lambdanets.ops.choose import BACKENDS, NAMES
+from lambdanets.options import chosen_device, optional
+from lambdanets.selftest.cases import Case, Inputs, build, draw
+from lambdanets.selftest.compare import Verdict, choices, judge, oracle, run_backend
+
+DEFAULT_CASES = 300
+COMPILED = ("fused",)  # backends that compile kernels: they run the cases with sizes from a small grid
+HALF = ("bfloat16", "float16")
+SHOWN_FAILURES = 20
+
+
+@dataclass(frozen=True)
+class Selftest:
+    """Does every implementation compute the paper's equations, on this machine?
+
+    Draws random lambda operations over all variants, sizes and dtypes, runs each on every backend that can, and
+    compares the result and every gradient with the paper's einsums in float64. The error may be twice that of plain
+    PyTorch in the same dtype. Exits with 1 if anything differs, or if a backend that can run here ran no case.
+    """
+
+    cases: Annotated[int | None, optional("N")] = None
+    """How many cases to draw: 300, or as many as --minutes allows. Each runs on every backend that can."""
+    seed: int = 0
+    """Which cases: case i of a seed is the same on every machine."""
+    minutes: Annotated[float | None, optional("MINUTES")] = None
+    """Stop after this long."""
+    device: Annotated[str | None, optional("DEVICE")] = None
+    """Where to run: cpu, cuda, cuda:1. A GPU if there is one."""
+    backend: Annotated[str | None, optional("NAME")] = None
+    """Only this backend, such as gemm or conv."""
+    case: Annotated[int | None, optional("NUMBER")] = None
+    """Only this case of the seed, to look at a failure again."""
+
+    def run(self) -> int:
+        return selftest(self)
+
+
+@dataclass(frozen=True)
+class Failure:
+    case: Case
+    backend: str
+    what: str
+
+    def command(self, device: torch.device) -> str:
+        """The line that runs this failure again."""
+        return (
+            f"lambdanets selftest --seed {self.case.seed} --case {self.case.number} "
+            f"--backend {self.backend} --device {device}"
+        )
+
+
+@dataclass
+class Tally:
+    """What one backend did."""
+
+    cases: int = 0
+    failures: int = 0
+    worst: float = 0.0  # error / allowed
+    worst_half: float = 0.0  # error / plain PyTorch's, in half precision
+    reasons: dict[str, int] = field(default_factory=dict)  # why it did not run a case, and how often
+
+    def add(self, case: Case, verdicts: list[Verdict]) -> None:
+        self.worst = max([self.worst, *(v.share for v in verdicts)])
+        if case.dtype in HALF:
+            self.worst_half = max([self.worst_half, *(v.error / v.plain for v in verdicts if v.plain > 0)])
+
+
+def selftest(options: Selftest, console: Console | None = None) -> int:
+    """Runs the self-test and prints its report; returns the exit status."""
+    console = console or Console()
+    device = chosen_device(options.device)
+    names = chosen_backends(options.backend)
+    if options.case is not None:
+        numbers = range(options.case, options.case + 1)
+    else:
+        unlimited = options.cases is None and options.minutes is not None
+        numbers = range(10**9 if unlimited else (options.cases or DEFAULT_CASES))
+    deadline = float("inf") if options.minutes is None else time.monotonic() + 60 * options.minutes
+
+    tallies = {name: Tally() for name in names}
+    failures: list[Failure] = []
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # cases are tiny: more threads only wait for each other
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    drawn = 0
+    try:
+        with Progress(*columns, console=console, transient=True) as progress:
+            task = progress.add_task("selftest", total=len(numbers) if len(numbers) < 10**9 else None)
+            for number in numbers:
+                if time.monotonic() > deadline:
+                    break
+                failures += run_case(draw(options.seed, number), device, tallies)
+                drawn += 1
+                progress.update(task, advance=1, description=f"selftest, {len(failures)} failures")
+    finally:
+        torch.set_num_threads(threads)
+    if options.case is not None:
+        console.print(f"case {options.case} of seed {options.seed}: {draw(options.seed, options.case).words()}")
+    return report(options, console, device, drawn, tallies, failures)
+
+
+def chosen_backends(wanted: str | None) -> list[str]:
+    if wanted is not None and wanted not in NAMES:
+        raise ValueError(f"unknown backend {wanted!r}; choose one of {', '.join(NAMES)}")
+    return list(NAMES) if wanted is None else [wanted]
+
+
+def run_case(case: Case, device: torch.device, tallies: dict[str, Tally]) -> list[Failure]:
+    """One case on every backend that can run it."""
+    inputs = build(case, device)
+    reasons = choices(case, inputs)
+    runnable = []
+    for name, tally in tallies.items():
+        reason = why_not(case, name, reasons)
+        if reason is None:
+            runnable.append(name)
+        else:
+            tally.reasons[reason] = tally.reasons.get(reason, 0) + 1
+    if not runnable:
+        return []
+    truth = oracle(case, inputs)
+    failures = []
+    for name in runnable:
+        tally = tallies[name]
+        tally.cases += 1
+        try:
+            verdicts = judge(truth, run_backend(case, inputs, name))
+        except Exception as error:  # a crash is a failure like any other, and the remaining cases still count
+            failures.append(Failure(case, name, f"{type(error).__name__}: {error}".splitlines()[0]))
+            tally.failures += 1
+            tally.worst = float("inf")
+            continue
+        tally.add(case, verdicts)
+        wrong = [v for v in verdicts if not v.passed]
+        if wrong:
+            tally.failures += 1
+            said = ", ".join(f"{v.tensor} error {v.error:.1e}, allowed {v.allowed:.1e}" for v in wrong)
+            failures.append(Failure(case, name, said))
+    return failures
+
+
+def why_not(case: Case, name: str, reasons: dict[str, str | float]) -> str | None:
+    if name in COMPILED and not case.kernel_sizes:
+        return "sizes outside the grid that kernels are compiled for"
+    if name in BACKENDS and case.positions == "none":
+        return "content lambdas alone are the same code for all backends, run as auto"
+    reason = reasons.get(name)
+    return reason if isinstance(reason, str) else None
+
+
+def can_run_here(name: str, device: torch.device) -> str | None:
+    """Why a backend cannot run on this machine at all; None if it can: asked for the plainest 2-d case."""
+    if name not in BACKENDS:
+        return None
+    plain = Case(0, 0, True, "float32", 1, 2, 4, 8, 0, positions="relative", query_grid=(5, 5), context_grid=(5, 5))
+    inputs: Inputs = build(Case(**{**vars(plain), "scope": (3, 3), "dilation": (1, 1), "stride": (1, 1)}), device)
+    reason = choices(plain, inputs)[name]
+    return reason if isinstance(reason, str) else None
+
+
+def report(
+    options: Selftest,
+    console: Console,
+    device: torch.device,
+    drawn: int,
+    tallies: dict[str, Tally],
+    failures: list[Failure],
+) -> int:
+    table = Table(title=f"{drawn} cases of seed {options.seed} on {device}, torch {torch.__version__}")
+    table.add_column("backend")
+    for title in ("cases", "failures", "worst error\n(1 = allowed)", "half precision, times\nplain PyTorch's error"):
+        table.add_column(title, justify="right")
+    table.add_column("remark")
+    idle = []
+    for name, tally in tallies.items():
+        remark = ""
+        if not tally.cases:
+            reason = can_run_here(name, device)
+            if reason is None:
+                idle.append(name)
+            why = reason or max(tally.reasons, key=tally.reasons.__getitem__, default="no case was drawn")
+            remark = f"did not run: {why}"
+        half = f"{tally.worst_half:.2f}" if tally.worst_half else "-"
+        worst = f"{tally.worst:.2f}" if tally.cases else "-"
+        style = "red" if tally.failures or name in idle else None
+        table.add_row(name, str(tally.cases), str(tally.failures), worst, half, escape(remark), style=style)
+    console.print(table)
+    for failure in failures[:SHOWN_FAILURES]:
+        console.print(f"FAILED {failure.backend}: {failure.what}", style="red", markup=False, soft_wrap=True)
+        console.print(f"  {failure.case.words()}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"  again: {failure.command(device)}", markup=False, highlight=False, soft_wrap=True)
+    if len(failures) > SHOWN_FAILURES:
+        console.print(f"... and {len(failures) - SHOWN_FAILURES} more failures")
+    if idle:
+        console.print(
+            f"These backends can run here and ran no case: {', '.join(idle)}. Draw more: --cases", style="red"
+        )
+    if not failures and not idle:
+        console.print("All agree with the float64 reference.", style="green")
+    return 1 if failures or idle else 0

@@ -1,0 +1,87 @@
+"""Our networks in timm's registry.
+
+`import lambdanets.timm` is enough; names that timm has already get the prefix `lambdanets_`.
+`python -m lambdanets.timm train.py --model lambda_resnet50 ...` runs one of timm's scripts with them.
+"""
+
+import runpy
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from timm.models import PretrainedCfg, is_model, register_model
+from torch import nn
+
+from lambdanets.models import FeatureNetwork, Network, create_model, list_models
+from lambdanets.models.hub import default_card, timm_configuration, timm_name
+
+USAGE = "usage: python -m lambdanets.timm SCRIPT [arguments of the script], for example timm's train.py or validate.py"
+
+
+def entrypoint(name: str) -> Callable[..., Network | FeatureNetwork]:
+    """The function that timm calls for one of our names."""
+
+    def build(
+        pretrained: bool = False,
+        pretrained_cfg: str | dict[str, Any] | PretrainedCfg | None = None,
+        pretrained_cfg_overlay: dict[str, Any] | None = None,
+        cache_dir: str | None = None,  # huggingface_hub has its own, HF_HOME
+        *,
+        img_size: int | tuple[int, int] | None = None,
+        bn_momentum: float | None = None,
+        bn_eps: float | None = None,
+        **arguments: Any,
+    ) -> Network | FeatureNetwork:
+        if isinstance(pretrained_cfg, PretrainedCfg):
+            pretrained_cfg = pretrained_cfg.to_dict()
+        given = {**(pretrained_cfg if isinstance(pretrained_cfg, dict) else {}), **(pretrained_cfg_overlay or {})}
+        if img_size is not None:
+            arguments["image_size"] = img_size
+        model = create_model(name, pretrained and (given.get("file") or given.get("hf_hub_id") or True), **arguments)
+        for module in model.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.momentum = module.momentum if bn_momentum is None else bn_momentum
+                module.eps = module.eps if bn_eps is None else bn_eps
+        network = model.network if isinstance(model, FeatureNetwork) else model
+        known = {f.name for f in fields(PretrainedCfg)}
+        configuration = timm_configuration(network, default_card(network))
+        configuration.update({k: v for k, v in given.items() if k in known and k != "num_classes"})
+        configuration = PretrainedCfg(**{**configuration, "architecture": timm_name(name)}).to_dict()
+        # timm reads both names; plain attributes, which nn.Module does not list
+        model.pretrained_cfg = model.default_cfg = configuration  # type: ignore[assignment]
+        return model
+
+    build.__name__ = build.__qualname__ = timm_name(name)
+    build.__doc__ = f"`lambdanets.create_model({name!r}, ...)`"
+    return build
+
+
+def register() -> list[str]:
+    """Registers what is not there yet; returns the names."""
+    names = []
+    for name in list_models():
+        build = entrypoint(name)
+        if not is_model(build.__name__):
+            register_model(build)
+        names.append(build.__name__)
+    return names
+
+
+def main(arguments: list[str]) -> None:
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE)
+        raise SystemExit(0 if arguments else 2)
+    script = Path(arguments[0])
+    if not script.is_file():
+        raise SystemExit(f"{script} is not a file; {USAGE}")
+    sys.argv = arguments
+    sys.path.insert(0, str(script.resolve().parent))  # as `python SCRIPT` does
+    runpy.run_path(str(script), run_name="__main__")
+
+
+NAMES = register()
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

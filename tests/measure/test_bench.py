@@ -1,0 +1,141 @@
+"""The benchmark runs, writes what it promises, and gives no number for a wrong result. Nothing here times anything."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from lambdanets.cli import main
+from lambdanets.measure import machine, peers
+from lambdanets.measure.cases import Case, Shape, parse_scope
+from lambdanets.measure.check import MismatchError, check_operation, check_twin
+from lambdanets.measure.timing import peak_bytes
+from lambdanets.ops import choose
+from tests.test_selftest import break_backend
+
+CPU = torch.device("cpu")
+
+
+def quick(tmp_path, *arguments, what="op"):
+    output = tmp_path / "deep" / "result.json"
+    code = main(["bench", what, "--device", "cpu", "--quick", "--repeats", "1", "--output", str(output), *arguments])
+    return code, json.loads(output.read_text())
+
+
+def test_op_writes_times_of_backends_and_layers(tmp_path, capsys):
+    code, result = quick(tmp_path, "--plot", str(tmp_path / "plot.png"))
+    assert code == 0
+    assert (tmp_path / "plot.png").stat().st_size > 1000
+    assert {"name", "date", "commit", "machine", "versions", "settings", "rows", "left_out"} <= set(result)
+    assert {"cpu", "cores", "gpu"} <= set(result["machine"])
+    assert {"python", "torch", "triton", "timm", "lambda-networks"} <= set(result["versions"])
+    rows = result["rows"]
+    operations = {row["contender"] for row in rows if row["kind"] == "operation"}
+    assert operations == set(choose.BACKENDS) - {one["contender"] for one in result["left_out"]}
+    assert {row["mode"] for row in rows} == {"inference", "training"}
+    layers = {row["contender"] for row in rows if row["kind"] == "layer"}
+    assert {"ours", "timm", "lucidrains", "timm, global", "lucidrains, global", "conv3x3 + BN"} <= layers
+    for row in rows:
+        assert row["milliseconds"] > 0
+        assert row["peak_bytes"] > 0
+        assert row["ratio"] > 0
+        if row["family"] in ("ours", "public"):
+            assert row["check"] < 1e-3  # no number without one
+    chosen = [row for row in rows if row["chosen"]]
+    assert len(chosen) == 4  # two scopes, two modes
+    shown = capsys.readouterr().out
+    assert "Whole layers" in shown
+    assert "result.json" in shown
+
+
+def test_layer_takes_own_shapes_and_all_backends(tmp_path):
+    code, result = quick(
+        tmp_path,
+        *("--shapes", "5x4x12", "--scopes", "3", "--batch", "1", "--heads", "2", "--key-depth", "4"),
+        *("--all-backends", "--modes", "inference"),
+        what="layer",
+    )
+    assert code == 0
+    assert {row["shape"] for row in result["rows"]} == {"5x4x12"}
+    assert {f"ours, {name}" for name in ("gemm", "conv", "dft", "fft")} <= {r["contender"] for r in result["rows"]}
+
+
+def test_missing_peers_are_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(peers, "installed", lambda package: None)
+    code, result = quick(tmp_path, "--modes", "inference", what="layer")
+    assert code == 0
+    assert {"ours"} <= {row["contender"] for row in result["rows"]}
+    assert "public" not in {row["family"] for row in result["rows"]}
+    assert "timm is not installed" in capsys.readouterr().out
+
+
+def test_a_wrong_backend_gets_no_number(tmp_path, monkeypatch, capsys):
+    break_backend(monkeypatch, "dft", lambda output: output * 1.01)
+    code, result = quick(tmp_path, "--layers", "False", "--modes", "inference")
+    assert code == 1
+    assert result["mismatches"]
+    assert "dft" not in {row["contender"] for row in result["rows"]}
+    assert "the check failed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("scope", [3, 15, None])
+def test_check_operation_sees_a_wrong_gradient(scope, monkeypatch):
+    case = Case(Shape(8, 7, 16), scope, 2)
+    assert check_operation(case, "conv", CPU, training=True) < 1e-5
+    break_backend(monkeypatch, "conv", lambda output: output + 0.01 * (output - output.detach()))
+    with pytest.raises(MismatchError, match="conv"):
+        check_operation(case, "conv", CPU, training=True)
+
+
+def test_check_twin_sees_another_function():
+    timm = next(c for c in peers.contenders(CPU, False) if c.name == "timm")
+    case = Case(Shape(6, 6, 16), 5, 2)
+    assert check_twin(timm, case, CPU) < 1e-4
+
+    def wrong_twin(peer: nn.Module, case: Case) -> nn.Module:
+        assert timm.twin is not None
+        layer = timm.twin(peer, case)
+        layer.get_parameter("positions.table").data = layer.get_parameter("positions.table").data.flip(0)
+        return layer
+
+    wrong = replace(timm, twin=wrong_twin)
+    with pytest.raises(MismatchError, match="timm"):
+        check_twin(wrong, case, CPU)
+
+
+def test_attention_layers_are_attention():
+    x = torch.randn(2, 8, 3, 5)
+    for name in ("attention (SDPA)", "axial attention"):
+        contender = next(c for c in peers.attentions(torch.device("cuda")) if c.name == name)
+        layer = contender.build(Case(Shape(3, 5, 8), 3, 2, heads=2))
+        assert layer(x).shape == x.shape
+        constant = x[:, :, :1, :1].expand_as(x)  # attention over equal values gives that value everywhere
+        assert torch.allclose(layer(constant), layer(constant)[:, :, :1, :1], atol=1e-6)
+
+
+def test_peak_counts_what_is_held_together():
+    x = torch.zeros(2**18)  # 1 MiB
+
+    def two_at_a_time():
+        for _ in range(3):
+            y = x + 1
+            del y
+        return (x + 1) * 2  # the sum lives until the product is there
+
+    assert peak_bytes(two_at_a_time, CPU) // 2**20 == 2
+
+
+def test_parsing():
+    assert Shape.parse("32x16x96") == Shape(32, 16, 96)
+    assert parse_scope("global") is None
+    assert parse_scope("23") == 23
+    for text in ("0", "-3", "all"):
+        with pytest.raises(ValueError, match=text):
+            parse_scope(text)
+
+
+def test_machine_without_git(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert machine.commit() is None

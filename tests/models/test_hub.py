@@ -1,0 +1,155 @@
+"""Weights in files and folders: the same network comes back, and a wrong file is refused."""
+
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from torch import nn
+
+from lambdanets.layers import LambdaLayer2d
+from lambdanets.models import Card, MobileNetV2, Network, Preprocessing, create_model, from_pretrained, read_card
+from lambdanets.models.registry import changes
+from tests.models.helpers import SMALL, images, small
+
+CARD = Card(
+    Preprocessing(mean=(0.1, 0.2, 0.3), std=(0.4, 0.5, 0.6), size=(31, 21), crop=0.9),
+    class_names=tuple(f"<b>{i}</b>" for i in range(7)),
+    metrics={"top1": 78.4},
+    recipe={"epochs": 90, "optimizer": {"name": "sgd"}},
+)
+
+
+@pytest.mark.parametrize("case", SMALL)
+def test_round_trip_of_a_folder(case: str, tmp_path: Path) -> None:
+    network, x = small(case).eval(), images(case)
+    folder = network.save_pretrained(tmp_path / "weights")
+    assert sorted(p.name for p in folder.iterdir()) == ["config.json", "model.safetensors"]
+    again = from_pretrained(folder).eval()
+    assert (again.name, again.config) == (network.name, network.config)
+    assert again.state_dict().keys() == network.state_dict().keys()
+    with torch.no_grad():
+        assert torch.equal(again(x), network(x))
+
+
+@pytest.mark.parametrize("case", SMALL)
+def test_round_trip_of_a_state_dict(case: str, tmp_path: Path) -> None:
+    network, x = small(case).eval(), images(case)
+    torch.save(network.state_dict(), tmp_path / "weights.pth")
+    name, arguments = SMALL[case]
+    again = create_model(name, tmp_path / "weights.pth", **arguments).eval()
+    with torch.no_grad():
+        assert torch.equal(again(x), network(x))
+
+
+def test_a_file_alone_is_enough_and_says_what_it_is(tmp_path: Path) -> None:
+    network = small("vanilla")
+    file = network.save_pretrained(tmp_path, CARD) / "model.safetensors"
+    assert read_card(file) == read_card(tmp_path) == CARD
+    again = Network.from_pretrained(str(file))
+    assert again.card == CARD
+    assert again.config == network.config
+    again.save_pretrained(tmp_path / "again")  # the card travels with the network
+    assert read_card(tmp_path / "again") == CARD
+    with pytest.raises(TypeError, match="holds a ResNet, not a MobileNetV2"):
+        MobileNetV2.from_pretrained(file)
+
+
+def test_shared_positions_are_stored_once_and_stay_shared(tmp_path: Path) -> None:
+    network = small("lambda_resnet")
+    file = network.save_pretrained(tmp_path) / "model.safetensors"
+    with safe_open(str(file), framework="pt") as stored:
+        kept = [key for key in stored.keys() if key.endswith("positions.table")]  # noqa: SIM118
+    assert len(kept) == 2  # of 1 + 3 layers in two stages
+    again = from_pretrained(file)
+    last = [m.positions for m in again.layer4.modules() if isinstance(m, LambdaLayer2d)]  # type: ignore[union-attr]
+    assert len(last) == 3
+    assert all(p is last[0] for p in last)
+    assert last[0] is not None
+    expected = network.state_dict()["layer4.0.conv2.positions.table"]
+    assert torch.equal(last[0].table, expected)
+
+
+def test_arguments_are_the_changes_and_follow_the_classifier(tmp_path: Path) -> None:
+    network = create_model("lambda_resnet_tiny", scope=(3, 3, (5, 7), None), heads=8)
+    network.reset_classifier(3)
+    assert changes("lambda_resnet_tiny", network.config) == {
+        "scope": (3, 3, (5, 7), None),
+        "heads": 8,
+        "num_classes": 3,
+    }
+    assert from_pretrained(network.save_pretrained(tmp_path)).num_classes == 3
+
+
+def test_another_number_of_classes_keeps_the_rest(tmp_path: Path) -> None:
+    network = small("vanilla")
+    network.save_pretrained(tmp_path)
+    with pytest.warns(UserWarning, match="has 7 classes, not 5: new fc"):
+        other = from_pretrained(tmp_path, num_classes=5)
+    assert other.get_classifier().weight.shape == (5, 2048)  # type: ignore[union-attr]
+    assert torch.equal(other.state_dict()["layer4.1.bn3.weight"], network.state_dict()["layer4.1.bn3.weight"])
+    name, arguments = SMALL["vanilla"]
+    features = create_model(name, tmp_path, features_only=True, placement=arguments["placement"])
+    kept = features.network.state_dict()
+    assert all(torch.equal(kept[key], network.state_dict()[key]) for key in kept)
+
+
+@pytest.mark.parametrize("size", [0, 7, 100, 5000])
+def test_truncated_files_are_refused(size: int, tmp_path: Path) -> None:
+    network = create_model("lambda_patch_tiny", width=16, depth=4)
+    file = network.save_pretrained(tmp_path) / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:size])
+    with pytest.raises(ValueError, match="not a whole safetensors file"):
+        create_model("lambda_patch_tiny", file, width=16, depth=4)
+
+
+def test_wrong_files_are_refused_with_what_was_expected(tmp_path: Path) -> None:
+    create_model("lambda_patch_tiny", width=16, depth=4).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"patch_embed.weight is \[16, 3, 4, 4\], expected \[32, 3, 4, 4\]"):
+        create_model("lambda_patch_tiny", tmp_path, width=32, depth=4)
+    with pytest.raises(ValueError, match=r"missing blocks.4.*not expected nothing"):
+        create_model("lambda_patch_tiny", tmp_path, width=16, depth=5)
+    with pytest.raises(FileNotFoundError, match="no file or folder"):
+        create_model("lambda_patch_tiny", "no/such/file.safetensors")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"has no model.safetensors"):
+        create_model("lambda_patch_tiny", tmp_path / "empty")
+    torch.save([1, 2], tmp_path / "list.pth")
+    with pytest.raises(ValueError, match="not a dictionary of tensors"):
+        create_model("lambda_patch_tiny", tmp_path / "list.pth")
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(ValueError, match="does not say which network"):
+        from_pretrained(tmp_path / "other.json")
+
+
+class Payload:
+    ran = False
+
+    def __reduce__(self):
+        return (setattr, (Payload, "ran", True))
+
+
+def test_pickles_run_no_code(tmp_path: Path) -> None:
+    torch.save({"conv1.weight": Payload()}, tmp_path / "bad.pth")
+    with pytest.raises(pickle.UnpicklingError):
+        create_model("lambda_patch_tiny", tmp_path / "bad.pth")
+    assert not Payload.ran
+
+
+def test_what_cannot_be_saved_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="7 class names for 10 classes"):
+        create_model("lambda_patch_tiny", width=16, depth=4).save_pretrained(tmp_path, CARD)
+    with pytest.raises(ValueError, match="given as a function"):
+        create_model("resnet26", placement="CCCL", layer=lambda _: nn.Identity()).save_pretrained(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_configuration_is_what_timm_reads(tmp_path: Path) -> None:
+    small("vanilla").save_pretrained(tmp_path, CARD)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["architecture"] == "lambdanets_resnet26"
+    assert config["model_args"] == {"num_classes": 7, "placement": "CLLL"}
+    assert config["pretrained_cfg"]["input_size"] == [3, 31, 21]
+    assert config["label_names"] == list(CARD.class_names)

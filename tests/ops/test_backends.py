@@ -1,0 +1,97 @@
+"""Every implementation in plain torch against the reference: values and every gradient, in float64."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lambdanets.ops import dft
+from tests.cases import VARIANTS, Case, Inputs, assert_agree
+
+PAIRS = [
+    pytest.param(case, backend, id=f"{name}-{backend}")
+    for name, case in VARIANTS.items()
+    for backend in [*case.backends(), "auto"]
+]
+
+
+@pytest.mark.parametrize(("case", "backend"), PAIRS)
+def test_variant(case, backend, prepare):
+    assert_agree(case, prepare(backend))
+
+
+@st.composite
+def cases(draw, dims=(1, 2, 3)):
+    """Any relative case that is small enough for the reference."""
+    count = draw(st.sampled_from(dims))
+    side = {1: 14, 2: 6, 3: 3}[count]
+
+    def sizes(low, high):
+        return tuple(draw(st.integers(low, high)) for _ in range(count))
+
+    stride = sizes(1, 3) if draw(st.booleans()) else (1,) * count
+    return Case(
+        grid=sizes(1, side),
+        context=sizes(1, side) if max(stride) > 1 or draw(st.booleans()) else None,
+        scope=sizes(1, side + 2),
+        dilation=sizes(1, 3) if draw(st.booleans()) else 1,
+        stride=stride,
+        batch=draw(st.integers(1, 3)),
+        heads=draw(st.integers(1, 3)),
+        key_depth=draw(st.integers(1, 4)),
+        value_depth=draw(st.integers(1, 4)),
+        intra_depth=draw(st.integers(1, 2)),
+        content=draw(st.booleans()),
+        key_norm=draw(st.sampled_from(["softmax", "l2", None])),
+        query_softmax=draw(st.booleans()),
+        multi_head=draw(st.booleans()),
+        causal=draw(st.sampled_from([False, False, True, "strict"])),
+        context_mask=draw(st.booleans()),
+    )
+
+
+@pytest.mark.parametrize("backend", ["gemm", "conv", "depthwise", "fft", "auto"])
+@given(case=cases(), seed=st.integers(0, 2**16))
+def test_any_relative_case(prepare, backend, case, seed):
+    backend = "conv" if backend == "depthwise" and len(case.grid) == 3 else backend
+    assert_agree(case, prepare(backend), seed)
+
+
+@given(case=cases(dims=(2,)), seed=st.integers(0, 2**16), tile=st.integers(1, 4))
+def test_any_planar_case_by_dft(monkeypatch, case, seed, tile):
+    monkeypatch.setattr(dft, "TILE", tile)  # small maps in several tiles
+    assert_agree(case, "dft", seed)
+
+
+@given(
+    case=cases(),
+    positions=st.sampled_from(["dense", "relation", "relative", None]),
+    mask=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+def test_any_mask_and_positions(case, positions, mask, seed):
+    causal = case.causal if positions == "relative" or case.context is None else False
+    content = case.content or positions is None
+    assert_agree(case.but(positions=positions, mask=mask, causal=causal, content=content), "gemm", seed)
+
+
+@pytest.mark.parametrize("backend", ["reference", "gemm", "conv", "dft", "fft"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+def test_half_precision_sums_in_float32(backend, dtype):
+    inputs = Inputs(Case(grid=(12, 12), scope=(23, 23), key_depth=16), dtype=dtype)
+    found = inputs.results(backend)
+    exact = Inputs(Case(grid=(12, 12), scope=(23, 23), key_depth=16))
+    for name, leaf in inputs.leaves.items():  # the same rounded numbers, in float64
+        exact.leaves[name] = leaf.detach().double().requires_grad_()
+    exact.gradient = inputs.gradient.double()
+    for name, expected in exact.results("oracle").items():
+        assert found[name].dtype == dtype
+        # One rounding at the end: half a unit in the last place of the largest.
+        error = (found[name].double() - expected).abs().max() / expected.abs().max()
+        assert error <= torch.finfo(dtype).eps, name
+
+
+def test_result_has_the_wider_dtype():
+    inputs = Inputs(VARIANTS["plain"], dtype=torch.float32)
+    inputs.leaves["values"] = inputs.leaves["values"].detach().double()
+    assert inputs.forward("gemm").dtype == torch.float64

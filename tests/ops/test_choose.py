@@ -1,0 +1,103 @@
+"""Which implementation runs: reasons that are said, choices that can run."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lambdanets.ops import choose, explain
+from tests.cases import VARIANTS, Case, Inputs
+
+PLAIN_TORCH = {"gemm", "conv", "dft", "fft"}
+REASONS = {  # backend, case: words of the reason
+    ("conv", "mask"): "mask differs from query to query",
+    ("dft", "mask"): "mask differs from query to query",
+    ("fft", "mask"): "mask differs from query to query",
+    ("conv", "dense"): "relative positions",
+    ("dft", "relation"): "relative positions",
+    ("fft", "dense"): "relative positions",
+    ("dft", "1d"): "2-d maps, got 1-d",
+    ("dft", "3d"): "2-d maps, got 3-d",
+    ("conv", "4d"): "up to 3 axes, got 4",
+}
+
+
+def explained(inputs: Inputs) -> dict:
+    options = {name: value for name, value in inputs.options.items() if name != "query_softmax"}
+    return explain(*inputs.arguments(), **options)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_explain_lists_every_backend(name):
+    case = VARIANTS[name]
+    found = explained(Inputs(case))
+    assert found.keys() >= PLAIN_TORCH
+    can = {backend for backend in PLAIN_TORCH if not isinstance(found[backend], str)}
+    assert can == PLAIN_TORCH & {*case.backends()} or case.positions is None
+    for reason in found.values():
+        assert reason if isinstance(reason, str) else reason >= 0
+
+
+@pytest.mark.parametrize(("backend", "name"), REASONS, ids="-".join)
+def test_backend_that_cannot_run_says_why(backend, name):
+    inputs = Inputs(VARIANTS[name])
+    words = REASONS[backend, name]
+    assert words in explained(inputs)[backend]
+    with pytest.raises(ValueError, match=f"'{backend}' cannot run here: .*{words}.*gemm: can run"):
+        inputs.forward(backend)
+
+
+@pytest.mark.parametrize("name", ["plain", "content_only", "mask", "dense"])
+def test_unknown_backend_lists_the_choices(name):
+    with pytest.raises(ValueError, match=r"unknown backend 'cudnn'; choose one of 'auto', 'reference', 'gemm'.*gemm: "):
+        Inputs(VARIANTS[name]).forward("cudnn")
+
+
+def test_predicted_time_grows_with_the_work():
+    small, large = explained(Inputs(Case())), explained(Inputs(Case(grid=(16, 16), scope=(9, 9), key_depth=16)))
+    for backend in PLAIN_TORCH:
+        assert large[backend] > small[backend]
+
+
+def test_a_training_step_costs_more_than_inference():
+    inputs = Inputs(Case())
+    training = explained(inputs)
+    with torch.no_grad():
+        inference = explained(inputs)
+    for backend in PLAIN_TORCH:
+        assert training[backend] > inference[backend]
+
+
+def test_auto_takes_the_fastest(monkeypatch):
+    inputs = Inputs(Case())
+    times = explained(inputs)
+    ran = []
+    for name, backend in choose.BACKENDS.items():
+        counted = choose.Backend(
+            name,
+            backend.why_not,
+            lambda problem, name=name, run=backend.position_output: ran.append(name) or run(problem),
+            backend.work,
+        )
+        monkeypatch.setitem(choose.BACKENDS, name, counted)
+    inputs.forward("auto")
+    assert ran == [min(times, key=times.get)]
+
+
+@given(
+    case=st.sampled_from(list(VARIANTS.values())),
+    grid=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    scope=st.tuples(st.integers(1, 50), st.integers(1, 50)),
+    stride=st.integers(1, 3),
+    batch=st.integers(0, 2),
+)
+def test_auto_always_finds_one(case, grid, scope, stride, batch):
+    """The choice alone, on sizes that would take long to compute."""
+    case = case.but(grid=grid, scope=scope, batch=batch, dilation=1, context=None, stride=1)
+    if case.positions == "relative":
+        case = case.but(stride=stride, context=tuple(side * stride for side in grid))
+    if case.positions in ("dense", "relation") or case.mask:
+        case = case.but(grid=(4, 5), context=None, stride=1)
+    found = explained(Inputs(case, dtype=torch.float32))
+    assert any(not isinstance(time, str) for time in found.values())
+    assert not isinstance(found["gemm"], str)  # the one that takes everything

@@ -1,0 +1,69 @@
+"""The command line: help, versions, refusals. Commands themselves are tested where they live."""
+
+import subprocess
+import sys
+
+import pytest
+
+from lambdanets import __version__
+from lambdanets.cli import COMMANDS, main
+
+
+def stopped(arguments, capsys):
+    """Exit status, stdout and stderr of a command line that the parser ends."""
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    captured = capsys.readouterr()
+    return ended.value.code, captured.out, captured.err
+
+
+@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS), ["bench", "op"], ["bench", "layer"]])
+def test_help_explains_every_option(command, capsys):
+    code, out, _ = stopped([*command, "--help"], capsys)
+    assert code == 0
+    assert "None" not in out  # a default that says nothing
+    if not command:
+        assert all(name in out for name in COMMANDS)
+
+
+def test_without_a_command_shows_help(capsys):
+    code, out, _ = stopped([], capsys)
+    assert code == 0
+    assert "selftest" in out
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"lambdanets {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["selftest", "--backend", "magic"], ["magic", "gemm", "conv", "fft"]),
+        (["selftest", "--device", "toaster"], ["toaster", "cpu"]),
+        (["bench", "op", "--device", "cpu", "--shapes", "32x32"], ["32x32", "HEIGHTxWIDTHxCHANNELS"]),
+        (["bench", "layer", "--device", "cpu", "--scopes", "wide"], ["wide", "global"]),
+        (["bench", "layer", "--device", "cpu", "--shapes", "8x8x30"], ["8x8x30", "--heads 4"]),
+    ],
+)
+def test_refusals_are_one_sentence(arguments, words, capsys):
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("lambdanets: ")
+    assert captured.err.count("\n") == 1
+    assert all(word in captured.err for word in words)
+
+
+def test_an_unknown_option_is_refused(capsys):
+    code, _, err = stopped(["selftest", "--nonsense"], capsys)
+    assert code == 2
+    assert "nonsense" in err
+
+
+def test_python_m_gives_the_exit_status():
+    done = subprocess.run(
+        [sys.executable, "-m", "lambdanets", "selftest", "--backend", "magic"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,76 @@
+"""What the documents say: their code runs, their numbers are the measured ones, their links lead somewhere."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
+assert spec is not None
+assert spec.loader is not None
+generate = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(generate)
+
+every_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
+
+
+@every_document
+def test_code_runs(path: Path):
+    torch.manual_seed(0)
+    text = path.read_text()
+    names: dict[str, object] = {"__name__": "document"}
+    for match in PYTHON.finditer(text):  # the blocks of a document follow each other
+        line = text[: match.start(1)].count("\n")
+        exec(compile("\n" * line + match[1], str(path), "exec"), names)
+
+
+def test_the_readme_has_code():
+    assert len(PYTHON.findall((ROOT / "README.md").read_text())) >= 5
+
+
+@every_document
+def test_generated_blocks_match_the_measurements(path: Path):
+    assert generate.filled(path.read_text()) == path.read_text(), "run python docs/generate.py"
+
+
+@every_document
+def test_links_lead_somewhere(path: Path):
+    for target in re.findall(r"\]\((?!https?://)([^)#]+)", path.read_text()):
+        assert (path.parent / target).exists(), target
+
+
+def row(**changes: object) -> dict[str, object]:
+    usual = {"shape": "7x7x64", "scope": 23, "batch": 4, "dtype": "float32", "heads": 4, "key_depth": 16}
+    usual |= {"kind": "layer", "mode": "inference", "contender": "ours", "milliseconds": 1.5, "ratio": 1.0}
+    return usual | {"chosen": False} | changes
+
+
+def test_a_block_is_filled_from_json(tmp_path: Path):
+    rows = [
+        row(),
+        row(contender="theirs", milliseconds=6.0, ratio=4.0),
+        row(scope=None),
+        row(kind="operation", contender="gemm", milliseconds=0.25, chosen=True),
+    ]
+    result = {"date": "2021-02-17T00:00:00", "machine": {"cpu": "A chip", "cores": 2, "gpu": None}, "rows": rows}
+    (tmp_path / "op-cpu.json").write_text(json.dumps(result | {"versions": {"torch": "2.11", "triton": None}}))
+    text = generate.filled("before\n<!-- bench:cpu -->\nold\n<!-- /bench -->\nafter\n", tmp_path)
+    assert text.startswith("before\n<!-- bench:cpu -->\nA chip, 2 threads. torch 2.11. Measured 2021-02-17;")
+    assert text.endswith("<!-- /bench -->\nafter\n")
+    assert "| 7x7x64 | 23 | 1.5 ms | 4.00x |\n" in text
+    assert "| 7x7x64 | global | 1.5 ms | - |\n" in text
+    assert "| 7x7x64 | 23 | 0.25* |\n" in text
+    assert "old" not in text
+    assert generate.filled(text, tmp_path) == text
+
+
+def test_a_block_without_json_says_how_to_make_it(tmp_path: Path):
+    text = generate.filled("<!-- bench:cpu -->\n<!-- /bench -->", tmp_path)
+    assert "lambdanets bench op --device cpu" in text

@@ -1,0 +1,138 @@
+"""The self-test passes on what is right, and notices what is wrong."""
+
+import io
+import re
+import shlex
+from dataclasses import replace
+
+import pytest
+import torch
+from rich.console import Console
+
+from lambdanets.cli import main
+from lambdanets.ops import choose
+from lambdanets.selftest import Selftest, selftest
+from lambdanets.selftest.cases import KERNEL_GRID, build, draw
+from lambdanets.selftest.compare import judge, oracle, run_backend
+
+CPU = torch.device("cpu")
+
+
+def run(**options):
+    out = io.StringIO()
+    code = selftest(Selftest(device="cpu", **options), Console(file=out, width=200))
+    return code, out.getvalue()
+
+
+def break_backend(monkeypatch, name, change):
+    """Puts a backend in the registry whose position output went through `change`."""
+    right = choose.BACKENDS[name]
+    wrong = replace(right, position_output=lambda problem: change(right.position_output(problem)))
+    monkeypatch.setitem(choose.BACKENDS, name, wrong)
+
+
+def test_all_backends_pass():
+    code, text = run(cases=60, seed=7)
+    assert code == 0, text
+    for name in ("auto", "reference", "gemm", "conv", "dft", "fft"):
+        row = next(line for line in text.splitlines() if f" {name} " in line)
+        assert int(re.findall(r"\d+", row)[0]) >= 10
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda output: output * 1.001,  # the result
+        lambda output: output + 1e-3 * (output - output.detach()),  # only gradients
+        lambda output: output.to(torch.bfloat16).to(output.dtype),  # too little precision
+        lambda output: output * torch.nan,
+    ],
+)
+def test_a_wrong_backend_fails_and_the_printed_line_reproduces_it(change, monkeypatch, capsys):
+    break_backend(monkeypatch, "conv", change)
+    code, text = run(cases=30)
+    assert code == 1
+    again = re.findall(r"again: lambdanets (.*)", text)
+    assert again
+    assert all("--backend conv" in line or "--backend auto" in line for line in again)
+    line = next(line for line in again if "--backend conv" in line)
+    assert main(shlex.split(line)) == 1
+    assert "FAILED conv" in capsys.readouterr().out
+    monkeypatch.undo()
+    assert main(shlex.split(line)) == 0
+
+
+def test_a_crash_is_a_failure_of_its_own(monkeypatch):
+    def crash(output):
+        raise RuntimeError("out of luck")
+
+    break_backend(monkeypatch, "fft", crash)
+    code, text = run(cases=12, backend="fft")
+    assert code == 1
+    assert "RuntimeError: out of luck" in text
+
+
+def test_memory_that_nobody_writes_is_noticed(monkeypatch):
+    def forget_a_row(output):
+        result = torch.empty_like(output)
+        result[1:] = output[1:]
+        return result
+
+    break_backend(monkeypatch, "gemm", forget_a_row)
+    number = next(n for n in range(100) if draw(0, n).poisoned and draw(0, n).positions == "relative")
+    code, text = run(case=number, backend="gemm")
+    assert code == 1, text
+
+
+def test_a_backend_that_ran_no_case_is_reported():
+    number = next(n for n in range(100) if draw(0, n).positions == "dense")
+    code, text = run(case=number, backend="conv")
+    assert code == 1
+    assert "ran no case: conv" in text
+
+
+def test_stops_after_minutes():
+    _, text = run(minutes=0.0)
+    assert "0 cases" in text
+
+
+def test_cases_depend_on_seed_and_number_alone():
+    assert draw(3, 14) == draw(3, 14)
+    assert draw(3, 14) != draw(4, 14)
+    first, second = build(draw(3, 14), CPU), build(draw(3, 14), CPU)
+    assert torch.equal(first.gradient, second.gradient)
+
+
+def test_cases_cover_every_variant():
+    cases = [draw(0, number) for number in range(600)]
+    assert {c.positions for c in cases} == {"none", "dense", "relation", "relative"}
+    assert {c.dtype for c in cases} == {"float64", "float32", "bfloat16", "float16"}
+    assert {c.key_norm for c in cases} == {"softmax", "l2", None}
+    assert {c.causal for c in cases} == {False, True, "strict"}
+    relative = [c for c in cases if c.positions == "relative"]
+    assert {len(c.query_grid) for c in relative} == {1, 2, 3}
+    for wanted in (
+        lambda c: any(s % 2 == 0 for s in c.scope),
+        lambda c: any(s > m for s, m in zip(c.scope, c.context_grid, strict=True)),
+        lambda c: max(c.dilation) > 1,
+        lambda c: max(c.stride) > 1,
+        lambda c: c.query_grid != c.context_grid and max(c.stride) == 1,
+        lambda c: c.multi_head and c.intra_depth > 1,
+        lambda c: c.mask,
+        lambda c: c.context_mask,
+        lambda c: c.query_softmax,
+        lambda c: not c.content,
+    ):
+        assert sum(map(wanted, relative)) >= 5
+    kernels = {(c.dtype, c.heads, c.key_depth, c.value_depth, max(1, c.intra_depth)) for c in cases if c.kernel_sizes}
+    assert kernels == set(KERNEL_GRID)
+
+
+def test_a_missing_gradient_is_wrong():
+    case = draw(0, next(n for n in range(100) if not draw(0, n).frozen and draw(0, n).positions == "relative"))
+    inputs = build(case, CPU)
+    found = run_backend(case, inputs, "gemm")
+    del found["embeddings"]
+    verdicts = {v.tensor: v.passed for v in judge(oracle(case, inputs), found)}
+    assert verdicts.pop("embeddings") is False
+    assert all(verdicts.values())
