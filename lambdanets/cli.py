@@ -9,7 +9,10 @@ from typing import Annotated
 import tyro
 
 from lambdanets import __version__
+from lambdanets.convert.command import Convert
 from lambdanets.measure.bench import BenchLayer, BenchOp
+from lambdanets.measure.networks import BenchNetwork
+from lambdanets.reproduce.command import Models, Reproduce
 from lambdanets.selftest import Selftest
 
 
@@ -32,7 +35,9 @@ class Bench:
     """How fast, beside other layers, in one run."""
 
     what: Annotated[
-        Annotated[BenchOp, tyro.conf.subcommand("op")] | Annotated[BenchLayer, tyro.conf.subcommand("layer")],
+        Annotated[BenchOp, tyro.conf.subcommand("op")]
+        | Annotated[BenchLayer, tyro.conf.subcommand("layer")]
+        | Annotated[BenchNetwork, tyro.conf.subcommand("network")],
         tyro.conf.arg(name=""),
     ]
 
@@ -42,6 +47,9 @@ class Bench:
 
 COMMANDS = {
     "bench": Bench,
+    "convert": Convert,
+    "models": Models,
+    "reproduce": Reproduce,
     "selftest": Selftest,
     "tour": Tour,
 }

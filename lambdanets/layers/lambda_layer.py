@@ -4,13 +4,14 @@ Letters: B batch, C channels, N queries, M context positions, H heads, K key dep
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
+from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from lambdanets.layers.positions import DEFAULT_SCOPE, RelativePositions
+from lambdanets.layers.projection import Projection, merged, project
 from lambdanets.ops import choose, explain, lambda_op
 from lambdanets.ops.operation import accumulation_dtype
 from lambdanets.ops.positions import Relative, per_axis
@@ -64,6 +65,8 @@ class LambdaLayer(nn.Module):
         ):
             if size < 1:
                 raise ValueError(f"{name} must be at least 1, got {size}")
+        if any(s < 1 for s in per_axis(stride, self.dims, "stride")):
+            raise ValueError(f"stride must be at least 1 along every axis, got {stride}")
         if out_channels % heads:
             near = [n for n in (out_channels - out_channels % heads, out_channels + -out_channels % heads) if n]
             raise ValueError(
@@ -115,9 +118,10 @@ class LambdaLayer(nn.Module):
                 **factory,
             )
         if position_bias and not position:
-            raise ValueError("position_bias is a part of position lambdas, but position=False: leave one of the two out")
+            raise ValueError("position_bias belongs to position lambdas, but position=False: leave one of the two out")
         bias = torch.empty(*[heads] * multi_head, key_depth, **factory) if position_bias else None
         self.position_bias = None if bias is None else nn.Parameter(bias)
+        self.fused_projection: Projection | None = None
         self.reset_parameters(positions=False)
 
     def _check_shared(
@@ -198,23 +202,53 @@ class LambdaLayer(nn.Module):
             x = x[(slice(None), slice(None), *(slice(None, None, s) for s in self.stride))]
         query_grid, context_grid = x.shape[2:], asked.shape[2:]
         inputs, asked = x.flatten(2).transpose(1, 2), asked.flatten(2).transpose(1, 2)  # [B, N, C], [B, M, C]
-        queries, *rest = self._projections()
         if context is None and tuple(query_grid) == tuple(context_grid):  # one product, one pass over x
-            parts = project_together(inputs, [queries, *rest])
+            parts = project(inputs, self.fused_projection or merged(self._projections()))
         else:
-            parts = [*project_together(inputs, [queries]), *project_together(asked, rest)]
+            queries, *rest = self._projections()
+            parts = [*project(inputs, queries), *project(asked, merged(rest))]
         queries = parts[0].unflatten(-1, (self.heads, self.key_depth))
         keys = self._split(parts[2], self.key_depth) if self.to_keys is not None else None
         return queries, keys, self._split(parts[1], self.value_depth), query_grid, context_grid
 
-    def _projections(self) -> list["Projection"]:
+    def fuse(self) -> Self:
+        """Merges the projections, with batch norm folded in, into one matrix that is kept: for inference.
+
+        Eval mode folds batch norm anyway, but makes that matrix again in every call. `unfuse`, `train` and loading
+        a state dict forget it, so it never goes stale; weights changed by hand need `fuse` again.
+        """
+        self.eval()
+        with torch.no_grad():
+            self.fused_projection = merged(self._projections())
+        return self
+
+    def unfuse(self) -> Self:
+        """Forgets what `fuse` made."""
+        self.fused_projection = None
+        return self
+
+    def train(self, mode: bool = True) -> Self:
+        if mode:
+            self.unfuse()
+        return super().train(mode)
+
+    def _load_from_state_dict(self, *args, **kwargs) -> None:
+        self.unfuse()
+        super()._load_from_state_dict(*args, **kwargs)
+
+    def _apply(self, fn, recurse: bool = True) -> Self:
+        if self.fused_projection is not None:  # .to(), .cuda(), .half() move it along
+            self.fused_projection = self.fused_projection.apply(fn)
+        return super()._apply(fn, recurse)
+
+    def _projections(self) -> list[Projection]:
         """Queries, values and (with content) keys."""
         projections = [
             Projection.of(self.to_queries, self.norm_queries),
             Projection.of(self.to_values, self.norm_values),
         ]
         if self.to_keys is not None:
-            projections.append(Projection(self.to_keys.weight))
+            projections.append(Projection.of(self.to_keys))
         return projections
 
     def _split(self, projected: Tensor, depth: int) -> Tensor:
@@ -305,42 +339,6 @@ class LambdaLayer(nn.Module):
         if self.position_bias is not None:
             options += ", position_bias=True"
         return options
-
-
-@dataclass(frozen=True)
-class Projection:
-    """A linear map and the norm that follows it, if that could not become part of the map."""
-
-    weight: Tensor
-    bias: Tensor | None = None
-    norm: nn.Module | None = None
-
-    @classmethod
-    def of(cls, linear: nn.Linear, norm: nn.Module) -> "Projection":
-        """With running statistics batch norm is a linear map too, and is folded in: one pass less."""
-        if isinstance(norm, nn.Identity):
-            return cls(linear.weight)
-        if not isinstance(norm, nn.modules.batchnorm._BatchNorm) or norm.training or not norm.affine:
-            return cls(linear.weight, norm=norm)
-        if norm.running_var is None or norm.running_mean is None:
-            return cls(linear.weight, norm=norm)
-        dtype = accumulation_dtype(norm.running_var)
-        scale = norm.weight.to(dtype) * torch.rsqrt(norm.running_var.to(dtype) + norm.eps)
-        shift = norm.bias.to(dtype) - norm.running_mean.to(dtype) * scale
-        return cls((linear.weight * scale[:, None]).to(linear.weight.dtype), shift.to(linear.weight.dtype))
-
-
-def project_together(inputs: Tensor, projections: list[Projection]) -> list[Tensor]:
-    """Several projections of one input as one product: [B, N, C] -> [B, N, channels] each."""
-    weight = torch.cat([p.weight for p in projections])
-    bias = None
-    if any(p.bias is not None for p in projections):
-        bias = torch.cat([weight.new_zeros(len(p.weight)) if p.bias is None else p.bias for p in projections])
-    parts = nn.functional.linear(inputs, weight, bias).split([len(p.weight) for p in projections], dim=-1)
-    return [
-        part if p.norm is None else p.norm(part.flatten(0, 1)).unflatten(0, part.shape[:2])
-        for part, p in zip(parts, projections, strict=True)
-    ]
 
 
 class LambdaLayer2d(LambdaLayer):

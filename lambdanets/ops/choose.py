@@ -41,12 +41,12 @@ BACKENDS = {
 }
 NAMES = ("auto", "reference", *BACKENDS)
 
-# Measured with `python -m lambdanets.measure.calibrate`, float32, two cores with AVX-512: (inference, training step).
+# `python -m lambdanets.measure.calibrate --threads 1`, float32, a core with AVX-512: (inference, training step).
 CPU_RATES = {
-    "gemm": (Rates(2e5, 10.0, 500.0), Rates(6e5, 30.0, 1500.0)),
-    "conv": (Rates(2e5, 10.0, 500.0), Rates(6e5, 200.0, 1500.0)),
-    "dft": (Rates(1e6, 10.0, 500.0), Rates(3e6, 30.0, 1500.0)),
-    "fft": (Rates(1e6, 10.0, 500.0), Rates(3e6, 30.0, 1500.0)),
+    "gemm": (Rates(1.52e5, 28.0, 353.0), Rates(4.62e5, 64.2, 2920.0)),
+    "conv": (Rates(2.42e5, 15.8, 863.0), Rates(5.98e5, 181.0, 4930.0)),
+    "dft": (Rates(3.73e5, 35.8, 317.0), Rates(8.76e5, 96.1, 947.0)),
+    "fft": (Rates(1.76e5, 594.0, 308.0), Rates(7.24e5, 1200.0, 883.0)),
     "fused": (Rates(1e12, 0.0, 0.0), Rates(1e12, 0.0, 0.0)),  # Triton's interpreter: for tests, never chosen
 }
 CUDA_RATES = {**CPU_RATES, "fused": (Rates(0.0, 0.0, 0.0), Rates(0.0, 0.0, 0.0))}

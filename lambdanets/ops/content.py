@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lambdanets.ops.positions import Relative
 from lambdanets.ops.problem import Problem
+from lambdanets.ops.recompute import recomputed
 from lambdanets.ops.reference import L2_EPSILON, causal_mask, normalise
 
 CAUSAL_CHUNK = 32  # positions that one step of the running sum handles together
@@ -78,9 +79,18 @@ def masked_output(problem: Problem) -> Tensor:
         allowed_BNM = allowed_NM[start : start + chunk].expand(B, -1, -1)
         if problem.context_mask_BM is not None:
             allowed_BNM = allowed_BNM & problem.context_mask_BM[:, None]
-        weights, _ = interaction_weights(keys, allowed_BNM, problem.key_norm, None)
-        outputs.append(weighted(problem.queries_BNHK[:, start : start + chunk], weights, values))
+        queries = problem.queries_BNHK[:, start : start + chunk]
+        if chunk >= N:
+            return masked_chunk(queries, keys, values, allowed_BNM, problem.key_norm)
+        outputs.append(recomputed(masked_chunk, queries, keys, values, allowed_BNM, problem.key_norm))
     return torch.cat(outputs, dim=1)
+
+
+def masked_chunk(
+    queries_BNHK: Tensor, keys_BMKU: Tensor, values_BMVU: Tensor, allowed_BNM: Tensor, key_norm: str | None
+) -> Tensor:
+    weights, _ = interaction_weights(keys_BMKU, allowed_BNM, key_norm, None)
+    return weighted(queries_BNHK, weights, values_BMVU)
 
 
 def weighted(queries_BNHK: Tensor, weights_BNMKU: Tensor, values_BMVU: Tensor) -> Tensor:

@@ -14,10 +14,10 @@ A relative table is expanded only for the context rows that a chunk can reach.
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
 from lambdanets.ops.positions import Axis, Dense, Relation, Relative, expand_backwards, gather_relations
 from lambdanets.ops.problem import Problem
+from lambdanets.ops.recompute import recomputed
 from lambdanets.ops.reference import causal_mask
 
 WORKSPACE = 2**22  # elements: 16 MiB in float32
@@ -60,15 +60,6 @@ def work(problem: Problem) -> tuple[float, float]:
 def contracts_depth_first(H: int, K: int, V: int) -> bool:
     """Which order needs fewer multiply-adds for each (query, context) pair."""
     return H * (K + V) <= K * V + H
-
-
-def recomputed(function, *args) -> Tensor:
-    """Runs `function` without keeping what is inside it for the backward pass."""
-    if not torch.is_grad_enabled():
-        return function(*args)
-    result = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)
-    assert isinstance(result, Tensor)
-    return result
 
 
 def expanded_output(problem: Problem, queries_BNHK: Tensor, values_BCV: Tensor, depth_first: bool) -> Tensor:

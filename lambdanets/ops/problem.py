@@ -108,6 +108,8 @@ def check(
     M, U = values.shape[1], [values.shape[-1]] if values.ndim == plain + 1 else []
     if values.shape[0] != B or (multi_head and values.shape[2] != H):
         raise ValueError(f"values {list(values.shape)} do not belong to queries {list(queries.shape)}: B or H differ")
+    if not torch.compiler.is_compiling() and (N == 0 or M == 0):
+        raise ValueError(f"there must be at least one query and one context position, got N={N} and M={M}")
     if not content and positions is None:
         raise ValueError("content=False without positions leaves no interaction at all: give one of the two")
     if content:
@@ -152,7 +154,7 @@ def check_positions(positions: Positions | None, N: int, M: int, depth: list[int
             lowest, highest = index.aminmax()
             if lowest < -1 or highest >= len(positions.table):
                 raise ValueError(
-                    f"Relation index has {int(highest if highest > 0 else lowest)}, the table has "
+                    f"Relation index has {int(lowest if lowest < -1 else highest)}, the table has "
                     f"{len(positions.table)} relations: 0 to {len(positions.table) - 1}, and -1 for none"
                 )
         return

@@ -246,3 +246,25 @@ def test_batch_of_one_pixel_in_training_raises_as_batch_norm_does():
         build()(x)
     assert build().eval()(x).shape == (1, 8, 1, 1)
     assert build(batch_norm=False)(x).shape == (1, 8, 1, 1)
+
+
+def test_explain_says_what_could_run():
+    found = build().explain(image(2, 8, 5, 6))
+    assert found.keys() >= {"gemm", "conv", "dft", "fft"}
+    assert not isinstance(next(iter(found.values())), str)  # the chosen one first
+    assert isinstance(build(dims=1).explain(image(2, 8, 9))["dft"], str)
+
+
+@pytest.mark.parametrize("options", [{}, {"multi_head": True}, {"query_softmax": True}], ids=str)
+def test_position_bias_is_one_more_lambda(options):
+    """b_k for every value: what lambdas plus a constant add to the output of a query is (q . b)."""
+    layer = build(position_bias=True, **options).eval()
+    x = image(2, 8, 5, 6)
+    assert layer.position_bias.abs().max() == 0  # it starts as the paper's layer
+    without = layer(x)
+    nn.init.normal_(layer.position_bias)
+    queries, *_ = layer.project(x, None)
+    queries = queries.softmax(-1) if layer.query_softmax else queries
+    extra = torch.einsum("bnhk,hk->bnh", queries, layer.position_bias.expand(layer.heads, -1))
+    expected = extra[..., None].expand(-1, -1, -1, layer.value_depth).flatten(2).transpose(1, 2).unflatten(2, (5, 6))
+    close(layer(x) - without, expected)

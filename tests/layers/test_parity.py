@@ -29,6 +29,15 @@ def copy_norm(ours, theirs, order=slice(None)):
         getattr(ours, name).data.copy_(getattr(theirs, name).data[order])
 
 
+def copy_bias(ours, convolution):
+    """Their convolution adds a bias that the paper does not have: ours has it only where it is asked for."""
+    if ours.position_bias is None:
+        convolution.bias.data.zero_()
+    else:
+        nn.init.normal_(convolution.bias)
+        ours.position_bias.data.copy_(convolution.bias.data)
+
+
 def assert_same_function(ours, theirs, size, training):
     ours.train(training)
     theirs.train(training)
@@ -44,10 +53,10 @@ def assert_same_function(ours, theirs, size, training):
         torch.testing.assert_close(norm.running_mean.sort()[0], other.running_mean.sort()[0], rtol=1e-10, atol=1e-10)
 
 
-def timm_pair(**options):
+def timm_pair(bias=False, **options):
     theirs = randomise(timm_lambda.LambdaLayer(CHANNELS, num_heads=HEADS, dim_head=DEPTH, **options))
     scope = {"scope": options["r"]} if options.get("r") else {"scope": None, "input_size": options["feat_size"]}
-    ours = LambdaLayer2d(CHANNELS, heads=HEADS, key_depth=DEPTH, **scope).double()
+    ours = LambdaLayer2d(CHANNELS, heads=HEADS, key_depth=DEPTH, position_bias=bias, **scope).double()
     queries, keys, values = theirs.qkv.weight.data.flatten(1).split([HEADS * DEPTH, DEPTH, CHANNELS // HEADS])
     ours.to_queries.weight.data.copy_(queries)
     ours.to_keys.weight.data.copy_(keys)
@@ -58,7 +67,7 @@ def timm_pair(**options):
         nn.init.normal_(theirs.pos_emb)
         ours.positions.table.data.copy_(theirs.pos_emb.data)
     else:
-        theirs.conv_lambda.bias.data.zero_()
+        copy_bias(ours, theirs.conv_lambda)
         ours.positions.table.data.copy_(theirs.conv_lambda.weight.data[:, 0, :, :, 0].permute(1, 2, 0))
     return ours, theirs
 
@@ -76,10 +85,12 @@ def test_timm_global(size, training):
     assert_same_function(*timm_pair(r=None, feat_size=size), size, training)
 
 
-def lucidrains_pair(dim_u, **options):
+def lucidrains_pair(dim_u, bias=False, **options):
     theirs = randomise(lucidrains.LambdaLayer(CHANNELS, dim_k=DEPTH, heads=HEADS, dim_u=dim_u, **options))
     scope = {"scope": options["r"]} if "r" in options else {"scope": None, "input_size": options["n"]}
-    ours = LambdaLayer2d(CHANNELS, heads=HEADS, key_depth=DEPTH, intra_depth=dim_u, **scope).double()
+    ours = LambdaLayer2d(
+        CHANNELS, heads=HEADS, key_depth=DEPTH, intra_depth=dim_u, position_bias=bias, **scope
+    ).double()
 
     def order(depth):
         """Their channels go (u, depth), ours (depth, u)."""
@@ -91,7 +102,7 @@ def lucidrains_pair(dim_u, **options):
     copy_norm(ours.norm_queries, theirs.norm_q)
     copy_norm(ours.norm_values, theirs.norm_v, order(OUT // HEADS))
     if theirs.local_contexts:
-        theirs.pos_conv.bias.data.zero_()
+        copy_bias(ours, theirs.pos_conv)
         table = theirs.pos_conv.weight.data[:, :, 0].permute(2, 3, 0, 1)  # [r, r, k, u]
     else:
         table = theirs.rel_pos_emb.data
@@ -104,6 +115,14 @@ def lucidrains_pair(dim_u, **options):
 @pytest.mark.parametrize("size", [(6, 7), (3, 3)], ids=["6x7", "3x3"])
 def test_lucidrains_local(dim_u, size, training):
     assert_same_function(*lucidrains_pair(dim_u, r=5), size, training)
+
+
+@TRAINING
+@pytest.mark.parametrize(
+    "pair", [lambda: timm_pair(bias=True, r=3), lambda: lucidrains_pair(2, bias=True, r=3)], ids=["timm", "lucidrains"]
+)
+def test_with_their_position_bias(pair, training):
+    assert_same_function(*pair(), (6, 7), training)
 
 
 @TRAINING

@@ -27,6 +27,17 @@ BUILDING = {
         {"positions": RelativePositions(2, 3, intra_depth=2), "intra_depth": 4},
         "intra_depth=2 instead of 4",
     ),
+    "positions_scope": ({"positions": RelativePositions(2, 3), "scope": 5}, r"scope=\(3, 3\) instead of \(5, 5\)"),
+    "positions_global": ({"positions": RelativePositions(2, 3), "scope": None}, "is_global=False instead of True"),
+    "positions_dilation": ({"positions": RelativePositions(2, 3), "dilation": 2}, r"dilation=\(1, 1\) instead of"),
+    "positions_input_size": ({"positions": RelativePositions(2, 3), "input_size": 8}, "input_size=None instead of"),
+    "positions_without_position": (
+        {"positions": RelativePositions(2, 3), "position": False},
+        "position=False: leave one of the two out",
+    ),
+    "bias_without_position": ({"position_bias": True, "position": False}, "position_bias .*position=False: leave one"),
+    "heads_0": ({"heads": 0}, "heads must be at least 1, got 0"),
+    "key_depth_0": ({"key_depth": 0}, "key_depth must be at least 1, got 0"),
     "positions_heads": ({"positions": RelativePositions(2, 3), "multi_head": True}, "heads=None instead of 4"),
 }
 

@@ -31,6 +31,8 @@ VARIANTS = {
     "position_only_multi_head": {"content": False, "multi_head": True, "causal": "strict"},
     "batch_norm": {"batch_norm": True},
     "out_channels": {"out_channels": 12},
+    "position_bias": {"position_bias": True},
+    "position_bias_multi_head": {"position_bias": True, "multi_head": True, "query_softmax": True},
 }
 EACH = pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys())
 
@@ -42,6 +44,8 @@ def build(**options):
             nn.init.normal_(norm.bias)
             norm.running_mean.normal_()
             norm.running_var.uniform_(0.5, 2)
+    if layer.position_bias is not None:
+        nn.init.normal_(layer.position_bias)
     return layer.eval()
 
 

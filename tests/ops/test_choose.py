@@ -1,5 +1,7 @@
 """Which implementation runs: reasons that are said, choices that can run."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given
@@ -70,14 +72,12 @@ def test_a_training_step_costs_more_than_inference():
 
 def test_auto_takes_the_fastest(monkeypatch):
     inputs = Inputs(Case())
-    times = explained(inputs)
+    times = {name: time for name, time in explained(inputs).items() if not isinstance(time, str)}
     ran = []
     for name, backend in choose.BACKENDS.items():
-        counted = choose.Backend(
-            name,
-            backend.why_not,
-            lambda problem, name=name, run=backend.position_output: ran.append(name) or run(problem),
-            backend.work,
+        counted = replace(
+            backend,
+            position_output=lambda problem, name=name, run=backend.position_output: ran.append(name) or run(problem),
         )
         monkeypatch.setitem(choose.BACKENDS, name, counted)
     inputs.forward("auto")

@@ -63,6 +63,16 @@ BAD = {
         ValueError,
         "got torch.bool",
     ),
+    "relation_beyond_table": (
+        {"positions": Relation(torch.zeros(4, K), torch.full((N, M), 4))},
+        ValueError,
+        "index has 4, the table has 4 relations: 0 to 3, and -1 for none",
+    ),
+    "relation_negative": (
+        {"positions": Relation(torch.zeros(4, K), torch.arange(N * M).view(N, M) % 6 - 2)},  # -2 .. 3
+        ValueError,
+        "index has -2, the table has 4 relations",
+    ),
     "mask_dtype": ({"mask": torch.ones(N, M)}, TypeError, r"mask must be boolean.*got torch.float32; use mask.bool"),
     "mask_shape": (
         {"mask": torch.ones(B, N, M, dtype=torch.bool)},

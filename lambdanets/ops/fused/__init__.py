@@ -40,7 +40,9 @@ def why_not(
             return "The fused kernels were never run on AMD GPUs."
         index = torch.cuda.current_device() if device.index is None else device.index
         if capability(index) < (8, 0):
-            return f"The fused kernels need compute capability 8.0; this GPU has {'.'.join(map(str, capability(index)))}."
+            return (
+                f"The fused kernels need compute capability 8.0; this GPU has {'.'.join(map(str, capability(index)))}."
+            )
     elif not (device.type == "cpu" and interpreted()):
         return f"The fused kernels need a CUDA GPU (or TRITON_INTERPRET=1 on the CPU), not {device.type}."
     if dtype not in TYPES:

@@ -1,0 +1,101 @@
+"""Reading other people's files, where nothing can run code, and writing ours."""
+
+import json
+import os
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+from torch import Tensor
+
+from lambdanets.convert.formats import Converted
+from lambdanets.layers import LambdaLayer2d
+from lambdanets.models import Network
+from lambdanets.models.hub import KEY, WEIGHTS, default_card, read_state
+
+LAYER = "layer"  # in the place where networks say their name
+
+
+def read_source(path: Path) -> dict[str, Tensor]:
+    """The tensors of a .safetensors file, or of a .pt, .pth, .bin or .tar file that torch.save wrote."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not a file")
+    try:
+        return read_state(path)
+    except UnpicklingError as error:
+        raise ValueError(
+            f"{path} is refused: it is no torch file, or holds more than tensors, and loading that could run code. "
+            f"Save its state_dict alone"
+        ) from error
+    except ValueError:
+        raise
+    except Exception as error:  # a file that is cut off fails in many ways
+        raise ValueError(f"{path} is not a whole torch file: {str(error).strip().partition(chr(10))[0]}") from error
+
+
+def save_converted(converted: Converted, target: Path, source: Path) -> Path:
+    """Writes safetensors with what they are in their header; for a network also a folder, if `target` is no file.
+
+    Returns the file of weights.
+    """
+    recipe = {"source_format": converted.source_format, "source": source.name}
+    module = converted.module
+    is_file = target.suffix == ".safetensors"
+    if is_file and target.resolve() == source.resolve():
+        raise ValueError(f"{target} is the source itself: give another name")
+    if isinstance(module, Network):
+        card = replace(default_card(module), recipe=recipe)
+        if not is_file:
+            return module.save_pretrained(target, card) / WEIGHTS
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            os.replace(module.save_pretrained(folder, card) / WEIGHTS, target)
+        return target
+    if not is_file:
+        raise ValueError(f"{target}: a layer becomes one file, give a name that ends in .safetensors")
+    return save_layer(module, target, recipe)
+
+
+def save_layer(layer: LambdaLayer2d, target: Path, recipe: dict[str, str]) -> Path:
+    from safetensors.torch import save_file
+
+    from lambdanets import __version__
+
+    header = {"version": __version__, LAYER: "LambdaLayer2d", "arguments": layer_arguments(layer), "recipe": recipe}
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(target.name + ".part")
+    save_file(dict(layer.state_dict()), str(part), metadata={"format": "pt", KEY: json.dumps(header)})
+    os.replace(part, target)
+    return target
+
+
+def layer_arguments(layer: LambdaLayer2d) -> dict[str, Any]:
+    """What a converted layer was built with."""
+    assert layer.positions is not None
+    return {
+        "channels": layer.channels,
+        "out_channels": layer.out_channels,
+        "heads": layer.heads,
+        "key_depth": layer.key_depth,
+        "intra_depth": layer.intra_depth,
+        "scope": None if layer.positions.is_global else layer.positions.scope,
+        "input_size": layer.positions.input_size,
+        "position_bias": layer.position_bias is not None,
+    }
+
+
+def load_layer(path: str | Path) -> LambdaLayer2d:
+    """The layer of a file that `lambdanets convert` wrote."""
+    from safetensors import safe_open
+
+    state = read_source(Path(path))
+    with safe_open(str(path), framework="pt") as file:
+        text = (file.metadata() or {}).get(KEY)
+    header = {} if text is None else json.loads(text)
+    if LAYER not in header:
+        raise ValueError(f"{path} does not hold a converted layer; for networks use lambdanets.models.from_pretrained")
+    layer = LambdaLayer2d(**header["arguments"], dtype=state["to_queries.weight"].dtype)
+    layer.load_state_dict(state)
+    return layer

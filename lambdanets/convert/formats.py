@@ -1,0 +1,69 @@
+"""Which formats there are, and which one a state dict has."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor
+
+from lambdanets.convert import networks
+from lambdanets.convert.layers import D_LI14, LUCIDRAINS, TIMM, LayerNames, build_layer, read_layer
+from lambdanets.layers import LambdaLayer2d
+from lambdanets.models import Network
+from lambdanets.models.hub import shorten
+
+Module = LambdaLayer2d | Network
+
+
+def layer(names: LayerNames, state: Mapping[str, Tensor]) -> LambdaLayer2d:
+    return build_layer(read_layer(names, state), names.what)
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format, and the name of a parameter that only it has."""
+
+    what: str
+    mark: str
+    convert: Callable[[Mapping[str, Tensor]], Module]
+
+
+FORMATS = {
+    "lucidrains": Format(LUCIDRAINS.what, "to_q.weight", partial(layer, LUCIDRAINS)),
+    "timm-layer": Format(TIMM.what, "qkv.weight", partial(layer, TIMM)),
+    "d-li14-layer": Format(D_LI14.what, "conv_qkv.weight", partial(layer, D_LI14)),
+    "d-li14": Format("d-li14's LambdaResNet", "layer1.0.conv2.conv_qkv.weight", networks.lambda_resnet),
+    "resnet": Format("torchvision's or timm's ResNet or ResNet-RS", "layer1.0.conv1.weight", networks.resnet),
+    "mobilenet_v2": Format("torchvision's MobileNet-v2", "features.0.0.weight", networks.mobilenet),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Converted:
+    """Our module with somebody else's weights."""
+
+    module: Module
+    source_format: str
+
+    @property
+    def description(self) -> str:
+        if isinstance(self.module, Network):
+            return f"{self.module.name}, {type(self.module).__name__}"
+        return str(self.module).partition("\n")[0] + ")"
+
+
+def convert_state(state: Mapping[str, Tensor], source_format: str | None = None) -> Converted:
+    """Our module for a state dict of one of FORMATS; which one is seen from its names if it is not said."""
+    state = {name.removeprefix("module."): tensor for name, tensor in state.items()}  # DataParallel's prefix
+    name = source_format or recognise(state)
+    if name not in FORMATS:
+        raise ValueError(f"unknown format {name!r}; choose one of {', '.join(FORMATS)}")
+    return Converted(FORMATS[name].convert(state), name)
+
+
+def recognise(state: Mapping[str, Tensor]) -> str:
+    found = next((name for name, known in FORMATS.items() if known.mark in state), None)
+    if found is None:
+        known = "; ".join(f"{known.what} ({known.mark})" for known in FORMATS.values())
+        raise ValueError(f"no known format: it has {shorten(sorted(state))}. Known by one of their names: {known}")
+    return found

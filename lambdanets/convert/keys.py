@@ -1,0 +1,33 @@
+"""Do a state dict's names and shapes fit? What does not is said in the names of the file that was read."""
+
+from collections.abc import Collection, Mapping
+
+from torch import Tensor, nn
+
+from lambdanets.models.hub import shorten
+
+State = dict[str, Tensor]
+COUNTER = "num_batches_tracked"  # of batch norm; files from before it existed, and some exports, have none
+
+
+def check_names(state: Mapping[str, Tensor], expected: Collection[str], what: str) -> None:
+    """Refuses a state with names missing or left over."""
+    missing = [name for name in expected if name not in state and not name.endswith(COUNTER)]
+    unexpected = [name for name in state if name not in expected and not name.endswith(COUNTER)]
+    if missing or unexpected:
+        raise ValueError(f"this is not {what}: missing {shorten(missing)}; not expected {shorten(unexpected)}")
+
+
+def load(module: nn.Module, state: State, what: str) -> None:
+    """Loads a state that must fit exactly."""
+    wanted = module.state_dict()
+    check_names(state, wanted.keys(), what)
+    wrong = [
+        f"{name} is {list(state[name].shape)}, expected {list(tensor.shape)}"
+        for name, tensor in wanted.items()
+        if name in state and state[name].shape != tensor.shape
+    ]
+    if wrong:
+        raise ValueError(f"this is not {what}: {shorten(wrong)}")
+    counters = {name: tensor for name, tensor in wanted.items() if name.endswith(COUNTER)}
+    module.load_state_dict({**counters, **{name: state[name] for name in wanted if name in state}})

@@ -1,0 +1,136 @@
+"""Other people's lambda layers as ours.
+
+Letters: K key depth, V value depth, H heads, U intra-depth, C channels.
+They store [U, K] and [U, V] where we store [K, U] and [V, U], and add a bias to the position lambdas (a convolution's),
+for which our layer has `position_bias`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lambdanets.convert.keys import State, check_names, load
+from lambdanets.layers import LambdaLayer2d
+
+NORM = ("weight", "bias", "running_mean", "running_var")
+
+
+@dataclass(frozen=True)
+class LayerNames:
+    """How an implementation calls its parameters."""
+
+    what: str
+    projections: tuple[str, ...]  # queries, keys, values in this order, in one convolution or three
+    convolution: str  # of position lambdas, [K, U, r, r] with an axis of size 1 somewhere
+    table: str | None = None  # of a global scope, [2h - 1, 2w - 1, K(, U)]
+
+
+LUCIDRAINS = LayerNames("lucidrains' LambdaLayer", ("to_q", "to_k", "to_v"), "pos_conv", "rel_pos_emb")
+TIMM = LayerNames("timm's LambdaLayer", ("qkv",), "conv_lambda", "pos_emb")
+D_LI14 = LayerNames("d-li14's LambdaLayer", ("conv_qkv",), "lambda_conv")
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """A layer in our terms: arguments of LambdaLayer2d, its state, and the bias that it may do without."""
+
+    arguments: dict[str, Any]
+    state: State
+    bias_K: Tensor
+
+    def with_bias(self) -> State:
+        return {**self.state, "position_bias": self.bias_K}
+
+
+def read_layer(names: LayerNames, state: Mapping[str, Tensor]) -> LayerWeights:
+    """Sizes and weights of a layer; refuses one that is not whole."""
+    is_global = names.table is not None and names.table in state
+    check_names(state, expected_names(names, state, is_global), names.what)
+    table = global_table(state[str(names.table)]) if is_global else local_table(state[f"{names.convolution}.weight"])
+    K, U = table.shape[-2:]
+    weight = torch.cat([state[f"{name}.weight"].flatten(1) for name in names.projections])
+    rows = [len(state["norm_q.weight"]), K * U, len(state["norm_v.weight"])]
+    if sum(rows) != len(weight) or rows[0] % K or rows[2] % U:
+        raise ValueError(
+            f"this is not {names.what}: with key depth {K} and intra-depth {U} the projections should have "
+            f"{rows[0]} + {rows[1]} + {rows[2]} channels (queries, keys, values), they have {len(weight)}"
+        )
+    H, V = rows[0] // K, rows[2] // U
+    queries, keys, values = weight.split(rows)
+    found = {
+        "to_queries.weight": queries,
+        "to_keys.weight": ours(keys, U),
+        "to_values.weight": ours(values, U),
+        **{f"norm_queries.{name}": state[f"norm_q.{name}"] for name in NORM},
+        **{f"norm_values.{name}": ours(state[f"norm_v.{name}"], U) for name in NORM},
+        "positions.table": table.squeeze(-1) if U == 1 else table,
+    }
+    absorb_biases(found, state, names, rows, U)
+    arguments = {
+        "channels": weight.shape[1],
+        "out_channels": H * V,
+        "heads": H,
+        "key_depth": K,
+        "intra_depth": U,
+        "scope": None if is_global else list(table.shape[:2]),
+    }
+    if is_global:
+        arguments["input_size"] = [(size + 1) // 2 for size in table.shape[:2]]
+    bias = table.new_zeros(K) if is_global else state[f"{names.convolution}.bias"]
+    return LayerWeights(arguments, {name: tensor.contiguous() for name, tensor in found.items()}, bias)
+
+
+def expected_names(names: LayerNames, state: Mapping[str, Tensor], is_global: bool) -> list[str]:
+    expected = [f"{name}.weight" for name in names.projections]
+    expected += [f"{name}.bias" for name in names.projections if f"{name}.bias" in state]
+    expected += [f"{norm}.{name}" for norm in ("norm_q", "norm_v") for name in NORM]
+    if is_global:
+        return [*expected, str(names.table)]
+    return [*expected, f"{names.convolution}.weight", f"{names.convolution}.bias"]
+
+
+def ours(tensor: Tensor, U: int) -> Tensor:
+    """[U * depth, ...] -> [depth * U, ...]."""
+    return tensor.unflatten(0, (U, -1)).transpose(0, 1).flatten(0, 1)
+
+
+def global_table(table: Tensor) -> Tensor:
+    if table.ndim not in (3, 4):
+        raise ValueError(f"a table of position embeddings is [height, width, K] or [.., K, U], got {list(table.shape)}")
+    return table if table.ndim == 4 else table.unsqueeze(-1)
+
+
+def local_table(weight: Tensor) -> Tensor:
+    """A convolution's kernel [K, U, r, r] with an axis of size 1 -> [r, r, K, U]."""
+    if weight.ndim != 5 or 1 not in (weight.shape[2], weight.shape[4]):
+        raise ValueError(f"a position convolution is [K, U, 1, r, r] or [K, U, r, r, 1], got {list(weight.shape)}")
+    axis = 2 if weight.shape[2] == 1 else 4
+    return weight.squeeze(axis).permute(2, 3, 0, 1)
+
+
+def absorb_biases(
+    found: State, state: Mapping[str, Tensor], names: LayerNames, rows: list[int], intra_depth: int
+) -> None:
+    """Biases of projections (timm: `qkv_bias`) have no effect of their own: a norm follows queries and values and
+    takes them away with the mean, and the softmax over positions does so for keys."""
+    biases = [state.get(f"{name}.bias") for name in names.projections]
+    present = [bias for bias in biases if bias is not None]
+    if not present:
+        return
+    if len(present) != len(biases) or sum(map(len, present)) != sum(rows):
+        raise ValueError(f"this is not {names.what}: biases of projections must have {sum(rows)} channels")
+    queries, _, values = torch.cat(present).split(rows)
+    found["norm_queries.running_mean"] = found["norm_queries.running_mean"] - queries
+    found["norm_values.running_mean"] = found["norm_values.running_mean"] - ours(values, intra_depth)
+
+
+def build_layer(weights: LayerWeights, what: str) -> LambdaLayer2d:
+    """Our layer with these weights; with a position bias if it is not zero."""
+    has_bias = bool(weights.bias_K.any())
+    dtype = weights.bias_K.dtype
+    layer = LambdaLayer2d(**weights.arguments, position_bias=has_bias, dtype=dtype)
+    load(layer, weights.with_bias() if has_bias else weights.state, what)
+    return layer

@@ -1,0 +1,118 @@
+"""Other people's networks as ours: which one it is follows from the names and shapes of its weights."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from lambdanets.convert.keys import State, load
+from lambdanets.convert.layers import D_LI14, LayerWeights, read_layer
+from lambdanets.models import ROWS, Network, ResNetConfig, create_model
+from lambdanets.models.registry import changes
+from lambdanets.models.resnet import EXPANSION, STAGES
+
+WHAT = "a ResNet with bottleneck blocks"
+LAMBDA_SUFFIX = "to_queries.weight"
+
+
+def resnet(state: Mapping[str, Tensor]) -> Network:
+    """torchvision's and timm's ResNets, -D and -RS: their names are ours."""
+    return build(dict(state), {}, WHAT)
+
+
+def lambda_resnet(state: Mapping[str, Tensor]) -> Network:
+    """d-li14's LambdaResNet."""
+    prefixes = sorted({m[1] for name in state if (m := re.match(r"(layer\d\.\d+\.conv2\.)\w+\.\w+$", name))})
+    layers: dict[str, LayerWeights] = {}
+    for prefix in prefixes:
+        own = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
+        try:
+            layers[prefix] = read_layer(D_LI14, own)
+        except ValueError as error:
+            raise ValueError(f"{prefix.rstrip('.')}: {error}") from error
+    has_bias = any(bool(layer.bias_K.any()) for layer in layers.values())
+    found: State = {name: tensor for name, tensor in state.items() if not name.startswith(tuple(prefixes))}
+    for prefix, layer in layers.items():
+        own = layer.with_bias() if has_bias else layer.state
+        found.update({prefix + name: tensor for name, tensor in own.items()})
+    first = next(iter(layers.values())).arguments
+    options = {name: first[name] for name in ("heads", "key_depth", "intra_depth")}
+    scope = tuple(first["scope"])
+    options["scope"] = scope[0] if scope[0] == scope[1] else scope
+    return build(found, {**options, "position_bias": has_bias}, "d-li14's LambdaResNet")
+
+
+def build(state: State, options: dict[str, Any], what: str) -> Network:
+    """The network of a state with our names; `options` are those of its lambda layers."""
+    inferred = {**resnet_fields(state, what), **options}
+    name, arguments = nearest_row(inferred)
+    network = create_model(name, **arguments).to(state["conv1.weight" if is_plain(state) else "conv1.0.weight"].dtype)
+    load(network, state, f"{what}, read as {name} {arguments or ''}".rstrip())
+    return network
+
+
+def is_plain(state: Mapping[str, Tensor]) -> bool:
+    return "conv1.weight" in state
+
+
+def resnet_fields(state: Mapping[str, Tensor], what: str) -> dict[str, Any]:
+    """Fields of ResNetConfig that the weights show."""
+
+    def tensor(name: str) -> Tensor:
+        if name not in state:
+            raise ValueError(f"this is not {what}: missing {name}")
+        return state[name]
+
+    plain = is_plain(state)
+    first = tensor("conv1.weight" if plain else "conv1.0.weight")
+    stem = ("vanilla" if first.shape[-1] == 7 else "small") if plain else "deep"
+    if "maxpool.0.weight" in state:
+        stem = "strided"
+    if "layer1.0.conv1.weight" in state and "layer1.0.conv3.weight" not in state:
+        raise ValueError(f"this is not {what}: its blocks have two convolutions (ResNet-18 or -34), ours have three")
+    depths, widths, placement, se = [], [], [], []
+    for i in range(1, STAGES + 1):
+        blocks = {int(m[1]) for name in state if (m := re.match(rf"layer{i}\.(\d+)\.", name))}
+        depths.append(max(blocks, default=-1) + 1)
+        widths.append(len(tensor(f"layer{i}.0.conv1.weight")))
+        lambdas = tuple(j + 1 for j in sorted(blocks) if f"layer{i}.{j}.conv2.{LAMBDA_SUFFIX}" in state)
+        placement.append("C" if not lambdas else "L" if len(lambdas) == len(blocks) else lambdas)
+        se.append(f"layer{i}.0.se.fc1.weight" in state)
+    fields: dict[str, Any] = {
+        "depths": tuple(depths),
+        "widths": tuple(widths),
+        "stem": stem,
+        "shortcut": "pool" if tensor("layer1.0.downsample.1.weight").ndim == 4 else "conv",
+        "se": se[0] if len(set(se)) == 1 else tuple(se),
+        "placement": "".join(placement) if all(isinstance(p, str) for p in placement) else tuple(placement),
+        "in_chans": first.shape[1],
+        "num_classes": len(state["fc.weight"]) if "fc.weight" in state else 0,
+    }
+    if any(se):
+        stage = se.index(True)
+        fields["se_reduction"] = widths[stage] * EXPANSION // len(tensor(f"layer{stage + 1}.0.se.fc1.weight"))
+    return fields
+
+
+def nearest_row(fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The named network with the fewest fields to change, and the changes."""
+    options = {
+        name: changes(name, replace(row, **fields)) for name, row in ROWS.items() if isinstance(row, ResNetConfig)
+    }
+    name = min(options, key=lambda name: len(options[name]))
+    return name, options[name]
+
+
+def mobilenet(state: Mapping[str, Tensor]) -> Network:
+    """torchvision's MobileNet-v2: one name differs."""
+    found = {re.sub(r"^classifier\.1\.", "classifier.", name): tensor for name, tensor in state.items()}
+    what = "torchvision's MobileNet-v2"
+    for name in ("features.0.0.weight", "classifier.weight"):
+        if name not in found:
+            raise ValueError(f"this is not {what}: missing {name}")
+    first, head = found["features.0.0.weight"], found["classifier.weight"]
+    network = create_model("mobilenet_v2", num_classes=len(head), in_chans=first.shape[1]).to(first.dtype)
+    load(network, found, what)
+    return network

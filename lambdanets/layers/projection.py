@@ -1,0 +1,59 @@
+"""Projections of a layer's input: linear maps with the norms behind them, several of them as one product."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from lambdanets.ops.operation import accumulation_dtype
+
+
+@dataclass(frozen=True)
+class Projection:
+    """Linear maps of one input, one above the other, and for each the norm that could not become part of it."""
+
+    weight: Tensor  # [sum of sizes, C]
+    bias: Tensor | None
+    sizes: tuple[int, ...]
+    norms: tuple[nn.Module | None, ...]
+
+    @classmethod
+    def of(cls, linear: nn.Linear, norm: nn.Module | None = None) -> "Projection":
+        """With running statistics batch norm is a linear map too, and is folded in: one pass less."""
+        sizes = (linear.out_features,)
+        if norm is None or isinstance(norm, nn.Identity):
+            return cls(linear.weight, None, sizes, (None,))
+        if not isinstance(norm, nn.modules.batchnorm._BatchNorm) or norm.training or not norm.affine:
+            return cls(linear.weight, None, sizes, (norm,))
+        if norm.running_var is None or norm.running_mean is None:
+            return cls(linear.weight, None, sizes, (norm,))
+        dtype = accumulation_dtype(norm.running_var)
+        scale = norm.weight.to(dtype) * torch.rsqrt(norm.running_var.to(dtype) + norm.eps)
+        shift = norm.bias.to(dtype) - norm.running_mean.to(dtype) * scale
+        weight = (linear.weight * scale[:, None]).to(linear.weight.dtype)
+        return cls(weight, shift.to(weight.dtype), sizes, (None,))
+
+    def apply(self, function: Callable[[Tensor], Tensor]) -> "Projection":
+        """The same maps with every tensor changed, as `nn.Module.to` does."""
+        bias = None if self.bias is None else function(self.bias)
+        return Projection(function(self.weight), bias, self.sizes, self.norms)
+
+
+def merged(projections: list[Projection]) -> Projection:
+    """Several projections of one input as one."""
+    weight = torch.cat([p.weight for p in projections])
+    bias = None
+    if any(p.bias is not None for p in projections):
+        bias = torch.cat([weight.new_zeros(len(p.weight)) if p.bias is None else p.bias for p in projections])
+    sizes = tuple(size for p in projections for size in p.sizes)
+    return Projection(weight, bias, sizes, tuple(norm for p in projections for norm in p.norms))
+
+
+def project(inputs: Tensor, projection: Projection) -> list[Tensor]:
+    """[B, N, C] -> [B, N, size] for each of the projection's sizes."""
+    parts = nn.functional.linear(inputs, projection.weight, projection.bias).split(projection.sizes, dim=-1)
+    return [
+        part if norm is None else norm(part.flatten(0, 1)).unflatten(0, part.shape[:2])
+        for part, norm in zip(parts, projection.norms, strict=True)
+    ]

@@ -1,0 +1,59 @@
+"""Batch norm as a part of the convolution before it, for inference. Lambda layers do the same for themselves."""
+
+import copy
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+
+def fold_batch_norm(network: nn.Module, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
+    """A copy in eval mode without the norms that follow a convolution directly, and how many there were.
+
+    Who follows whom is seen in a forward pass of zeros [`shape`], not read from names: it works for any network.
+    """
+    network = copy.deepcopy(network).eval()
+    pairs = followers(network, shape)
+    for norm_name, conv_name in pairs.items():
+        conv, norm = network.get_submodule(conv_name), network.get_submodule(norm_name)
+        assert isinstance(conv, nn.Conv2d)
+        assert isinstance(norm, _BatchNorm)
+        # timm's norms may bring their activation along
+        after = nn.Sequential(*(getattr(norm, name) for name in ("drop", "act") if hasattr(norm, name)))
+        network.set_submodule(conv_name, fuse_conv_bn_eval(conv, norm))
+        network.set_submodule(norm_name, after if len(after) else nn.Identity())
+    return network, len(pairs)
+
+
+def followers(network: nn.Module, shape: tuple[int, ...]) -> dict[str, str]:
+    """For each batch norm whose only input is the output of a convolution, the name of the convolution."""
+    made: dict[int, tuple[str, Tensor]] = {}  # tensors stay alive, so that no id is used twice
+    found: dict[str, str] = {}
+    calls: dict[str, int] = {}
+
+    def after_convolution(name: str, module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
+        calls[name] = calls.get(name, 0) + 1
+        made[id(output)] = (name, output)
+
+    def before_norm(name: str, module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        calls[name] = calls.get(name, 0) + 1
+        if id(arguments[0]) in made:
+            found[name] = made[id(arguments[0])][0]
+
+    hooks = []
+    for name, module in network.named_modules():
+        if isinstance(module, nn.Conv2d):
+            hooks.append(module.register_forward_hook(partial(after_convolution, name)))
+        elif isinstance(module, nn.BatchNorm2d) and module.track_running_stats:
+            hooks.append(module.register_forward_pre_hook(partial(before_norm, name)))
+    like = next(network.parameters())
+    try:
+        with torch.no_grad():
+            network(torch.zeros(shape, device=like.device, dtype=like.dtype))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    shared = [conv for conv in found.values() if list(found.values()).count(conv) > 1]
+    return {norm: conv for norm, conv in found.items() if calls[norm] == calls[conv] == 1 and conv not in shared}

@@ -1,0 +1,262 @@
+"""Speed of whole networks by the paper's protocol: the largest batch that fits, from 1024 down by halves.
+
+Training is forward, cross-entropy, backward and a step of SGD with momentum; inference has batch norm folded.
+"""
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from statistics import median
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from lambdanets.measure.check import MismatchError, relative_error
+from lambdanets.measure.fold import fold_batch_norm
+from lambdanets.measure.timing import once, peak_bytes
+
+NORMAL_BATCH = 1024  # the paper gives latencies for this many images
+CLASSES = 1000
+Precision = Literal["float32", "tf32", "bfloat16"]
+# What a folded network may differ from the one it comes from. TF32 has 10 bits; depth adds up.
+FOLD_TOLERANCE = 1e-2
+NO_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed", "not enough memory")
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How a network is measured.
+
+    Attributes:
+        mode: inference or training.
+        precision: float32; tf32: float32 tensors, products in TF32 (CUDA); bfloat16: weights too in inference, in
+            training autocast over float32 weights.
+        compiled: torch.compile of the network.
+        channels_last: memory format of images and weights.
+        fold: batch norm is folded into convolutions for inference.
+        batch: where the search begins.
+        memory_batch: the batch of `peak_bytes`, one for all networks so that they can be compared (if it fits).
+        repeats, seconds: how many timed steps, and when to stop early (three run anyway).
+        latency: whether a batch of 1 is timed too (inference).
+    """
+
+    mode: Literal["inference", "training"]
+    precision: Precision = "float32"
+    compiled: bool = False
+    channels_last: bool = True
+    fold: bool = True
+    batch: int = NORMAL_BATCH
+    memory_batch: int = 128
+    repeats: int = 20
+    seconds: float = 10.0
+    latency: bool = True
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """What was measured; seconds are medians."""
+
+    batch: int  # the largest of batch, batch / 2, ... that fits
+    seconds: float  # of a step with this batch
+    examples_per_second: float
+    seconds_per_1024: float  # as the paper gives it
+    repeats: int
+    latency: float | None  # seconds for one image
+    peak_bytes: int  # weights, gradients, optimizer state and all else
+    peak_batch: int  # with so many images: `memory_batch`, but `batch` if compiled (another one compiles again)
+    folded: int  # pairs of a convolution and a batch norm that became one
+    fold_error: float | None  # relative difference of folded and original outputs
+
+
+class NoMemoryError(Exception):
+    """Not even one image fits."""
+
+
+def measure_network(
+    build: Callable[[], nn.Module], size: tuple[int, int], protocol: Protocol, device: torch.device, channels: int = 3
+) -> Throughput:
+    """Measures the network that `build` makes, on images of `size` (height, width)."""
+    torch.manual_seed(0)
+    with precision_of(protocol.precision, device):
+        network = build().to(device)
+        folded, error = 0, None
+        if protocol.mode == "inference":
+            network = settle(network, (2, channels, *size))
+            if protocol.fold:
+                network, folded, error = folded_network(network, (2, channels, *size))
+            if protocol.precision == "bfloat16":
+                network = network.to(torch.bfloat16)
+        if protocol.channels_last:
+            network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        steps = Steps(network, (channels, *size), protocol, device)
+        try:
+            batch = largest_batch(steps.trial, protocol.batch)
+            peak_batch = min(protocol.memory_batch, batch)
+            if protocol.compiled:
+                torch.compiler.reset()
+                network.compile(dynamic=False)
+                batch = peak_batch = largest_batch(steps.trial, batch)
+            times = steps.time(batch)
+            peak = steps.peak(peak_batch)
+            latency = None
+            if protocol.latency and protocol.mode == "inference":
+                latency = median(steps.time(1))
+        finally:
+            if protocol.compiled:
+                torch.compiler.reset()
+    seconds = median(times)
+    return Throughput(
+        batch=batch,
+        seconds=seconds,
+        examples_per_second=batch / seconds,
+        seconds_per_1024=seconds * NORMAL_BATCH / batch,
+        repeats=len(times),
+        latency=latency,
+        peak_bytes=peak,
+        peak_batch=peak_batch,
+        folded=folded,
+        fold_error=error,
+    )
+
+
+class Steps:
+    """Steps of one network."""
+
+    def __init__(self, network: nn.Module, shape: tuple[int, ...], protocol: Protocol, device: torch.device) -> None:
+        self.network, self.shape, self.protocol, self.device = network, shape, protocol, device
+        self.training = protocol.mode == "training"
+        self.network.train(self.training)
+        self.optimizer = None
+        if self.training:
+            self.optimizer = torch.optim.SGD(network.parameters(), lr=1e-4, momentum=0.9, weight_decay=1e-4)
+
+    def step(self, batch: int) -> Callable[[], object]:
+        """A function that runs one step on random images."""
+        pure_half = self.protocol.precision == "bfloat16" and not self.training
+        images = torch.randn(batch, *self.shape, device=self.device, dtype=torch.bfloat16 if pure_half else None)
+        if self.protocol.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        if self.optimizer is None:
+            return lambda: self.infer(images)
+        classes = torch.randint(CLASSES, (batch,), device=self.device)
+        return lambda: self.train(images, classes)
+
+    @torch.inference_mode()
+    def infer(self, images: Tensor) -> Tensor:
+        return self.network(images)
+
+    def train(self, images: Tensor, classes: Tensor) -> None:
+        assert self.optimizer is not None
+        autocast: AbstractContextManager = nullcontext()
+        if self.protocol.precision == "bfloat16":
+            autocast = torch.autocast(self.device.type, torch.bfloat16)
+        with autocast:
+            scores = self.network(images)
+        loss = nn.functional.cross_entropy(scores.float(), classes % scores.shape[1], label_smoothing=0.1)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def trial(self, batch: int) -> None:
+        """Two steps: the first allocates optimizer state and compiles, the second is like all that follow."""
+        step = self.step(batch)
+        for _ in range(2):
+            step()
+        synchronize(self.device)
+
+    def time(self, batch: int) -> list[float]:
+        step = self.step(batch)
+        step()
+        times: list[float] = []
+        start = time.perf_counter()
+        while len(times) < self.protocol.repeats:
+            if len(times) >= 3 and time.perf_counter() - start > self.protocol.seconds:
+                break
+            times.append(once(step, self.device))
+        return times
+
+    def peak(self, batch: int) -> int:
+        step = self.step(batch)
+        step()
+        held = [*self.network.parameters(), *self.network.buffers()]
+        if self.optimizer is not None:
+            held += [t for state in self.optimizer.state.values() for t in state.values() if isinstance(t, Tensor)]
+        return peak_bytes(step, self.device) + sum(t.numel() * t.element_size() for t in held)
+
+
+def largest_batch(trial: Callable[[int], None], batch: int) -> int:
+    """The first of batch, batch / 2, ... that fits in memory."""
+    while batch:
+        try:
+            trial(batch)
+            return batch
+        except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
+            if not is_no_memory(error):
+                raise
+        free_memory()  # outside of the handler, where the error would keep every tensor of the failed step
+        batch //= 2
+    raise NoMemoryError("not even one image fits in memory")
+
+
+def is_no_memory(error: BaseException) -> bool:
+    text = str(error).lower()
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(words in text for words in NO_MEMORY)
+
+
+def free_memory() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@contextmanager
+def precision_of(precision: Precision, device: torch.device) -> Iterator[None]:
+    """Products of float32 tensors in TF32, or not."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
+    tf32 = precision == "tf32"
+    if tf32 and device.type != "cuda":
+        raise ValueError("tf32 is for CUDA GPUs: use float32")
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cudnn.benchmark = True  # every shape comes many times
+    try:
+        yield
+    finally:
+        matmul, convolutions, benchmark = before
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, convolutions
+        torch.backends.cudnn.benchmark = benchmark
+
+
+def settle(network: nn.Module, shape: tuple[int, ...]) -> nn.Module:
+    """Norms as after training: branches that start at zero do something, and running statistics fit."""
+    norms = [m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.momentum = 1.0
+        if norm.affine:
+            nn.init.uniform_(norm.weight, 0.5, 1.0)
+    like = next(network.parameters())
+    with torch.no_grad():
+        network.train()(torch.randn(shape, device=like.device, dtype=like.dtype))
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+    return network.eval()
+
+
+def folded_network(network: nn.Module, shape: tuple[int, ...]) -> tuple[nn.Module, int, float]:
+    """The network with batch norm folded, how many, and how far its output is from the original's."""
+    folded, count = fold_batch_norm(network, shape)
+    like = next(network.parameters())
+    images = torch.randn(shape, device=like.device, dtype=like.dtype)
+    with torch.inference_mode():
+        error = relative_error(folded(images), network(images))
+    if not error <= FOLD_TOLERANCE:
+        raise MismatchError(f"folding batch norm changed the output by {error:.1e}, allowed {FOLD_TOLERANCE}")
+    return folded, count, error

@@ -1,0 +1,186 @@
+"""The fused kernels against float64 einsums: values and every gradient, on odd shapes.
+
+Without a GPU the kernels run under Triton's interpreter, which must be asked for before Triton is imported.
+Letters: B batch, N queries, M context, H heads, K key depth, V value depth, U intra-depth.
+"""
+
+import os
+
+import pytest
+import torch
+
+CUDA = torch.cuda.is_available()
+if not CUDA:
+    os.environ["TRITON_INTERPRET"] = "1"
+DEVICE = torch.device("cuda" if CUDA else "cpu")
+
+from lambdanets.ops.fused import fused_dense, fused_relative, why_not  # noqa: E402
+
+REASON = why_not(DEVICE, torch.float32, 16, 16, 4)
+pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+# Half types and float32 take different kernels at small contexts; the interpreter has time for some of each.
+DTYPES = [torch.float32, torch.bfloat16, torch.float16] if CUDA else [torch.float16, torch.float32]
+SLOW_IN_FLOAT32 = {"depth 32", "scope beyond the map", "wide values", "middle context"}
+
+
+@pytest.fixture(autouse=True)
+def poisoned_memory(monkeypatch):
+    """What torch.empty returns is full of NaN, so an element nobody writes is noticed."""
+    plain = torch.empty
+
+    def poisoned(*args, **kwargs):
+        tensor = plain(*args, **kwargs)
+        return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+
+
+def dense_of(table, query_grid, context_grid, stride):
+    """Embeddings [N, M, K, U] of a table [*scope, K, U]: the definition, pair by pair."""
+    queries = torch.cartesian_prod(*(torch.arange(side) for side in query_grid)).view(-1, len(query_grid))
+    context = torch.cartesian_prod(*(torch.arange(side) for side in context_grid)).view(-1, len(query_grid))
+    scope = torch.tensor(table.shape[: len(query_grid)])
+    index_NMD = context[None] - queries[:, None] * stride + (scope - 1) // 2
+    inside_NM = ((index_NMD >= 0) & (index_NMD < scope)).all(-1).to(table.device)
+    index_NMD = torch.minimum(index_NMD.clamp(min=0), scope - 1)
+    embeddings = table[tuple(index_NMD.to(table.device).unbind(-1))]
+    return embeddings * inside_NM[..., None, None]
+
+
+def oracle(queries, values, content, embeddings):
+    """The paper's einsums. values [B,M,V,U], embeddings [N,M,K,U]."""
+    lambdas = torch.einsum("nmku,bmvu->bnkv", embeddings, values)
+    if content is not None:
+        lambdas = lambdas + content[:, None].to(lambdas.dtype)
+    return torch.einsum("bnhk,bnkv->bnhv", queries, lambdas)
+
+
+def relative_error(found, expected):
+    return ((found.double() - expected).norm() / expected.norm().clamp(min=1e-30)).item()
+
+
+def gradients(function, inputs, gradient):
+    leaves = [one if one is None else one.detach().clone().requires_grad_() for one in inputs]
+    output = function(*leaves)
+    output.backward(gradient.to(output.dtype))
+    return [output.detach()] + [None if one is None else one.grad for one in leaves]
+
+
+def check(inputs, fused, plain, dtype):
+    """Error of `fused` at most twice that of `plain` run in the same type, each against float64."""
+    torch.manual_seed(7)
+    doubles = [None if one is None else one.double() for one in inputs]
+    shape = plain(*doubles).shape
+    gradient = torch.randn(shape, dtype=torch.float64, device=DEVICE).to(dtype).double()
+    expected = gradients(plain, doubles, gradient)
+    found = gradients(fused, inputs, gradient)
+    allowed = gradients(lambda *leaves: plain(*(x if x is None else x.to(dtype) for x in leaves)), inputs, gradient)
+    floor = {torch.float32: 2e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}[dtype]
+    for name, one, other, usual in zip(["output", "q", "v", "c", "e"], found, expected, allowed, strict=True):
+        if other is None:
+            assert one is None, name
+            continue
+        assert one.shape == other.shape, name
+        assert torch.isfinite(one).all(), name
+        limit = max(2 * relative_error(usual, other), floor)
+        assert relative_error(one, other) <= limit, (name, relative_error(one, other), limit)
+
+
+def random_inputs(batch, count, context, heads, depth, value, intra, positions, dtype, content=True):
+    torch.manual_seed(batch * 1000 + count)
+    rand = lambda *shape: torch.randn(*shape, device=DEVICE)  # noqa: E731
+    queries, values = rand(batch, count, heads, depth).to(dtype), rand(batch, context, value, intra).to(dtype)
+    lambdas = rand(batch, depth, value) if content else None
+    return [queries, values, lambdas, rand(*positions, depth, intra)]
+
+
+#        batch heads depth value intra query_grid context_grid scope     stride
+CASES = {
+    "square": (3, 4, 16, 16, 1, (5, 5), (5, 5), (5, 5), 1),
+    "rectangle, even scope": (1, 2, 16, 24, 1, (3, 6), (3, 6), (4, 2), 1),
+    "scope beyond the map": (2, 4, 16, 8, 1, (3, 4), (3, 4), (11, 9), 1),
+    "another context grid": (2, 3, 8, 16, 1, (4, 3), (6, 5), (5, 3), 1),
+    "intra-depth": (2, 4, 4, 16, 2, (4, 4), (4, 4), (3, 3), 1),
+    "depth 32": (1, 4, 32, 40, 1, (3, 3), (3, 3), (5, 5), 1),
+    "odd depth, one head": (2, 1, 5, 16, 1, (2, 5), (2, 5), (3, 3), 1),
+    "one query": (3, 4, 16, 16, 1, (1, 1), (1, 1), (3, 3), 1),
+    "stride": (2, 4, 16, 16, 1, (3, 3), (6, 5), (5, 5), 2),
+    "one axis": (2, 4, 16, 16, 1, (11,), (11,), (5,), 1),
+    "middle context": (1, 4, 16, 16, 1, (6, 13), (6, 13), (5, 5), 1),
+    "long context": (2, 4, 16, 16, 1, (17, 16), (17, 16), (3, 5), 1),
+    "long axis": (1, 4, 16, 16, 1, (70,), (70,), (7,), 1),
+    "wide values": (1, 2, 16, 136, 1, (3, 3), (3, 3), (3, 3), 1),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_relative(case, dtype):
+    if not CUDA and (case == "long context" or (dtype == torch.float32 and case in SLOW_IN_FLOAT32)):
+        pytest.skip("too slow for the interpreter; shorter cases run the same kernels")
+    batch, heads, depth, value, intra, query_grid, context_grid, scope, stride = CASES[case]
+    count, context = torch.Size(query_grid).numel(), torch.Size(context_grid).numel()
+    inputs = random_inputs(batch, count, context, heads, depth, value, intra, scope, dtype, content=case != "stride")
+    check(
+        inputs,
+        lambda q, v, c, e: fused_relative(q, v, c, e, query_grid, context_grid, stride),
+        lambda q, v, c, e: oracle(q, v, c, dense_of(e, query_grid, context_grid, stride)),
+        dtype,
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("count", "context", "intra"), [(7, 9, 1), (5, 20, 2), (3, 300, 1)])
+def test_dense(count, context, intra, dtype):
+    inputs = random_inputs(2, count, context, 4, 16, 16, intra, (count, context), dtype)
+    check(inputs, fused_dense, oracle, dtype)
+
+
+def test_tables_without_intra_depth_and_slices_of_one_projection():
+    """queries and values as slices of one buffer (strided), table [*scope, K], values [B, M, V]."""
+    torch.manual_seed(0)
+    buffer = torch.randn(2, 12, 2 * 16 + 16, device=DEVICE)
+    queries, values = buffer[..., :32].view(2, 12, 2, 16), buffer[..., 32:]
+    table = torch.randn(3, 3, 16, device=DEVICE)
+    found = fused_relative(queries, values, None, table, (3, 4), (3, 4))
+    embeddings = dense_of(table[..., None].double(), (3, 4), (3, 4), 1)
+    expected = oracle(queries.double(), values[..., None].double(), None, embeddings)
+    assert relative_error(found, expected) < 2e-3
+
+
+def test_only_the_gradients_that_are_asked_for():
+    inputs = random_inputs(2, 9, 9, 2, 16, 16, 1, (3, 3), torch.float32)
+    for asked in range(4):
+        leaves = [one.clone().requires_grad_(i == asked) for i, one in enumerate(inputs)]
+        fused_relative(*leaves, (3, 3), (3, 3)).sum().backward()
+        assert [one.grad is not None for one in leaves] == [i == asked for i in range(4)]
+        assert torch.isfinite(leaves[asked].grad).all()
+
+
+def test_registered_operator(monkeypatch):
+    from lambdanets.ops.fused.operators import fused
+
+    monkeypatch.undo()  # opcheck compares outputs with what torch.empty gives
+    for content in (True, False):
+        queries, values, lambdas, table = random_inputs(2, 9, 9, 2, 16, 16, 1, (3, 3), torch.float32, content)
+        arguments = [queries, values.squeeze(-1), lambdas, table]
+        leaves = [one if one is None else one.requires_grad_() for one in arguments]
+        torch.library.opcheck(fused, (*leaves, [3, 3], [3, 3], 1))
+
+
+def test_flops_count_what_is_in_scope():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    queries, values, lambdas, table = random_inputs(2, 9, 9, 2, 16, 16, 1, (3, 3), torch.float32)
+    with FlopCounterMode(display=False) as counter:
+        fused_relative(queries, values, lambdas, table, (3, 3), (3, 3))
+    assert counter.get_total_flops() == 2 * 2 * 16 * 16 * (7 * 7 + 9 * 2)
+
+
+def test_reasons():
+    cpu = torch.device("cpu")
+    assert "float64" in why_not(DEVICE, torch.float64, 16, 16, 4)
+    assert "3-d" in why_not(DEVICE, torch.float32, 16, 16, 4, dims=3)
+    assert "dilation" in why_not(DEVICE, torch.float32, 16, 16, 4, dilation=2)
+    if CUDA:
+        assert "CUDA" in why_not(cpu, torch.float32, 16, 16, 4)
