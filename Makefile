@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-gpu lint format clean
+.PHONY: demo test test-fast test-kernels test-gpu lint format clean
 
 # Again only when the project's requirements change.
 $(READY): pyproject.toml
@@ -26,11 +26,18 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-test: lint  ## lint, types and the fast tests
-	$(BIN)/python -m pytest -n 2 --cov --cov-report=term:skip-covered
+test: lint test-fast test-kernels  ## lint, types and the fast tests
 
-test-gpu: $(READY)  ## the tests that need a CUDA device
-	$(BIN)/python -m pytest -m gpu
+test-fast: $(READY)
+	$(BIN)/python -m pytest -n 2 --cov --cov-report=
+
+test-kernels: $(READY)  ## the GPU kernels under Triton's interpreter, values and every gradient
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 tests/ops/test_fused.py --cov --cov-append --cov-report=term:skip-covered
+	TRITON_INTERPRET=1 $(BIN)/lambdanets selftest --backend fused --cases 24
+
+test-gpu: $(READY)  ## the kernels and the operation on a CUDA device
+	$(BIN)/python -m pytest tests/ops/test_fused.py
+	$(BIN)/lambdanets selftest --device cuda --minutes 3
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .coverage

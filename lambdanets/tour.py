@@ -190,7 +190,8 @@ def against_reference(console: Console) -> None:
     inputs = stage_inputs("c4")
     truth = lambda_reference(*(cast(t, torch.float64) for t in inputs))
     table = Table("backend", "float32", "bfloat16", box=None, pad_edge=False)
-    for name in ("reference", *explain(*inputs)):
+    able = [name for name, said in explain(*inputs).items() if not isinstance(said, str)]
+    for name in ("reference", *able):
         errors = []
         for dtype in (torch.float32, torch.bfloat16):
             result = lambda_op(*(cast(t, dtype) for t in inputs), backend=name)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Literal
 
@@ -20,8 +21,9 @@ from lambdanets.measure.timing import once, peak_bytes
 
 NORMAL_BATCH = 1024  # the paper gives latencies for this many images
 CLASSES = 1000
+WARM_UP = 2  # steps: the first allocates optimizer state and compiles, the second is like all that follow
 Precision = Literal["float32", "tf32", "bfloat16"]
-# What a folded network may differ from the one it comes from. TF32 has 10 bits; depth adds up.
+# What a folded network may differ from the one it comes from: rounding, which hundreds of layers add up.
 FOLD_TOLERANCE = 1e-2
 NO_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed", "not enough memory")
 
@@ -81,7 +83,8 @@ def measure_network(
     """Measures the network that `build` makes, on images of `size` (height, width)."""
     torch.manual_seed(0)
     with precision_of(protocol.precision, device):
-        network = build().to(device)
+        with device:  # drawing initial weights of deep networks takes a CPU long
+            network = build()
         folded, error = 0, None
         if protocol.mode == "inference":
             network = settle(network, (2, channels, *size))
@@ -92,6 +95,8 @@ def measure_network(
         if protocol.channels_last:
             network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         steps = Steps(network, (channels, *size), protocol, device)
+        times: list[float] = []
+        latency = None
         try:
             batch = largest_batch(steps.trial, protocol.batch)
             peak_batch = min(protocol.memory_batch, batch)
@@ -99,11 +104,11 @@ def measure_network(
                 torch.compiler.reset()
                 network.compile(dynamic=False)
                 batch = peak_batch = largest_batch(steps.trial, batch)
-            times = steps.time(batch)
-            peak = steps.peak(peak_batch)
-            latency = None
-            if protocol.latency and protocol.mode == "inference":
-                latency = median(steps.time(1))
+            with fastest_convolutions():  # may need more memory than the search had: it goes on here
+                batch = largest_batch(partial(steps.time_into, times), batch)
+                if protocol.latency and protocol.mode == "inference":
+                    latency = median(steps.time(1))
+            peak = steps.peak(min(peak_batch, batch))
         finally:
             if protocol.compiled:
                 torch.compiler.reset()
@@ -116,7 +121,7 @@ def measure_network(
         repeats=len(times),
         latency=latency,
         peak_bytes=peak,
-        peak_batch=peak_batch,
+        peak_batch=min(peak_batch, batch),
         folded=folded,
         fold_error=error,
     )
@@ -161,15 +166,15 @@ class Steps:
         self.optimizer.zero_grad(set_to_none=True)
 
     def trial(self, batch: int) -> None:
-        """Two steps: the first allocates optimizer state and compiles, the second is like all that follow."""
         step = self.step(batch)
-        for _ in range(2):
+        for _ in range(WARM_UP):
             step()
         synchronize(self.device)
 
     def time(self, batch: int) -> list[float]:
         step = self.step(batch)
-        step()
+        for _ in range(WARM_UP):
+            step()
         times: list[float] = []
         start = time.perf_counter()
         while len(times) < self.protocol.repeats:
@@ -177,6 +182,9 @@ class Steps:
                 break
             times.append(once(step, self.device))
         return times
+
+    def time_into(self, times: list[float], batch: int) -> None:
+        times[:] = self.time(batch)
 
     def peak(self, batch: int) -> int:
         step = self.step(batch)
@@ -220,18 +228,25 @@ def synchronize(device: torch.device) -> None:
 @contextmanager
 def precision_of(precision: Precision, device: torch.device) -> Iterator[None]:
     """Products of float32 tensors in TF32, or not."""
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32, torch.backends.cudnn.benchmark
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     tf32 = precision == "tf32"
     if tf32 and device.type != "cuda":
         raise ValueError("tf32 is for CUDA GPUs: use float32")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
-    torch.backends.cudnn.benchmark = True  # every shape comes many times
     try:
         yield
     finally:
-        matmul, convolutions, benchmark = before
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = matmul, convolutions
-        torch.backends.cudnn.benchmark = benchmark
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+@contextmanager
+def fastest_convolutions() -> Iterator[None]:
+    """cuDNN tries its algorithms on each new shape: worth it where a shape comes many times."""
+    before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def settle(network: nn.Module, shape: tuple[int, ...]) -> nn.Module:
@@ -251,11 +266,11 @@ def settle(network: nn.Module, shape: tuple[int, ...]) -> nn.Module:
 
 
 def folded_network(network: nn.Module, shape: tuple[int, ...]) -> tuple[nn.Module, int, float]:
-    """The network with batch norm folded, how many, and how far its output is from the original's."""
+    """The network with batch norm folded, how many, and how far its output is from the original's (without TF32)."""
     folded, count = fold_batch_norm(network, shape)
     like = next(network.parameters())
     images = torch.randn(shape, device=like.device, dtype=like.dtype)
-    with torch.inference_mode():
+    with torch.inference_mode(), precision_of("float32", like.device):
         error = relative_error(folded(images), network(images))
     if not error <= FOLD_TOLERANCE:
         raise MismatchError(f"folding batch norm changed the output by {error:.1e}, allowed {FOLD_TOLERANCE}")

@@ -1,4 +1,4 @@
-"""d-li14's LambdaResNet, written again from a reading of its source: names of parameters, order of channels, pooling."""
+"""d-li14's LambdaResNet, written again from a reading of its source: names, order of channels, place of pooling."""
 
 import torch
 from torch import Tensor, nn

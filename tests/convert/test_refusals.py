@@ -71,6 +71,11 @@ def test_missing_and_unexpected_names(state, tmp_path, capsys):
     assert "missing norm_v.bias; not expected stray.weight" in said
 
 
+def test_a_name_too_many(state, tmp_path, capsys):
+    torch.save({**state, "norm_k.weight": torch.zeros(6)}, tmp_path / "a.pt")
+    assert "missing nothing; not expected norm_k.weight" in refusal(tmp_path / "a.pt", tmp_path, capsys)
+
+
 def test_shapes_that_do_not_fit(state, tmp_path, capsys):
     state["norm_q.weight"] = torch.zeros(19)
     torch.save(state, tmp_path / "a.pt")

@@ -1,21 +1,17 @@
 """The fused kernels against float64 einsums: values and every gradient, on odd shapes.
 
-Without a GPU the kernels run under Triton's interpreter, which must be asked for before Triton is imported.
+Without a GPU the kernels run under Triton's interpreter, in a run of their own: `make test-kernels` asks for it with
+TRITON_INTERPRET=1 before anything imports Triton.
 Letters: B batch, N queries, M context, H heads, K key depth, V value depth, U intra-depth.
 """
-
-import os
 
 import pytest
 import torch
 
+from lambdanets.ops.fused import fused_dense, fused_relative, why_not
+
 CUDA = torch.cuda.is_available()
-if not CUDA:
-    os.environ["TRITON_INTERPRET"] = "1"
 DEVICE = torch.device("cuda" if CUDA else "cpu")
-
-from lambdanets.ops.fused import fused_dense, fused_relative, why_not  # noqa: E402
-
 REASON = why_not(DEVICE, torch.float32, 16, 16, 4)
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 # Half types and float32 take different kernels at small contexts; the interpreter has time for some of each.

@@ -45,6 +45,8 @@ def why_not(
             )
     elif not (device.type == "cpu" and interpreted()):
         return f"The fused kernels need a CUDA GPU (or TRITON_INTERPRET=1 on the CPU), not {device.type}."
+    if device.type == "cpu" and dtype == torch.bfloat16:
+        return "Triton's interpreter has no bfloat16: numpy does not know it. Use float16 or float32 there."
     if dtype not in TYPES:
         return f"The fused kernels take bfloat16, float16 and float32, not {str(dtype).removeprefix('torch.')}."
     if dims > 2:

@@ -13,12 +13,20 @@ import triton.language as tl
 
 from .forward_kernels import (
     band,
+    by_query,
     content_block,
     context_values,
     diagonal_queries,
     output_rows,
+    row_column,
+    small_matrices,
     table_block,
+    tile_lambdas,
+    tile_origin,
+    tile_query,
     unit_vectors,
+    values_at,
+    window,
 )
 
 
@@ -259,3 +267,133 @@ def table_gradients(
             store_table_gradients(de_tile, acc1, m0 + C0, ME, ROWS, C1)
         if C2 > 0:
             store_table_gradients(de_tile, acc2, m0 + C0 + C1, ME, ROWS, C2)
+
+
+@triton.jit(do_not_specialize=["B", "QH", "QW", "CH", "CW", "back_y", "back_x", "forward_y", "forward_x"])
+def query_gradients_window(
+    dy_ptr, v_ptr, c_ptr, t_ptr, dq_ptr,
+    B, V, QH, QW, CH, CW, back_y, back_x, forward_y, forward_x, syb, syn, syh, svb, svm,
+    K: tl.constexpr, H: tl.constexpr, TY: tl.constexpr, TX: tl.constexpr, KP: tl.constexpr, HP: tl.constexpr,
+    VT: tl.constexpr, NV: tl.constexpr, BB: tl.constexpr, C: tl.constexpr, HAS_C: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The forward's lambdas again, then dq [bn, h, k] = dy [bn, h, v] lambda [bn, v, k]. Grid: (batch, query tiles)."""
+    T: tl.constexpr = TY * TX
+    dtype: tl.constexpr = t_ptr.dtype.element_ty
+    b0 = tl.program_id(0) * BB
+    y0, x0 = tile_origin(tl.program_id(1), QW, TY, TX)
+    bt = tl.arange(0, BB * T)
+    n, exists = tile_query(bt % T, y0, x0, QH, QW, TX)
+    dq = tl.zeros((BB * T, HP, KP), dtype=tl.float32)
+    for tile in tl.static_range(NV):
+        v0 = tile * VT
+        lambdas = tile_lambdas(
+            v_ptr, c_ptr, t_ptr, b0, v0, y0, x0, B, V, CH, CW, back_y, back_x, forward_y, forward_x, svb, svm,
+            K, TY, TX, KP, VT, BB, C, HAS_C, PRECISION,
+        )  # fmt: skip
+        dy = small_matrices(dy_ptr, n, exists, b0, v0, B, V, H, syb, syn, syh, BB, HP, VT, T)
+        dq = tl.dot(dy, by_query(lambdas.to(dtype), BB, VT, T, KP), dq, input_precision=PRECISION)
+    b = b0 + bt // T
+    h = tl.arange(0, HP)
+    k = tl.arange(0, KP)
+    mask = tl.reshape(exists & (b < B), (BB * T, 1, 1)) & tl.reshape(h < H, (1, HP, 1))
+    mask = mask & tl.reshape(k < K, (1, 1, KP))
+    base = tl.reshape((b.to(tl.int64) * (QH * QW) + n) * H * K, (BB * T, 1, 1))
+    offset = base + tl.reshape(h * K, (1, HP, 1)) + tl.reshape(k, (1, 1, KP))
+    tl.store(dq_ptr + offset, dq.to(dq_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["B", "QH", "QW", "CH", "CW", "back_y", "back_x", "forward_y", "forward_x"])
+def value_gradients_window(
+    q_ptr, dy_ptr, d_ptr, dv_ptr,
+    B, V, QH, QW, CH, CW, back_y, back_x, forward_y, forward_x, sqb, sqn, sqh, syb, syn, syh,
+    K: tl.constexpr, H: tl.constexpr, T: tl.constexpr, CY: tl.constexpr, CX: tl.constexpr, KP: tl.constexpr,
+    HP: tl.constexpr, VT: tl.constexpr, BB: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """dv^T [bv, m] of a tile of CY x CX context positions: a sum of g^T [bv, nk] D [nk, m] over the queries in reach.
+
+    D [(window of queries, K), CY*CX] is the transposed table (tables.py); T queries a step.
+    Grid: (batch tiles, context tiles, value tiles).
+    """
+    MT: tl.constexpr = CY * CX
+    dtype: tl.constexpr = d_ptr.dtype.element_ty
+    b0 = tl.program_id(0) * BB
+    v0 = tl.program_id(2) * VT
+    y0, x0 = tile_origin(tl.program_id(1), CW, CY, CX)
+    low_y, height = window(y0, CY, QH, forward_y, back_y)
+    low_x, width = window(x0, CX, QW, forward_x, back_x)
+    span = CX + back_x + forward_x
+    n0 = low_y * QW + low_x
+    d0 = (low_y - y0 + forward_y) * span + low_x - x0 + forward_x
+    count = height * width
+    acc = tl.zeros((BB * VT, MT), dtype=tl.float32)
+    for start in tl.range(0, count, T, num_stages=STAGES):
+        jq = start + tl.arange(0, BB * T) % T
+        row, column = row_column(jq, width)
+        n = n0 + row * QW + column
+        queries = small_matrices(q_ptr, n, jq < count, b0, 0, B, K, H, sqb, sqn, sqh, BB, HP, KP, T)
+        dy = small_matrices(dy_ptr, n, jq < count, b0, v0, B, V, H, syb, syn, syh, BB, HP, VT, T)
+        g = tl.dot(tl.permute(dy, (0, 2, 1)), queries, input_precision=PRECISION)  # [bn, v, k]
+        g = tl.permute(tl.reshape(g.to(dtype), (BB, T, VT, KP)), (0, 2, 1, 3))
+        jd = start + tl.arange(0, T * KP) // KP
+        row_d, column_d = row_column(jd, width)
+        line = tl.where(jd < count, d0 + row_d * span + column_d, 0) * KP + tl.arange(0, T * KP) % KP
+        d = tl.load(d_ptr + (line[:, None] * MT + tl.arange(0, MT)[None, :]))
+        acc = tl.dot(tl.reshape(g, (BB * VT, T * KP)), d, acc, input_precision=PRECISION)
+    col = tl.arange(0, BB * VT)
+    b = b0 + col // VT
+    v = v0 + col % VT
+    m, inside = tile_query(tl.arange(0, MT), y0, x0, CH, CW, CX)
+    mask = inside[:, None] & ((b < B) & (v < V))[None, :]
+    offset = (b.to(tl.int64) * (CH * CW) * V + v)[None, :] + (m * V)[:, None]
+    tl.store(dv_ptr + offset, tl.trans(acc).to(dv_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["B", "QH", "QW", "CH", "CW", "back_y", "back_x", "forward_y", "forward_x", "splits"])
+def table_gradients_window(
+    q_ptr, dy_ptr, v_ptr, de_ptr,
+    B, V, QH, QW, CH, CW, back_y, back_x, forward_y, forward_x, splits, columns, sqb, sqn, sqh, syb, syn, syh, svb, svm,
+    K: tl.constexpr, H: tl.constexpr, TY: tl.constexpr, TX: tl.constexpr, KP: tl.constexpr, HP: tl.constexpr,
+    VT: tl.constexpr, NV: tl.constexpr, BB: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """dT [nk, C positions of the window] over a share of (query tiles, batch, values): sum of g [nk, bv] V^T [bv, C].
+
+    Grid: (blocks of the window, splits). Partial sums, folded by tables.fold.
+    """
+    T: tl.constexpr = TY * TX
+    dtype: tl.constexpr = v_ptr.dtype.element_ty
+    span = TX + back_x + forward_x
+    j = tl.program_id(0) * C + tl.arange(0, C)
+    row, column = row_column(j, span)
+    # Rows of query tiles for which this block of the window touches the map.
+    first = (tl.program_id(0) * C) // span
+    last = (tl.program_id(0) * C + C - 1) // span
+    across = (QW + TX - 1) // TX
+    low = tl.maximum(back_y - last + TY - 1, 0) // TY
+    high = tl.minimum((QH + TY - 1) // TY, (tl.maximum(CH + back_y - first, 0) + TY - 1) // TY)
+    groups = (B + BB - 1) // BB
+    steps = tl.maximum(high - low, 0) * across * groups * NV
+    share = (steps + splits - 1) // splits
+    begin = tl.program_id(1) * share
+    end = tl.minimum(begin + share, steps)
+    bt = tl.arange(0, BB * T)
+    acc = tl.zeros((T * KP, C), dtype=tl.float32)
+    for step in tl.range(begin, end, num_stages=STAGES):
+        v0 = (step % NV) * VT
+        place = step // NV
+        b0 = (place // (tl.maximum(high - low, 1) * across)) * BB
+        tile = low * across + place % (tl.maximum(high - low, 1) * across)
+        y0, x0 = tile_origin(tile, QW, TY, TX)
+        n, exists = tile_query(bt % T, y0, x0, QH, QW, TX)
+        queries = small_matrices(q_ptr, n, exists, b0, 0, B, K, H, sqb, sqn, sqh, BB, HP, KP, T)
+        dy = small_matrices(dy_ptr, n, exists, b0, v0, B, V, H, syb, syn, syh, BB, HP, VT, T)
+        g = tl.dot(tl.permute(queries, (0, 2, 1)), dy, input_precision=PRECISION)  # [bn, k, v]
+        g = tl.permute(tl.reshape(g.to(dtype), (BB, T, KP, VT)), (1, 2, 0, 3))
+        y = y0 - back_y + row
+        x = x0 - back_x + column
+        inside = (y >= 0) & (y < CH) & (x >= 0) & (x < CW)
+        values = values_at(v_ptr, y * CW + x, inside, b0, v0, B, V, svb, svm, BB, VT)
+        acc = tl.dot(tl.reshape(g, (T * KP, BB * VT)), tl.trans(values), acc, input_precision=PRECISION)
+    line = tl.program_id(1).to(tl.int64) * (T * KP) + tl.arange(0, T * KP)
+    tl.store(de_ptr + line[:, None] * columns + j[None, :], acc)

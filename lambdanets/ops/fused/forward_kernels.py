@@ -240,3 +240,139 @@ def forward_large(
 
     queries = diagonal_queries(q_ptr, b0, n0, B, N, sqb, sqn, sqh, BB, T, KP, HP, K, H)
     apply_and_store(y_ptr, lambdas, queries, b0, n0, v0, B, N, V, BB, T, HP, VT, H, PRECISION)
+
+
+@triton.jit
+def tile_origin(tile, query_width, TY: tl.constexpr, TX: tl.constexpr):
+    """First row and column of a tile of TY x TX queries."""
+    across = (query_width + TX - 1) // TX
+    return (tile // across) * TY, (tile % across) * TX
+
+
+@triton.jit
+def tile_query(t, y0, x0, query_height, query_width, TX: tl.constexpr):
+    """Flat position of query t of a tile, and whether it exists."""
+    y = y0 + t // TX
+    x = x0 + t % TX
+    return y * query_width + x, (y < query_height) & (x < query_width)
+
+
+@triton.jit
+def window(origin, size: tl.constexpr, limit, back, forward):
+    """First position within reach of `size` neighbours from `origin` on, and how many; clipped to [0, limit)."""
+    low = tl.maximum(origin - back, 0)
+    high = tl.minimum(origin + size + forward, limit)
+    return low, tl.maximum(high - low, 0)
+
+
+@triton.jit
+def row_column(j, width):
+    """j // width and j % width without an integer division (exact below 2**22)."""
+    row = ((j.to(tl.float32) + 0.5) * (1.0 / width.to(tl.float32))).to(tl.int32)
+    return row, j - row * width
+
+
+@triton.jit
+def values_at(v_ptr, m, exists, b0, v0, B, V, svb, svm, BB: tl.constexpr, VT: tl.constexpr):
+    """Values [m, bv] of any context positions; zero where they do not exist."""
+    col = tl.arange(0, BB * VT)
+    b = b0 + col // VT
+    v = v0 + col % VT
+    mask = exists[:, None] & (v < V)[None, :]
+    if BB == 1:
+        v_ptr += tl.cast(b0, tl.int64) * svb
+    else:
+        mask = mask & (b < B)[None, :]
+        v = b.to(tl.int64) * svb + v
+    return tl.load(v_ptr + (v[None, :] + m[:, None] * svm), mask=mask, other=0.0)
+
+
+@triton.jit
+def tile_lambdas(
+    v_ptr, c_ptr, t_ptr, b0, v0, y0, x0, B, V, context_height, context_width, back_y, back_x, forward_y, forward_x,
+    svb, svm,
+    K: tl.constexpr, TY: tl.constexpr, TX: tl.constexpr, KP: tl.constexpr, VT: tl.constexpr,
+    BB: tl.constexpr, C: tl.constexpr, HAS_C: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """lambda^T [bv, nk] of a tile of queries: a sum over the part of its window that lies on the map."""
+    ROWS: tl.constexpr = TY * TX * KP
+    KC: tl.constexpr = KP if KP >= 16 else 16
+    low_y, height = window(y0, TY, context_height, back_y, forward_y)
+    low_x, width = window(x0, TX, context_width, back_x, forward_x)
+    span = TX + back_x + forward_x
+    m0 = low_y * context_width + low_x
+    t0 = (low_y - y0 + back_y) * span + low_x - x0 + back_x
+    count = height * width
+    lambdas = tl.zeros((BB * VT, ROWS), dtype=tl.float32)
+    for start in range(0, count, C):
+        j = start + tl.arange(0, C)
+        row, column = row_column(j, width)
+        exists = j < count
+        x = values_at(v_ptr, m0 + row * context_width + column, exists, b0, v0, B, V, svb, svm, BB, VT)
+        line = tl.where(exists, t0 + row * span + column, 0)
+        e = tl.load(t_ptr + (line[:, None] * ROWS + tl.arange(0, ROWS)[None, :]))
+        lambdas = tl.dot(tl.trans(x), e, lambdas, input_precision=PRECISION)
+    if HAS_C:
+        content = content_block(c_ptr, b0, v0, B, V, BB, VT, KC, K)
+        unit = unit_vectors(TY * TX, KP, KC, content.dtype)
+        lambdas = tl.dot(tl.trans(content), unit, lambdas, input_precision=PRECISION)
+    return lambdas
+
+
+@triton.jit
+def by_query(block, BB: tl.constexpr, VT: tl.constexpr, T: tl.constexpr, KP: tl.constexpr):
+    """[bv, nk] -> [bn, v, k]: a small matrix per batch element and query."""
+    block = tl.permute(tl.reshape(block, (BB, VT, T, KP)), (0, 2, 1, 3))
+    return tl.reshape(block, (BB * T, VT, KP))
+
+
+@triton.jit
+def small_matrices(
+    ptr, n, exists, b0, c0, B, limit, row_limit, sb, sn, sh,
+    BB: tl.constexpr, R: tl.constexpr, W: tl.constexpr, T: tl.constexpr,
+):  # fmt: skip
+    """[bn, R, W]: for every batch element and query (n of them, [BB*T]) its R heads by W depths from c0 on."""
+    bt = tl.arange(0, BB * T)
+    b = b0 + bt // T
+    h = tl.arange(0, R)
+    d = c0 + tl.arange(0, W)
+    mask = tl.reshape(exists & (b < B), (BB * T, 1, 1)) & tl.reshape(h < row_limit, (1, R, 1))
+    mask = mask & tl.reshape(d < limit, (1, 1, W))
+    base = tl.reshape((b - b0).to(tl.int64) * sb + n * sn, (BB * T, 1, 1))
+    offset = base + tl.reshape(h * sh, (1, R, 1)) + tl.reshape(d, (1, 1, W))
+    return tl.load(ptr + tl.cast(b0, tl.int64) * sb + offset, mask=mask, other=0.0)
+
+
+@triton.jit(do_not_specialize=["B", "QH", "QW", "CH", "CW", "back_y", "back_x", "forward_y", "forward_x"])
+def forward_window(
+    q_ptr, v_ptr, c_ptr, t_ptr, y_ptr,
+    B, V, QH, QW, CH, CW, back_y, back_x, forward_y, forward_x, sqb, sqn, sqh, svb, svm,
+    K: tl.constexpr, H: tl.constexpr, TY: tl.constexpr, TX: tl.constexpr, KP: tl.constexpr, HP: tl.constexpr,
+    VT: tl.constexpr, BB: tl.constexpr, C: tl.constexpr, HAS_C: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Relative positions on larger maps: every tile of queries reads the same small table (tables.py, T).
+
+    Grid: (batch tiles, query tiles, value tiles).
+    """
+    T: tl.constexpr = TY * TX
+    dtype: tl.constexpr = t_ptr.dtype.element_ty
+    b0 = tl.program_id(0) * BB
+    v0 = tl.program_id(2) * VT
+    y0, x0 = tile_origin(tl.program_id(1), QW, TY, TX)
+    lambdas = tile_lambdas(
+        v_ptr, c_ptr, t_ptr, b0, v0, y0, x0, B, V, CH, CW, back_y, back_x, forward_y, forward_x, svb, svm,
+        K, TY, TX, KP, VT, BB, C, HAS_C, PRECISION,
+    )  # fmt: skip
+    bt = tl.arange(0, BB * T)
+    n, exists = tile_query(bt % T, y0, x0, QH, QW, TX)
+    queries = small_matrices(q_ptr, n, exists, b0, 0, B, K, H, sqb, sqn, sqh, BB, HP, KP, T)
+    own = by_query(lambdas.to(dtype), BB, VT, T, KP)
+    y = tl.dot(queries, tl.permute(own, (0, 2, 1)), input_precision=PRECISION)  # [bn, h, v]
+    b = b0 + bt // T
+    h = tl.arange(0, HP)
+    v = v0 + tl.arange(0, VT)
+    mask = tl.reshape(exists & (b < B), (BB * T, 1, 1)) & tl.reshape(h < H, (1, HP, 1))
+    mask = mask & tl.reshape(v < V, (1, 1, VT))
+    base = tl.reshape((b.to(tl.int64) * (QH * QW) + n) * H * V, (BB * T, 1, 1))
+    offset = base + tl.reshape(h * V, (1, HP, 1)) + tl.reshape(v, (1, 1, VT))
+    tl.store(y_ptr + offset, y.to(dtype), mask=mask)

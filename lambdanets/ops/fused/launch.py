@@ -13,6 +13,7 @@ from torch import Tensor
 
 FOLD_PARTS = 8
 SMALL_CONTEXT = {2: 256, 4: 0}  # bytes per element -> context of which one block holds all
+WINDOW_CONTEXT = 1 << 40  # contexts above this take the window mode
 
 
 @dataclass(frozen=True)
@@ -299,22 +300,191 @@ def backward(
 
 def fold_table(partial: Tensor, table_or_embeddings: Tensor, geometry: Geometry, tiles: Tiles, queries: int) -> Tensor:
     """Partial dE [splits, query tiles * nk, columns] -> the gradient of the table, or of the dense embeddings."""
-    from . import tables
-
     K, U = table_or_embeddings.shape[-2:]
     if geometry.query_grid is None:
         context = geometry.context_grid[0] * geometry.context_grid[1]
         summed = partial.sum(0).view(-1, tiles.depth, tiles.columns)[:queries, :K, : context * U]
         gradient = summed.reshape(queries, K, context, U).permute(0, 2, 1, 3)
         return gradient.to(table_or_embeddings.dtype).contiguous()
+    return fold_partial(partial, table_or_embeddings, geometry, geometry.centre, tiles.depth)
+
+
+@dataclass(frozen=True)
+class WindowTile:
+    """How one kernel of the window mode runs.
+
+    rows x width positions per tile (queries; in dv context positions, beside `queries` a step), value depth and batch
+    elements per tile, block of context, pipeline stages, warps, programs per multiprocessor.
+    """
+
+    rows: int
+    width: int
+    queries: int
+    value_tile: int
+    batch_tile: int
+    block: int
+    stages: int
+    warps: int
+    occupancy: int
+
+
+def split_tile(positions: int, one_wide: bool) -> tuple[int, int]:
+    """A tile of `positions` (a power of two) as rows x width, about square; a column where the map is one."""
+    if one_wide:
+        return positions, 1
+    width = 1 << ((positions.bit_length()) // 2)
+    return positions // width, width
+
+
+@functools.cache
+def window_tile(kernel: str, depth: int, value_depth: int, one_wide: bool, element_size: int) -> WindowTile:
+    """Fixed choices, from measurements on an H200 (README.md); never a function of batch or map size."""
+    half = element_size == 2
+    value_tile = min(128 if half else 32, max(16, power_of_two(value_depth)))
+    batch_tile = max(1, (128 if half else 32) // value_tile)
+    nk = 128 if half else 64
+    queries = max(1, nk // depth)
+    if kernel == "value_gradients":
+        rows, width = split_tile(128 if half else 32, one_wide)
+        return WindowTile(rows, width, queries, value_tile, batch_tile, 0, 2, 8, 1)
+    rows, width = split_tile(queries, one_wide)
+    if kernel == "table_gradients":
+        return WindowTile(rows, width, queries, value_tile, batch_tile, 128 if half else 32, 2, 8, 1)
+    return WindowTile(rows, width, queries, value_tile, batch_tile, 64 if half else 32, 3, 4, 2)
+
+
+def expand_window(
+    table: Tensor, query_grid: tuple[int, int], context_grid: tuple[int, int], centre: tuple[int, int], depth: int,
+    dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    """The table, expanded for one tile: [positions of context_grid, queries of query_grid * depth]."""
+    from . import tables
+
+    table = table.contiguous()
+    queries, context = query_grid[0] * query_grid[1], context_grid[0] * context_grid[1]
+    expanded = torch.empty(context, queries * depth, device=table.device, dtype=dtype)
+    tables.expand[(-(-queries * depth // 128), -(-context // 16))](
+        table, expanded, queries, context, context, queries * depth, query_grid[1], context_grid[1],
+        *table.shape[:2], *centre, 1,
+        K=table.shape[2], U=1, KP=depth, DENSE=False, ROW_BLOCK=16, COLUMN_BLOCK=128, num_warps=4,
+    )  # fmt: skip
+    return expanded
+
+
+def use_window(geometry: Geometry, context: int, element_size: int) -> bool:
+    """Relative positions on maps too large for the small mode."""
+    return (
+        geometry.query_grid is not None
+        and geometry.stride == 1
+        and geometry.intra_depth == 1
+        and context > max(SMALL_CONTEXT[element_size], WINDOW_CONTEXT)
+    )
+
+
+def window_geometry(geometry: Geometry) -> tuple[int, ...]:
+    """Query grid, context grid, reach back and forward, as the kernels take them."""
+    back = geometry.centre
+    forward = geometry.scope[0] - 1 - back[0], geometry.scope[1] - 1 - back[1]
+    assert geometry.query_grid is not None
+    return (*geometry.query_grid, *geometry.context_grid, *back, *forward)
+
+
+def tiles_of(grid: tuple[int, int], use: WindowTile) -> int:
+    return -(-grid[0] // use.rows) * -(-grid[1] // use.width)
+
+
+def window_forward(q: Tensor, v: Tensor, c: Tensor | None, table: Tensor, geometry: Geometry) -> Tensor:
+    """As forward, with one expanded table for all tiles of queries."""
+    from . import forward_kernels as kernels
+
+    B, N, H, K = q.shape
+    V = v.shape[2]
+    depth = max(16, power_of_two(K))
+    y = torch.empty(B, N, H, V, device=q.device, dtype=q.dtype)
+    use = window_tile("forward", depth, V, geometry.query_grid[1] == 1, q.element_size())
+    reach = (use.rows + geometry.scope[0] - 1, use.width + geometry.scope[1] - 1)
+    with on_device(q):
+        t = expand_window(table, (use.rows, use.width), reach, (0, 0), depth, q.dtype)
+        grid = (-(-B // use.batch_tile), tiles_of(geometry.query_grid, use), -(-V // use.value_tile))
+        kernels.forward_window[grid](
+            q, v, q if c is None else c, t, y, B, V, *window_geometry(geometry), *q.stride()[:3], *v.stride()[:2],
+            K=K, H=H, TY=use.rows, TX=use.width, KP=depth, HP=max(16, power_of_two(H)), VT=use.value_tile,
+            BB=use.batch_tile, C=use.block, HAS_C=c is not None, PRECISION=precision_of(q.dtype),
+            num_warps=use.warps, num_stages=use.stages,
+        )  # fmt: skip
+    return y
+
+
+def window_backward(
+    dy: Tensor, q: Tensor, v: Tensor, c: Tensor | None, table: Tensor, geometry: Geometry,
+    needs: tuple[bool, bool, bool, bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    from . import backward_kernels as kernels
+    from . import tables
+
+    B, N, H, K = q.shape
+    M, V = v.shape[1:]
+    size, one_wide, depth = q.element_size(), geometry.query_grid[1] == 1, max(16, power_of_two(K))
+    common = dict(K=K, H=H, KP=depth, HP=max(16, power_of_two(H)), PRECISION=precision_of(q.dtype))
+    sq, sv, sy = q.stride()[:3], v.stride()[:2], dy.stride()[:3]
+    scope, where = geometry.scope, window_geometry(geometry)
+    dq = dv = dc = dt = None
+    with on_device(q):
+        if needs[0]:
+            use = window_tile("query_gradients", depth, V, one_wide, size)
+            reach = (use.rows + scope[0] - 1, use.width + scope[1] - 1)
+            t = expand_window(table, (use.rows, use.width), reach, (0, 0), depth, q.dtype)
+            dq = torch.empty(B, N, H, K, device=q.device, dtype=q.dtype)
+            kernels.query_gradients_window[(-(-B // use.batch_tile), tiles_of(geometry.query_grid, use))](
+                dy, v, q if c is None else c, t, dq, B, V, *where, *sy, *sv, **common, TY=use.rows, TX=use.width,
+                VT=use.value_tile, NV=-(-V // use.value_tile), BB=use.batch_tile, C=use.block, HAS_C=c is not None,
+                num_warps=use.warps, num_stages=use.stages,
+            )  # fmt: skip
+        if needs[1]:
+            use = window_tile("value_gradients", depth, V, one_wide, size)
+            reach = (use.rows + scope[0] - 1, use.width + scope[1] - 1)
+            d = expand_window(table, reach, (use.rows, use.width), (scope[0] - 1, scope[1] - 1), depth, q.dtype)
+            d = d.t().contiguous()
+            dv = torch.empty(B, M, V, device=q.device, dtype=v.dtype)
+            grid = (-(-B // use.batch_tile), tiles_of(geometry.context_grid, use), -(-V // use.value_tile))
+            kernels.value_gradients_window[grid](
+                q, dy, d, dv, B, V, *where, *sq, *sy, **common, T=use.queries, CY=use.rows, CX=use.width,
+                VT=use.value_tile, BB=use.batch_tile, STAGES=use.stages, num_warps=use.warps,
+            )  # fmt: skip
+        if needs[2]:
+            queries, gradients = q.reshape(B, N * H, K), dy.reshape(B, N * H, V)
+            dc = torch.bmm(queries.transpose(1, 2), gradients).float()
+        if needs[3]:
+            use = window_tile("table_gradients", depth, V, one_wide, size)
+            reach = (use.rows + scope[0] - 1, use.width + scope[1] - 1)
+            blocks = -(-reach[0] * reach[1] // use.block)
+            value_tiles = -(-V // use.value_tile)
+            steps = -(-B // use.batch_tile) * tiles_of(geometry.query_grid, use) * value_tiles
+            splits = shares(q.device, blocks, steps, use.occupancy)
+            rows, columns = use.rows * use.width * depth, blocks * use.block
+            partial = torch.empty(splits, rows, columns, device=q.device, dtype=torch.float32)
+            kernels.table_gradients_window[(blocks, splits)](
+                q, dy, v, partial, B, V, *where, splits, columns, *sq, *sy, *sv, **common, TY=use.rows, TX=use.width,
+                VT=use.value_tile, NV=value_tiles, BB=use.batch_tile, C=use.block, STAGES=use.stages,
+                num_warps=use.warps,
+            )  # fmt: skip
+            local = Geometry((use.rows, use.width), reach, scope, 1, 1)
+            dt = fold_partial(partial, table, local, (0, 0), depth)
+    return dq, dv, dc, dt
+
+
+def fold_partial(partial: Tensor, table: Tensor, geometry: Geometry, centre: tuple[int, int], depth: int) -> Tensor:
+    """Partial dE [splits, nk, columns] of the queries and context of `geometry` -> the gradient of the table."""
+    from . import tables
+
+    K, U = table.shape[-2:]
     # Parts of the sum run side by side, a fixed number of them, so the order of summation never changes.
-    parts = FOLD_PARTS
-    gradient = torch.empty(parts, *table_or_embeddings.shape, device=partial.device, dtype=torch.float32)
+    gradient = torch.empty(FOLD_PARTS, *table.shape, device=partial.device, dtype=torch.float32)
     scope_block = min(64, power_of_two(geometry.scope[1]))
-    tables.fold[(geometry.scope[0] * -(-geometry.scope[1] // scope_block), K * U, parts)](
-        partial, gradient, tiles.columns, partial.shape[1], partial.shape[0], *geometry.query_grid,
-        *geometry.context_grid, *geometry.scope, *geometry.centre, geometry.stride,
-        K=K, U=U, KP=tiles.depth, QUERIES=2048 // scope_block, SCOPE=scope_block, PARTS=parts,
+    tables.fold[(geometry.scope[0] * -(-geometry.scope[1] // scope_block), K * U, FOLD_PARTS)](
+        partial, gradient, partial.shape[2], partial.shape[1], partial.shape[0], *geometry.query_grid,
+        *geometry.context_grid, *geometry.scope, *centre, geometry.stride,
+        K=K, U=U, KP=depth, QUERIES=2048 // scope_block, SCOPE=scope_block, PARTS=FOLD_PARTS,
         WIDE=partial.numel() >= 2**31, num_warps=4,
     )  # fmt: skip
-    return gradient.sum(0).to(table_or_embeddings.dtype)
+    return gradient.sum(0).to(table.dtype)

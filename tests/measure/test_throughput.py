@@ -1,0 +1,235 @@
+"""Throughput: the search for a batch, folding, and the command. Times themselves are not tested."""
+
+import json
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from lambdanets.cli import main
+from lambdanets.measure import networks, throughput
+from lambdanets.measure.check import MismatchError
+from lambdanets.measure.fold import fold_batch_norm
+from lambdanets.measure.networks import PRESETS, Entry
+from lambdanets.measure.throughput import NoMemoryError, Protocol, largest_batch, measure_network, settle
+from lambdanets.models import create_model
+
+CPU = torch.device("cpu")
+TINY = "resnet_tiny,placement=CCLL,widths=(8,8,16,16)"
+
+
+class FullError(RuntimeError):
+    """What CUDA's allocator raises, in words."""
+
+    def __init__(self):
+        super().__init__("CUDA out of memory. Tried to allocate 3.00 GiB.")
+
+
+def test_halves_until_it_fits():
+    tried = []
+
+    def trial(batch):
+        tried.append(batch)
+        if batch > 200:
+            raise FullError
+
+    assert largest_batch(trial, 1024) == 128
+    assert tried == [1024, 512, 256, 128]
+
+
+def test_nothing_fits_and_other_errors():
+    def full(batch):
+        raise torch.OutOfMemoryError("no")
+
+    def broken(batch):
+        raise RuntimeError("the kernel is wrong")
+
+    with pytest.raises(NoMemoryError):
+        largest_batch(full, 4)
+    with pytest.raises(RuntimeError, match="kernel is wrong"):
+        largest_batch(broken, 4)
+
+
+@pytest.mark.parametrize(
+    ("name", "pairs"),
+    [
+        ("resnet_tiny", 1 + 8 * 3 + 4),  # the stem, three for each block, a shortcut for each stage
+        ("lambda_resnet_tiny", 1 + 8 * 3 + 4 - 4),  # four blocks have a lambda layer, whose norm follows no convolution
+        ("resnet26_d", 3 + 8 * 3 + 4),
+        ("mobilenet_v2", 52),
+    ],
+)
+def test_folding_gives_the_same_outputs(name, pairs):
+    torch.manual_seed(0)
+    network = settle(create_model(name, num_classes=5).double(), (2, 3, 33, 40))
+    x = torch.randn(2, 3, 33, 40, dtype=torch.float64)
+    folded, count = fold_batch_norm(network, x.shape)
+    assert count == pairs
+    with torch.no_grad():
+        found, expected = folded(x), network(x)
+    assert expected.std() > 1e-3
+    assert (found - expected).abs().max() < 1e-9 * expected.abs().max()
+    norms = [sum(isinstance(m, nn.BatchNorm2d) for m in n.modules()) for n in (network, folded)]
+    assert norms[0] - norms[1] == pairs
+
+
+def test_a_norm_that_shares_its_convolution_stays():
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.one, self.two = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.BatchNorm2d(4)
+
+        def forward(self, x):
+            x = self.conv(x)
+            return self.one(x) - self.two(x)
+
+    assert fold_batch_norm(Twice(), (1, 3, 4, 4))[1] == 0
+
+
+def test_folding_that_changes_the_output_gives_no_number(monkeypatch):
+    def wrong(network, shape):
+        return create_model("resnet_tiny"), 1
+
+    monkeypatch.setattr(throughput, "fold_batch_norm", wrong)
+    with pytest.raises(MismatchError, match="folding"):
+        measure_network(
+            partial(create_model, "resnet_tiny"), (32, 32), Protocol("inference", batch=1, memory_batch=1), CPU
+        )
+
+
+@pytest.mark.parametrize("mode", ["training", "inference"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_measurement_is_consistent(mode, precision):
+    protocol = Protocol(mode, precision, batch=4, memory_batch=2, repeats=3)
+    found = measure_network(partial(create_model, "lambda_resnet_tiny"), (16, 24), protocol, CPU)
+    assert found.batch == 4
+    assert found.repeats == 3
+    assert math.isclose(found.examples_per_second, 4 / found.seconds)
+    assert math.isclose(found.seconds_per_1024, 1024 * found.seconds / 4)
+    weights = 2 * sum(p.numel() for p in create_model("lambda_resnet_tiny").parameters())
+    assert found.peak_bytes > (weights if mode == "inference" else 6 * weights)  # training: gradients and momentum
+    assert (found.latency is None) == (mode == "training")
+    assert found.folded == (0 if mode == "training" else 25)
+
+
+@pytest.mark.parametrize("mode", ["training", "inference"])
+def test_a_network_that_needs_a_smaller_batch(mode):
+    class Large(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(144, 10))
+
+        def forward(self, x):
+            if len(x) > 3:
+                raise FullError
+            return self.layers(x)
+
+    found = measure_network(Large, (8, 8), Protocol(mode, batch=8, memory_batch=4, repeats=3), CPU)
+    assert (found.batch, found.peak_batch) == (2, 2)
+    assert math.isclose(found.seconds_per_1024, 512 * found.seconds)
+
+
+def test_tf32_is_for_gpus():
+    with pytest.raises(ValueError, match="tf32"):
+        measure_network(partial(create_model, "resnet_tiny"), (8, 8), Protocol("training", "tf32"), CPU)
+    assert main(["bench", "network", "resnet_tiny", "--dtype", "tf32", "--device", "cpu"]) == 2
+
+
+def test_help_explains_every_option(capsys):
+    with pytest.raises(SystemExit):
+        main(["bench", "network", "--help"])
+    out = capsys.readouterr().out
+    assert "--preset" in out
+    assert "None" not in out
+
+
+def test_entries():
+    entry = Entry.parse("resnet50,placement=CCLL,scope=(7, 7, 23, 23),se=False,layer=lambda")
+    assert entry.name == "resnet50"
+    assert entry.arguments == {"placement": "CCLL", "scope": (7, 7, 23, 23), "se": False, "layer": "lambda"}
+    assert Entry.parse("lambda_resnet152").image_size() == (256, 256)
+    assert Entry.parse("timm:resnetrs152").image_size() == (256, 256)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_presets_can_be_built(preset):
+    for text in PRESETS[preset]:
+        entry = Entry.parse(text)
+        entry.check()
+        with torch.device("meta"):
+            assert entry.build(entry.image_size())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["which networks"]),
+        (["resnet51"], ["resnet51", "resnet50"]),
+        (["resnet50,placemet=CCLL"], ["placemet", "placement"]),
+        (["timm:nothing"], ["timm:nothing"]),
+        (["resnet50", "--no-train", "--no-infer"], ["nothing to measure"]),
+    ],
+)
+def test_refusals(arguments, words, capsys):
+    assert main(["bench", "network", "--device", "cpu", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert all(word in said for word in words)
+
+
+def test_an_error_stops_only_its_network(tmp_path, capsys, monkeypatch):
+    def measured(build, size, protocol, device):
+        network = build()
+        if len(network.layer1) > 2:
+            raise RuntimeError("a kernel failed\nwith a long trace")
+        return measure_network(lambda: network, size, protocol, device)
+
+    monkeypatch.setattr(networks, "measure_network", measured)
+    output = tmp_path / "n.json"
+    names = [TINY, "resnet_tiny,depths=(3,1,1,1)", TINY]
+    arguments = ["bench", "network", "--device", "cpu", "--quick", "--image-size", "16", "--output", str(output)]
+    assert main([*arguments, *names]) == 1
+    rows = json.loads(output.read_text())["rows"]
+    assert [(row["network"], row["error"]) for row in rows if row["protocol"]["mode"] == "training"] == [
+        (names[0], None),
+        (names[1], "RuntimeError: a kernel failed"),
+        (names[2], None),
+    ]
+    assert all(row["result"]["examples_per_second"] > 0 for row in rows if row["error"] is None)
+    assert "a kernel failed" in capsys.readouterr().out
+
+
+def test_results_survive_a_kill_and_minutes_end_a_run(tmp_path, monkeypatch):
+    output = tmp_path / "n.json"
+    arguments = ["bench", "network", "--device", "cpu", "--quick", "--no-infer", "--image-size", "16"]
+    arguments += ["--output", str(output)]
+
+    def killed(build, size, protocol, device):
+        raise KeyboardInterrupt
+
+    real, calls = measure_network, []
+
+    def second_is_killed(*given):
+        calls.append(given)
+        return real(*given) if len(calls) == 1 else killed(*given)
+
+    monkeypatch.setattr(networks, "measure_network", second_is_killed)
+    assert main([*arguments, TINY, TINY]) == 130
+    assert len(json.loads(output.read_text())["rows"]) == 1
+    assert main([*arguments, "--minutes", "1e-9", TINY]) == 1
+    assert "--minutes" in json.loads(output.read_text())["rows"][0]["error"]
+
+
+def test_compiled(tmp_path):
+    output = tmp_path / "n.json"
+    arguments = ["--device", "cpu", "--quick", "--image-size", "16", "--compile", "both", "--no-latency", "--no-train"]
+    monkey = nn.Module.compile
+    try:
+        # the backend does not matter here, and C++ takes a minute
+        nn.Module.compile = lambda self, **options: monkey(self, backend="eager", **options)
+        assert main(["bench", "network", *arguments, "--output", str(output), TINY]) == 0
+    finally:
+        nn.Module.compile = monkey
+    rows = json.loads(output.read_text())["rows"]
+    assert [row["protocol"]["compiled"] for row in rows] == [False, True]
