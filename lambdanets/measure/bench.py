@@ -29,6 +29,7 @@ from lambdanets.measure.machine import describe
 from lambdanets.measure.peers import MODES, Contender, contenders
 from lambdanets.measure.timing import interleaved, once, peak_bytes, threads
 from lambdanets.ops import explain, lambda_op
+from lambdanets.ops.choose import BACKENDS
 from lambdanets.options import chosen_device, optional
 
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
@@ -224,14 +225,18 @@ class Runner:
 
     def check(self, contender: Contender, case: Case, mode: str) -> float | None:
         if contender.family == "ours":
-            backend = contender.name.partition(", ")[2] or "auto"
+            backend = contender.name.partition(", ")[2]
+            backend = backend if backend in BACKENDS else "auto"
             return check_operation(case, backend, self.device, mode == "training")
         return None if contender.twin is None else check_twin(contender, case, self.device)
 
     def best_format(self, contender: Contender, case: Case, mode: str) -> tuple[str, Callable[[], object]]:
         """A step of the contender in the memory format in which it is faster."""
         found = {}
-        for name, memory_format in FORMATS.items():
+        formats = FORMATS
+        if "compiled" in contender.name:  # minutes of compiling for a format that is never faster on a GPU
+            formats = {"channels_last": torch.channels_last}
+        for name, memory_format in formats.items():
             torch.manual_seed(0)
             module = contender.build(case).to(self.device, case.torch_dtype).train(mode == "training")
             for weight in module.parameters():

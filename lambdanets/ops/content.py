@@ -42,7 +42,7 @@ def content_lambda(problem: Problem) -> Tensor:
         # masked_fill with the lowest finite number: rows that are masked whole stay finite, their values are zero.
         padding = ~problem.context_mask_BM[:, :, None, None]
         keys = keys.masked_fill(padding, torch.finfo(keys.dtype).min)
-    keys = normalise(keys, problem.key_norm)
+    keys = normalise(keys, problem.key_norm).to(values.dtype)
     # Intra-depth is a longer context once the keys are normalised: sum over (m, u).
     keys_BKC = keys.transpose(1, 2).flatten(2)
     values_BCV = values.transpose(2, 3).flatten(1, 2)

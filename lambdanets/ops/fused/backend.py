@@ -47,8 +47,8 @@ def whole_output(problem: Problem) -> Tensor:
     """[B, N, H, V], summed in float32."""
     positions, values_BMVU = problem.positions, problem.values_BMVU
     content = None
-    if problem.keys_BMKU is not None:
-        content = content_lambda(problem.to(torch.float32))
+    if problem.keys_BMKU is not None:  # normalised in float32; the product sums in float32 inside
+        content = content_lambda(replace(problem, keys_BMKU=problem.keys_BMKU.to(torch.float32)))
     if isinstance(positions, Dense):
         return fused.fused_dense(problem.queries_BNHK, values_BMVU, content, positions.embeddings)
     assert isinstance(positions, Relative)
