@@ -1,4 +1,4 @@
-"""Batch norm as a part of the convolution before it, for inference. Lambda layers do the same for themselves."""
+"""Batch norm as a part of the convolution before it, for inference. Lambda layers fold their own."""
 
 import copy
 from functools import partial
@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_eval
+
+from lambdanets.layers.lambda_layer import LambdaLayer
 
 
 def fold_batch_norm(network: nn.Module, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
@@ -24,6 +26,9 @@ def fold_batch_norm(network: nn.Module, shape: tuple[int, ...]) -> tuple[nn.Modu
         after = nn.Sequential(*(getattr(norm, name) for name in ("drop", "act") if hasattr(norm, name)))
         network.set_submodule(conv_name, fuse_conv_bn_eval(conv, norm))
         network.set_submodule(norm_name, after if len(after) else nn.Identity())
+    for module in network.modules():
+        if isinstance(module, LambdaLayer):
+            module.fuse()
     return network, len(pairs)
 
 
