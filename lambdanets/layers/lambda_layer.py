@@ -97,8 +97,8 @@ class LambdaLayer(nn.Module):
         self.to_values = nn.Linear(context_channels, groups * self.value_depth * intra_depth, bias=False, **factory)
         if batch_norm is None:  # batch statistics leak the future
             batch_norm = not causal
-        self.norm_queries = nn.BatchNorm1d(self.to_queries.out_features, **factory) if batch_norm else nn.Identity()
-        self.norm_values = nn.BatchNorm1d(self.to_values.out_features, **factory) if batch_norm else nn.Identity()
+        self.norm_queries = nn.BatchNorm2d(self.to_queries.out_features, **factory) if batch_norm else nn.Identity()
+        self.norm_values = nn.BatchNorm2d(self.to_values.out_features, **factory) if batch_norm else nn.Identity()
         self.positions = None
         if positions is not None:
             if not position:
@@ -153,7 +153,7 @@ class LambdaLayer(nn.Module):
         if self.to_keys is not None:
             nn.init.normal_(self.to_keys.weight, std=self.context_channels**-0.5)
         for norm in (self.norm_queries, self.norm_values):
-            if isinstance(norm, nn.BatchNorm1d):
+            if isinstance(norm, nn.BatchNorm2d):
                 norm.reset_parameters()
         if self.position_bias is not None:
             nn.init.zeros_(self.position_bias)

@@ -53,7 +53,10 @@ def merged(projections: list[Projection]) -> Projection:
 def project(inputs: Tensor, projection: Projection) -> list[Tensor]:
     """[B, N, C] -> [B, N, size] for each of the projection's sizes."""
     parts = nn.functional.linear(inputs, projection.weight, projection.bias).split(projection.sizes, dim=-1)
-    return [
-        part if norm is None else norm(part.flatten(0, 1)).unflatten(0, part.shape[:2])
-        for part, norm in zip(parts, projection.norms, strict=True)
-    ]
+    return [part if norm is None else normed(norm, part) for part, norm in zip(parts, projection.norms, strict=True)]
+
+
+def normed(norm: nn.Module, part_BNC: Tensor) -> Tensor:
+    """Batch norm of [B, N, C] as a channels-last image [B, C, N, 1]: the layout that torch has fast kernels for."""
+    image = part_BNC.transpose(1, 2).unsqueeze(-1).contiguous(memory_format=torch.channels_last)
+    return norm(image).squeeze(-1).transpose(1, 2)

@@ -155,5 +155,5 @@ class LambdaLayer1d(LambdaLayer):
             raise ValueError(f"a layer with stride {self.stride[0]} does not run step by step")
         if self.channels != self.context_channels:
             raise ValueError("a layer with a context of its own does not run step by step")
-        if self.training and isinstance(self.norm_queries, nn.BatchNorm1d):
+        if self.training and isinstance(self.norm_queries, nn.BatchNorm2d):
             raise ValueError("batch statistics need the whole sequence: call layer.eval() before running step by step")

@@ -283,6 +283,8 @@ def bench(options: BenchLayer, what: str, *, operation: bool, layers: bool, cons
         options.key_depth,
     )
     runner = Runner(options, device, [], [], [])
+    output = options.output or Path("benchmarks/results") / f"{result_name(options, what, device)}.json"
+    output.parent.mkdir(parents=True, exist_ok=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with threads(options.threads), Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("bench", total=len(cases) * len(options.modes) * (operation + layers))
@@ -293,11 +295,8 @@ def bench(options: BenchLayer, what: str, *, operation: bool, layers: bool, cons
                         progress.update(task, description=f"{case.name}, {mode}")
                         measure(case, mode)
                         progress.advance(task)
-    output = options.output or Path("benchmarks/results") / f"{result_name(options, what, device)}.json"
-    with threads(options.threads):
-        result = as_json(options, what, device, runner)
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(result, indent=1) + "\n")
+                # After every case, so that a run that is stopped loses nothing.
+                output.write_text(json.dumps(as_json(options, what, device, runner), indent=1) + "\n")
     show.tables(runner.rows, runner.left_out, console)
     console.print(f"written to {output}", highlight=False, soft_wrap=True)
     if options.plot is not None:

@@ -71,8 +71,9 @@ def lambda_op(
         "context_mask": context_mask,
         "causal": causal,
     }
-    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
-        # An opaque operator: the choice is made when it runs, with real sizes, so that no size recompiles.
+    # Under torch.compile an opaque operator: the choice is made when it runs, with real sizes, so that no size
+    # recompiles. (Not `is_compiling() and not is_exporting()`: in torch 2.11 both hold under torch.compile.)
+    if torch.compiler.is_dynamo_compiling():
         return registered.lambda_op(queries_BNHK, keys, values, positions, **options, backend=backend)
     return compute(queries_BNHK, keys, values, positions, **options, backend=backend)
 
@@ -131,9 +132,9 @@ def multi_query(problem: Problem, backend: str, dtype: torch.dtype) -> Tensor:
 
 
 def without_autocast(device_type: str) -> AbstractContextManager:
-    if torch.amp.is_autocast_available(device_type):
-        return torch.autocast(device_type, enabled=False)
-    return nullcontext()  # the meta device has no autocast to switch off
+    if device_type == "meta":  # it has no autocast to switch off
+        return nullcontext()
+    return torch.autocast(device_type, enabled=False)
 
 
 def accumulation_dtype(*tensors: Tensor | None) -> torch.dtype:

@@ -16,7 +16,7 @@ def build(dims=2, channels=8, **options):
     """A float64 layer whose batch norm is not the identity."""
     layer = LAYERS[dims](channels, **({"heads": 2, "key_depth": 3, "scope": 3} | options)).double()
     for norm in (layer.norm_queries, layer.norm_values):
-        if isinstance(norm, nn.BatchNorm1d):
+        if isinstance(norm, nn.BatchNorm2d):
             nn.init.uniform_(norm.weight, 0.5, 2)
             nn.init.normal_(norm.bias)
             norm.running_mean.normal_()
@@ -41,7 +41,7 @@ def by_hand(layer, x, context=None, mask=None, context_mask=None):
         return torch.einsum("oc,bcn->bon", weight, inputs.flatten(2))
 
     def normed(module, projected):
-        if not isinstance(module, nn.BatchNorm1d):
+        if not isinstance(module, nn.BatchNorm2d):
             return projected
         if not layer.training:
             return F.batch_norm(projected, module.running_mean, module.running_var, module.weight, module.bias)
@@ -185,11 +185,11 @@ def test_causal_layer_does_not_see_the_future(causal):
 
 def test_running_statistics_are_those_of_batch_norm():
     layer = build(intra_depth=2)
-    plain = nn.BatchNorm1d(layer.norm_values.num_features, dtype=torch.float64)
+    plain = nn.BatchNorm2d(layer.norm_values.num_features, dtype=torch.float64)
     plain.load_state_dict(layer.norm_values.state_dict())
     x = image(3, 8, 4, 5)
     layer(x)
-    plain(torch.einsum("oc,bcn->bon", layer.to_values.weight, x.flatten(2)))
+    plain(torch.einsum("oc,bcyx->boyx", layer.to_values.weight, x))
     close(layer.norm_values.running_mean, plain.running_mean)
     close(layer.norm_values.running_var, plain.running_var)
 

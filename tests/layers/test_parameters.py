@@ -61,10 +61,10 @@ def test_default_scopes():
 @pytest.mark.parametrize("causal", [False, True, "strict"])
 def test_batch_norm_by_default(causal):
     layer = LambdaLayer2d(8, scope=3, causal=causal)
-    expected = nn.Identity if causal else nn.BatchNorm1d
+    expected = nn.Identity if causal else nn.BatchNorm2d
     assert type(layer.norm_queries) is type(layer.norm_values) is expected
     forced = LambdaLayer2d(8, scope=3, causal=causal, batch_norm=True)
-    assert isinstance(forced.norm_queries, nn.BatchNorm1d)
+    assert isinstance(forced.norm_queries, nn.BatchNorm2d)
     assert forced.norm_queries.num_features == 4 * 16
     assert forced.norm_values.num_features == 2
 

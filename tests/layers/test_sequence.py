@@ -40,7 +40,7 @@ EACH = pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS.keys()
 def build(**options):
     layer = LambdaLayer1d(CHANNELS, **({"heads": 2, "key_depth": 3, "scope": 7, "causal": True} | options)).double()
     for norm in (layer.norm_queries, layer.norm_values):
-        if isinstance(norm, nn.BatchNorm1d):
+        if isinstance(norm, nn.BatchNorm2d):
             nn.init.normal_(norm.bias)
             norm.running_mean.normal_()
             norm.running_var.uniform_(0.5, 2)
