@@ -153,8 +153,9 @@ def backends(console: Console) -> None:
     for stage, (side, width) in STAGES.items():
         inputs = stage_inputs(stage)
         said, cells = explain(*inputs), []
-        chosen = fastest(said)
-        for name, prediction in said.items():
+        chosen = next(iter(said))
+        for name in names:
+            prediction = said[name]
             if isinstance(prediction, str):
                 cells.append("cannot")
                 continue
@@ -169,11 +170,6 @@ def backends(console: Console) -> None:
     for name, said in explain(queries_BNHK, keys, values, positions, mask=mask_NM).items():
         console.print(f"  [bold]{name:5}[/] {escape(said) if isinstance(said, str) else 'can run'}", highlight=False)
     console.print()
-
-
-def fastest(said: dict[str, str | float]) -> str:
-    """The backend with the lowest prediction: what `auto` takes."""
-    return min((seconds, name) for name, seconds in said.items() if not isinstance(seconds, str))[1]
 
 
 # 4. Right -------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import builtins
 import io
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from rich.console import Console
 
 from lambdanets import tour
+from lambdanets.ops import choose
 
 
 @pytest.fixture
@@ -76,5 +78,15 @@ def test_scenes_are_images():
     assert not np.array_equal(first, second)
 
 
-def test_the_starred_backend_is_the_one_that_auto_takes():
-    assert tour.fastest({"a": 2.0, "b": "cannot", "c": 1.0}) == "c"
+def test_every_time_stands_in_the_column_of_its_backend(monkeypatch):
+    """`explain` gives another order for every input; the table has one."""
+    monkeypatch.setattr(tour, "lambda_op", lambda *args, backend: names.append(backend))
+    names: list[str] = []
+    monkeypatch.setattr(tour, "milliseconds", lambda run: run() or float(list(choose.BACKENDS).index(names[-1])))
+    console = Console(record=True, width=200, file=io.StringIO())
+    tour.backends(console)
+    lines = console.export_text().splitlines()
+    header = next(line.split() for line in lines if line.startswith("map"))
+    row = next(line for line in lines if line.startswith("28x28x128"))
+    for name, time in zip(header[1:], re.findall(r"([\d.]+) \(", row), strict=False):
+        assert float(time) == list(choose.BACKENDS).index(name)
