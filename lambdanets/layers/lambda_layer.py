@@ -4,14 +4,13 @@ Letters: B batch, C channels, N queries, M context positions, H heads, K key dep
 """
 
 from collections.abc import Sequence
-from math import prod
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 
 from lambdanets.layers.positions import DEFAULT_SCOPE, RelativePositions
-from lambdanets.layers.projection import Projection, merged, project
+from lambdanets.layers.projection import Projection, is_plain, merged, project, project_by_calls
 from lambdanets.ops import choose, explain, lambda_op
 from lambdanets.ops.operation import accumulation_dtype
 from lambdanets.ops.positions import Relative, per_axis
@@ -77,6 +76,10 @@ class LambdaLayer(nn.Module):
             raise ValueError(f"unknown key_norm {key_norm!r}; choose one of 'softmax', 'l2', None")
         if causal not in CAUSAL:
             raise ValueError(f"unknown causal {causal!r}; choose one of False, True (m <= n), 'strict' (m < n)")
+        if isinstance(scope, str) and scope != "default":
+            raise ValueError(f"scope is an int, one for each axis, or None for the whole input; got {scope!r}")
+        if positions is not None and not isinstance(positions, RelativePositions):
+            raise TypeError(f"positions must be a RelativePositions to share, got {type(positions).__name__}")
         if backend not in choose.NAMES:
             raise ValueError(f"unknown backend {backend!r}; choose one of {', '.join(map(repr, choose.NAMES))}")
         if not content and not position:
@@ -148,12 +151,13 @@ class LambdaLayer(nn.Module):
 
     def reset_parameters(self, positions: bool = True) -> None:
         """The paper's initialisation: fan-in for keys and values, and for queries scaled by the key depth too."""
+        self.unfuse()
         nn.init.normal_(self.to_queries.weight, std=(self.key_depth * self.channels) ** -0.5)
         nn.init.normal_(self.to_values.weight, std=self.context_channels**-0.5)
         if self.to_keys is not None:
             nn.init.normal_(self.to_keys.weight, std=self.context_channels**-0.5)
         for norm in (self.norm_queries, self.norm_values):
-            if isinstance(norm, nn.BatchNorm2d):
+            if isinstance(norm, nn.modules.batchnorm._BatchNorm):
                 norm.reset_parameters()
         if self.position_bias is not None:
             nn.init.zeros_(self.position_bias)
@@ -177,11 +181,7 @@ class LambdaLayer(nn.Module):
             mask: bool [N, M], True where query n may look at context position m.
             context_mask: bool [B, *context space], False where an example is padding.
         """
-        self._check_input(x, self.channels, "x")
-        if context is not None:
-            self._check_input(context, self.context_channels, "context")
-        elif self.channels != self.context_channels:
-            raise ValueError(f"this layer needs a context with {self.context_channels} channels: layer(x, context)")
+        self._check_inputs(x, context)
         if context_mask is not None:
             wanted = [x.shape[0], *(x if context is None else context).shape[2:]]
             if list(context_mask.shape) != wanted:
@@ -202,11 +202,9 @@ class LambdaLayer(nn.Module):
             x = x[(slice(None), slice(None), *(slice(None, None, s) for s in self.stride))]
         query_grid, context_grid = x.shape[2:], asked.shape[2:]
         inputs, asked = x.flatten(2).transpose(1, 2), asked.flatten(2).transpose(1, 2)  # [B, N, C], [B, M, C]
-        if context is None and tuple(query_grid) == tuple(context_grid):  # one product, one pass over x
-            parts = project(inputs, self.fused_projection or merged(self._projections()))
-        else:
-            queries, *rest = self._projections()
-            parts = [*project(inputs, queries), *project(asked, merged(rest))]
+        parts = self._project_parts(
+            inputs, asked, together=context is None and tuple(query_grid) == tuple(context_grid)
+        )
         queries = parts[0].unflatten(-1, (self.heads, self.key_depth))
         keys = self._split(parts[2], self.key_depth) if self.to_keys is not None else None
         return queries, keys, self._split(parts[1], self.value_depth), query_grid, context_grid
@@ -214,12 +212,13 @@ class LambdaLayer(nn.Module):
     def fuse(self) -> Self:
         """Merges the projections, with batch norm folded in, into one matrix that is kept: for inference.
 
-        Eval mode folds batch norm anyway, but makes that matrix again in every call. `unfuse`, `train` and loading
-        a state dict forget it, so it never goes stale; weights changed by hand need `fuse` again.
+        Eval mode folds batch norm anyway, but makes that matrix again in every call. `unfuse`, `train`,
+        `reset_parameters` and loading this layer's state dict forget it, and it is not used where gradients of the
+        weights are asked for. After any other change of weights (an optimiser, an EMA copy) call `fuse` again.
         """
         self.eval()
-        with torch.no_grad():
-            self.fused_projection = merged(self._projections())
+        with torch.inference_mode(False), torch.no_grad():
+            self.fused_projection = merged([Projection.of(linear, norm) for linear, norm in self._projections()])
         return self
 
     def unfuse(self) -> Self:
@@ -241,15 +240,29 @@ class LambdaLayer(nn.Module):
             self.fused_projection = self.fused_projection.apply(fn)
         return super()._apply(fn, recurse)
 
-    def _projections(self) -> list[Projection]:
-        """Queries, values and (with content) keys."""
-        projections = [
-            Projection.of(self.to_queries, self.norm_queries),
-            Projection.of(self.to_values, self.norm_values),
+    def _project_parts(self, inputs: Tensor, asked: Tensor, together: bool) -> list[Tensor]:
+        """Queries, values and (with content) keys, [B, N, channels] each."""
+        modules = self._projections()
+        if not all(is_plain(linear, norm) for linear, norm in modules):
+            return [
+                project_by_calls(x, linear, norm)
+                for x, (linear, norm) in zip((inputs, asked, asked), modules, strict=False)
+            ]
+        if not together:
+            queries, *rest = [Projection.of(linear, norm) for linear, norm in modules]
+            return [*project(inputs, queries), *project(asked, merged(rest))]
+        trains = torch.is_grad_enabled() and self.to_queries.weight.requires_grad
+        if self.fused_projection is not None and not trains:
+            return project(inputs, self.fused_projection)
+        return project(inputs, merged([Projection.of(linear, norm) for linear, norm in modules]))  # one pass over x
+
+    def _projections(self) -> list[tuple[nn.Linear, nn.Module | None]]:
+        """The linear maps of queries, values and (with content) keys, and the norms behind them."""
+        found: list[tuple[nn.Linear, nn.Module | None]] = [
+            (self.to_queries, self.norm_queries),
+            (self.to_values, self.norm_values),
         ]
-        if self.to_keys is not None:
-            projections.append(Projection.of(self.to_keys))
-        return projections
+        return found if self.to_keys is None else [*found, (self.to_keys, None)]
 
     def _split(self, projected: Tensor, depth: int) -> Tensor:
         """[B, M, channels] -> [B, M, (H,) depth(, U)]."""
@@ -298,12 +311,16 @@ class LambdaLayer(nn.Module):
     def _place(self, query_grid: Sequence[int], context_grid: Sequence[int]) -> Relative | None:
         if self.positions is not None:
             return self.positions(query_grid, context_grid, self.stride)
-        if self.causal and prod(query_grid) != prod(context_grid):
-            raise ValueError(f"a causal layer without positions needs equal grids, got {query_grid}, {context_grid}")
+        if self.causal and tuple(query_grid) != tuple(context_grid):
+            raise ValueError(
+                f"a causal layer without positions needs equal grids, got {tuple(query_grid)} and "
+                f"{tuple(context_grid)}: keep position=True, with whose grid the order is known"
+            )
         return None
 
     def explain(self, x: Tensor, context: Tensor | None = None) -> dict[str, str | float]:
-        """Which implementations could run on x: predicted seconds, the chosen one first, or why not."""
+        """Which implementations could run on x: predicted seconds, what "auto" takes first, or why not."""
+        self._check_inputs(x, context)
         queries, keys, values, query_grid, context_grid = self.project(x, context)
         return explain(
             queries,
@@ -315,6 +332,15 @@ class LambdaLayer(nn.Module):
             multi_head=self.multi_head,
             causal=self.causal,
         )
+
+    def _check_inputs(self, x: Tensor, context: Tensor | None) -> None:
+        self._check_input(x, self.channels, "x")
+        if context is not None:
+            self._check_input(context, self.context_channels, "context")
+            if len(context) != len(x):
+                raise ValueError(f"x has a batch of {len(x)}, its context one of {len(context)}")
+        elif self.channels != self.context_channels:
+            raise ValueError(f"this layer needs a context with {self.context_channels} channels: layer(x, context)")
 
     def _check_input(self, x: Tensor, channels: int, name: str) -> None:
         if x.ndim != self.dims + 2:

@@ -1,4 +1,8 @@
-"""Projections of a layer's input: linear maps with the norms behind them, several of them as one product."""
+"""Projections of a layer's input: linear maps with the norms behind them, several of them as one product.
+
+Only plain `nn.Linear`s are merged. One with hooks, or something else in its place (an adapter, a quantised layer),
+is called as the module that it is.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -48,6 +52,20 @@ def merged(projections: list[Projection]) -> Projection:
         bias = torch.cat([weight.new_zeros(len(p.weight)) if p.bias is None else p.bias for p in projections])
     sizes = tuple(size for p in projections for size in p.sizes)
     return Projection(weight, bias, sizes, tuple(norm for p in projections for norm in p.norms))
+
+
+def is_plain(linear: nn.Module, norm: nn.Module | None) -> bool:
+    """Whether reading the weight does what calling the module would do."""
+    if type(linear) is not nn.Linear or linear.bias is not None or not isinstance(linear.weight, nn.Parameter):
+        return False
+    modules = [linear] if norm is None else [linear, norm]
+    return not any(m._forward_hooks or m._forward_pre_hooks for m in modules)
+
+
+def project_by_calls(inputs: Tensor, linear: nn.Module, norm: nn.Module | None) -> Tensor:
+    """[B, N, C] -> [B, N, size], calling every module."""
+    part = linear(inputs)
+    return part if norm is None or isinstance(norm, nn.Identity) else normed(norm, part)
 
 
 def project(inputs: Tensor, projection: Projection) -> list[Tensor]:

@@ -76,7 +76,7 @@ class LambdaLayer1d(LambdaLayer):
             raise ValueError(f"the state is for {len(state.values)} sequences, the step has {len(x_BC)}")
         self._check_length(state.length + 1)
         queries, keys, values, _, _ = self.project(x_BC[:, :, None], None)
-        dtype = accumulation_dtype(queries, values)
+        dtype, result_dtype = accumulation_dtype(queries, values), queries.dtype
         queries, values = queries.to(dtype), values.to(dtype)
         if self.query_softmax:
             queries = queries.softmax(dim=-1)
@@ -98,7 +98,7 @@ class LambdaLayer1d(LambdaLayer):
             output = output + self._position_step(queries[:, 0], window)[:, None]
         output = self._add_bias(output, queries)
         after = StreamState(tuple(content), window[:, 1:], state.length + 1)
-        return output.flatten(1).to(x_BC.dtype), after
+        return output.flatten(1).to(result_dtype), after
 
     def _position_step(self, queries_BHK: Tensor, window: Tensor) -> Tensor:
         """The position output of the newest query, [B, H, V], from the values in its reach."""
@@ -155,5 +155,5 @@ class LambdaLayer1d(LambdaLayer):
             raise ValueError(f"a layer with stride {self.stride[0]} does not run step by step")
         if self.channels != self.context_channels:
             raise ValueError("a layer with a context of its own does not run step by step")
-        if self.training and isinstance(self.norm_queries, nn.BatchNorm2d):
+        if self.training and isinstance(self.norm_queries, nn.modules.batchnorm._BatchNorm):
             raise ValueError("batch statistics need the whole sequence: call layer.eval() before running step by step")

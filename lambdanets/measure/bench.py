@@ -33,6 +33,7 @@ from lambdanets.ops.choose import BACKENDS
 from lambdanets.options import chosen_device, optional
 
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+HOPELESS = 30  # a backend that is predicted to be so many times slower than the chosen one is not waited for
 QUICK_SHAPES = (Shape(6, 6, 16),)
 
 
@@ -150,6 +151,8 @@ class Runner:
         chosen = min(predicted, key=predicted.__getitem__)
         checks, functions = {}, {}
         for name, said in reasons.items():
+            if not isinstance(said, str) and said > HOPELESS * predicted[chosen]:
+                said = f"predicted to take more than {HOPELESS} times as long as {chosen}"
             if isinstance(said, str):
                 self.left_out.append(LeftOut(case.name, name, said))
                 continue

@@ -49,6 +49,7 @@ CPU_RATES = {
     "fft": (Rates(1.76e5, 594.0, 308.0), Rates(7.24e5, 1200.0, 883.0)),
     "fused": (Rates(1e12, 0.0, 0.0), Rates(1e12, 0.0, 0.0)),  # Triton's interpreter: for tests, never chosen
 }
+# On a GPU the fused kernels take whatever they can; for the rest the order of the CPU's rates has to do so far.
 CUDA_RATES = {**CPU_RATES, "fused": (Rates(0.0, 0.0, 0.0), Rates(0.0, 0.0, 0.0))}
 RATES = {"cpu": CPU_RATES, "cuda": CUDA_RATES}
 

@@ -26,7 +26,8 @@ def content_output(problem: Problem) -> Tensor:
     assert keys_BMKU is not None
     if problem.mask_NM is None and not problem.causal:
         return apply_shared(queries_BNHK, content_lambda(problem))
-    if problem.mask_NM is None and runs_in_step(problem):
+    exporting = torch.compiler.is_exporting()  # no loops there: they would fix the length
+    if problem.mask_NM is None and runs_in_step(problem) and not exporting:
         state = RunningContent.start(keys_BMKU, values_BMVU)
         return running_output(
             queries_BNHK, keys_BMKU, values_BMVU, state, problem.key_norm, problem.strict, problem.context_mask_BM
@@ -59,7 +60,7 @@ def runs_in_step(problem: Problem) -> bool:
     """Whether query n sits at context position n, so that causal contexts grow by one element a query."""
     positions = problem.positions
     if isinstance(positions, Relative):
-        return tuple(positions.query_grid) == tuple(positions.context_grid) and set(positions.stride) == {1}
+        return set(positions.stride) == {1} and tuple(positions.query_grid) == tuple(positions.context_grid)
     return True  # check() asked for N == M
 
 
@@ -73,15 +74,18 @@ def masked_output(problem: Problem) -> Tensor:
         allowed_NM = allowed_NM & problem.mask_NM
     if problem.causal:
         allowed_NM = allowed_NM & causal_mask(N, M, problem.positions, problem.strict, problem.device)
-    chunk = max(1, MASKED_WEIGHTS // max(1, B * M * K * U))
+    chunk = N if torch.compiler.is_exporting() else max(1, MASKED_WEIGHTS // max(1, B * M * K * U))
+    if chunk >= N:
+        allowed_BNM = allowed_NM.expand(B, -1, -1)
+        if problem.context_mask_BM is not None:
+            allowed_BNM = allowed_BNM & problem.context_mask_BM[:, None]
+        return masked_chunk(problem.queries_BNHK, keys, values, allowed_BNM, problem.key_norm)
     outputs = []
     for start in range(0, N, chunk):
         allowed_BNM = allowed_NM[start : start + chunk].expand(B, -1, -1)
         if problem.context_mask_BM is not None:
             allowed_BNM = allowed_BNM & problem.context_mask_BM[:, None]
         queries = problem.queries_BNHK[:, start : start + chunk]
-        if chunk >= N:
-            return masked_chunk(queries, keys, values, allowed_BNM, problem.key_norm)
         outputs.append(recomputed(masked_chunk, queries, keys, values, allowed_BNM, problem.key_norm))
     return torch.cat(outputs, dim=1)
 

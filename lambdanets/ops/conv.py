@@ -97,7 +97,9 @@ def padded(inputs: Tensor, axes: list[Axis]) -> tuple[Tensor, tuple[int, ...]]:
     """
     left = [-a.first for a in axes]
     right = [(a.queries - 1) * a.stride + a.last - (a.context - 1) for a in axes]
-    if all(low == high and low >= 0 for low, high in zip(left, right, strict=True)):
+    # With a stride the border depends on the size's remainder, which an exported program must not fix.
+    dynamic = torch.compiler.is_exporting() and any(a.stride > 1 for a in axes)
+    if not dynamic and all(low == high and low >= 0 for low, high in zip(left, right, strict=True)):
         return inputs, tuple(left)
     borders = [b for low, high in zip(reversed(left), reversed(right), strict=True) for b in (low, high)]
     return F.pad(inputs, borders), (0,) * len(axes)

@@ -118,7 +118,7 @@ def product(queries_BNHK: Tensor, embeddings_NKC: Tensor, values_BCV: Tensor, de
 
 
 def queries_part(problem: Problem, start: int, stop: int) -> Problem:
-    """Queries start..stop of a problem; a relative table becomes the dense embeddings of those queries."""
+    """Queries start..stop of a problem; a relative table becomes relations by index for those queries."""
     positions, mask_NM = problem.positions, problem.mask_NM
     N, M = problem.queries_BNHK.shape[1], problem.values_BMVU.shape[1]
     if problem.causal:

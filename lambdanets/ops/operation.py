@@ -45,7 +45,8 @@ def lambda_op(
         mask: bool [N, M], True where query n may look at context m; shared by the batch.
         context_mask: bool [B, M], True where an example has context and False where it has padding.
         causal: True: m <= n; "strict": m < n, in row-major order. An empty context gives 0.
-        backend: "auto", or one of "reference", "gemm", "conv", "dft", "fft"; one that cannot run says why.
+        backend: "auto", or one of "reference", "gemm", "conv", "dft", "fft", "fused"; one that cannot run says why.
+            It computes the position part; without positions all are the same.
 
     Half-precision inputs are summed in float32; the result has the dtype of queries and values.
     """
@@ -63,6 +64,7 @@ def lambda_op(
     )
     if not content:
         keys = None
+    causal = causal if causal == "strict" else bool(causal)
     options = {
         "key_norm": key_norm,
         "query_softmax": query_softmax,

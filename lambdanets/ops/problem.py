@@ -98,6 +98,9 @@ def check(
     """Refuses inputs that do not fit together, with the offending value and what to do about it."""
     if queries.ndim != 4:
         raise ValueError(f"queries must be [B, N, H, K], got {list(queries.shape)}")
+    for name, tensor in (("queries", queries), ("keys", keys), ("values", values)):
+        if tensor is not None and not tensor.is_floating_point():
+            raise TypeError(f"{name} must be floating-point, got {tensor.dtype}; use {name}.float()")
     B, N, H, K = queries.shape
     heads = [H] if multi_head else []
     plain = 4 if multi_head else 3
@@ -151,10 +154,10 @@ def check_positions(positions: Positions | None, N: int, M: int, depth: list[int
         if list(index.shape) != [N, M] or index.is_floating_point() or index.dtype == torch.bool:
             raise ValueError(f"Relation index must be integers [{N}, {M}], got {index.dtype} {list(index.shape)}")
         if index.device.type == "cpu" and not torch.compiler.is_compiling() and index.numel():  # no sync with a GPU
-            lowest, highest = index.aminmax()
+            lowest, highest = map(int, index.aminmax())
             if lowest < -1 or highest >= len(positions.table):
                 raise ValueError(
-                    f"Relation index has {int(lowest if lowest < -1 else highest)}, the table has "
+                    f"Relation index has {lowest if lowest < -1 else highest}, the table has "
                     f"{len(positions.table)} relations: 0 to {len(positions.table) - 1}, and -1 for none"
                 )
         return

@@ -8,6 +8,7 @@ The second norm is what is left of a sum before terms cancel, so that a result t
 """
 
 import contextlib
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -205,6 +206,6 @@ def judge(truth: Oracle, found: Results) -> list[Verdict]:
         plain_error = (plain.double() - expected).norm().item()
         rounding = torch.finfo(dtype).eps * expected.norm().item()
         rounding += TIMES_ROUNDING * torch.finfo(summed).eps * magnitude.norm().item()
-        twice = TIMES_PLAIN * plain_error if plain_error == plain_error else 0.0
+        twice = TIMES_PLAIN * plain_error if math.isfinite(plain_error) else 0.0
         verdicts.append(Verdict(name, error, plain_error, max(twice, rounding)))
     return verdicts

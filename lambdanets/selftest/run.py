@@ -86,7 +86,7 @@ def selftest(options: Selftest, console: Console | None = None) -> int:
         numbers = range(options.case, options.case + 1)
     else:
         unlimited = options.cases is None and options.minutes is not None
-        numbers = range(10**9 if unlimited else (options.cases or DEFAULT_CASES))
+        numbers = range(10**9 if unlimited else (DEFAULT_CASES if options.cases is None else options.cases))
     deadline = float("inf") if options.minutes is None else time.monotonic() + 60 * options.minutes
 
     tallies = {name: Tally() for name in names}
@@ -188,7 +188,7 @@ def report(
         remark = ""
         if not tally.cases:
             reason = can_run_here(name, device)
-            if reason is None:
+            if reason is None and options.case is None:  # one case cannot be for everyone
                 idle.append(name)
             why = reason or max(tally.reasons, key=tally.reasons.__getitem__, default="no case was drawn")
             remark = f"did not run: {why}"

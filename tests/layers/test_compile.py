@@ -99,6 +99,16 @@ EXPORTED = {
         {0: OPEN, 2: Dim("height", min=4, max=64), 3: Dim("width", min=4, max=64)},
         [(2, 8, 6, 7), (5, 8, 9, 20)],
     ),
+    "2d_stride": (
+        lambda: LambdaLayer2d(8, scope=5, stride=2),
+        {0: OPEN, 2: Dim("height", min=4, max=64), 3: Dim("width", min=4, max=64)},
+        [(2, 8, 6, 7), (5, 8, 9, 20), (3, 8, 8, 5)],
+    ),
+    "1d_causal": (
+        lambda: LambdaLayer1d(8, scope=5, causal=True),
+        {0: OPEN, 2: Dim("length", min=4, max=128)},
+        [(2, 8, 40), (3, 8, 70), (1, 8, 5)],
+    ),
     "2d_global": (
         lambda: LambdaLayer2d(8, scope=None, input_size=(6, 7)),
         {0: OPEN},

@@ -59,7 +59,7 @@ CALLS = {
     "context_axes": ({}, (X, X[0]), {}, ValueError, r"context must be \[batch, channels, height, width\]"),
     "context_channels": ({}, (X, X[:, :3]), {}, ValueError, "context has 3 channels, this layer was built for 8"),
     "context_missing": ({"context_channels": 5}, (X,), {}, ValueError, r"needs a context with 5 channels: layer\(x, "),
-    "context_batch": ({}, (X, X[:1]), {}, ValueError, "do not belong to queries"),
+    "context_batch": ({}, (X, X[:1]), {}, ValueError, "x has a batch of 2, its context one of 1"),
     "mask_shape": ({}, (X,), {"mask": boolean(4, 5)}, ValueError, r"mask must be \[20, 20\].*got \[4, 5\]"),
     "mask_dtype": ({}, (X,), {"mask": torch.ones(20, 20)}, TypeError, "mask must be boolean.*float32; use mask.bool"),
     "context_mask_shape": (

@@ -125,6 +125,60 @@ def test_relative(case, dtype):
     )
 
 
+WINDOW_CASES = {
+    "square": (3, 4, 16, 16, (9, 7), (9, 7), (5, 5)),
+    "rectangle, even scope, two value groups": (2, 2, 16, 24, (3, 6), (3, 6), (4, 2)),
+    "another context grid": (2, 3, 8, 16, (4, 3), (6, 5), (5, 3)),
+    "fewer context rows": (1, 4, 16, 16, (7, 6), (3, 5), (3, 3)),
+    "depth 32, scope beyond the map": (2, 4, 32, 8, (5, 5), (5, 5), (2, 11)),
+    "one axis": (2, 1, 5, 16, (11,), (11,), (5,)),
+    "one example at a time": (3, 4, 16, 16, (5, 6), (5, 6), (3, 3)),
+    "wide values": (1, 2, 16, 136, (3, 3), (3, 3), (3, 3)),
+    "sixteen heads": (1, 16, 4, 16, (3, 5), (3, 5), (3, 3)),
+    "many tiles": (3, 4, 16, 32, (20, 21), (20, 21), (7, 9)),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", WINDOW_CASES)
+def test_windows(case, dtype, monkeypatch):
+    """The mode for larger maps, on maps that the interpreter has time for."""
+    from lambdanets.ops.fused import launch
+
+    if not CUDA and (case == "many tiles" or (dtype == torch.float32 and case.startswith("depth 32"))):
+        pytest.skip("too slow for the interpreter")
+    monkeypatch.setattr(launch, "WINDOW_CONTEXT", 0)
+    if case == "one example at a time":
+        monkeypatch.setattr(launch, "WORKSPACE", 1)
+    batch, heads, depth, value, query_grid, context_grid, scope = WINDOW_CASES[case]
+    count, context = torch.Size(query_grid).numel(), torch.Size(context_grid).numel()
+    inputs = random_inputs(batch, count, context, heads, depth, value, 1, scope, dtype, content=case != "wide values")
+    used = []
+    monkeypatch.setattr(launch, "window_forward", lambda *all, f=launch.window_forward: used.append(1) or f(*all))
+    check(
+        inputs,
+        lambda q, v, c, e: fused_relative(q, v, c, e, query_grid, context_grid),
+        lambda q, v, c, e: oracle(q, v, c, dense_of(e, query_grid, context_grid, 1)),
+        dtype,
+    )
+    assert used
+
+
+def test_the_window_mode_takes_larger_maps_only():
+    from lambdanets.ops.fused.launch import Geometry, use_window
+
+    def chosen(side, **other):
+        use = dict(query_grid=(side, side), context_grid=(side, side), scope=(23, 23), stride=1, intra_depth=1) | other
+        queries, values = torch.empty(1, side * side, 4, 16), torch.empty(1, side * side, 16)
+        return use_window(Geometry(**use), queries, values)
+
+    assert chosen(28)
+    assert chosen(56)
+    assert not chosen(14)
+    for other in (dict(query_grid=None), dict(stride=2), dict(intra_depth=2), dict(scope=(55, 55))):
+        assert not chosen(28, **other), other
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("count", "context", "intra"), [(7, 9, 1), (5, 20, 2), (3, 300, 1)])
 def test_dense(count, context, intra, dtype):

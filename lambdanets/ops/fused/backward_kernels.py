@@ -1,6 +1,6 @@
 """Triton kernels of the backward. Letters as in forward_kernels.py.
 
-With g_bn[k, v] = sum_h q[b,n,h,k] dy[b,n,h,v] (rank H, made in registers, never stored):
+With g_bn[k, v] = sum_h q[b,n,h,k] dy[b,n,h,v] (rank H; made in registers, or by spread_window for a part of the batch):
   dq[b,n,h,k]  = sum_v dy[b,n,h,v] lambda_bn[k,v]        lambdas computed again
   dv[b,m,v]    = sum_{n,k} E[n,k,m] g_bn[k,v]
   dE[n,k,m]    = sum_{b,v} g_bn[k,v] v[b,m,v]            partial sums per batch split, folded by tables.py
@@ -13,7 +13,6 @@ import triton.language as tl
 
 from .forward_kernels import (
     band,
-    by_query,
     content_block,
     context_values,
     diagonal_queries,
@@ -25,7 +24,6 @@ from .forward_kernels import (
     tile_origin,
     tile_query,
     unit_vectors,
-    values_at,
     window,
 )
 
@@ -277,48 +275,88 @@ def query_gradients_window(
     VT: tl.constexpr, NV: tl.constexpr, BB: tl.constexpr, C: tl.constexpr, HAS_C: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """The forward's lambdas again, then dq [bn, h, k] = dy [bn, h, v] lambda [bn, v, k]. Grid: (batch, query tiles)."""
+    """The forward's lambdas again, then dq^T [k, h] = lambda [k, 16 values] dy^T [16 values, h] per query.
+
+    Grid: (batch tiles, query tiles).
+    """
     T: tl.constexpr = TY * TX
+    G: tl.constexpr = BB * VT // 16
     dtype: tl.constexpr = t_ptr.dtype.element_ty
     b0 = tl.program_id(0) * BB
     y0, x0 = tile_origin(tl.program_id(1), QW, TY, TX)
-    bt = tl.arange(0, BB * T)
-    n, exists = tile_query(bt % T, y0, x0, QH, QW, TX)
-    dq = tl.zeros((BB * T, HP, KP), dtype=tl.float32)
+    index = tl.arange(0, G * T)
+    group = index // T
+    n_group, exists_group = tile_query(index % T, y0, x0, QH, QW, TX)
+    b_group = b0 + group * 16 // VT
+    exists_group = exists_group & (b_group < B)
+    dq = tl.zeros((G * T, KP, HP), dtype=tl.float32)
     for tile in tl.static_range(NV):
         v0 = tile * VT
         lambdas = tile_lambdas(
             v_ptr, c_ptr, t_ptr, b0, v0, y0, x0, B, V, CH, CW, back_y, back_x, forward_y, forward_x, svb, svm,
-            K, TY, TX, KP, VT, BB, C, HAS_C, PRECISION,
+            K, TY, TX, KP, VT, BB, C, HAS_C, False, PRECISION,
         )  # fmt: skip
-        dy = small_matrices(dy_ptr, n, exists, b0, v0, B, V, H, syb, syn, syh, BB, HP, VT, T)
-        dq = tl.dot(dy, by_query(lambdas.to(dtype), BB, VT, T, KP), dq, input_precision=PRECISION)
+        first_v = v0 + group * 16 % VT
+        dy = small_matrices(dy_ptr, b_group, n_group, first_v, exists_group, V, H, syb, syn, syh, HP, 16, False)
+        own = tl.permute(tl.reshape(lambdas.to(dtype), (T, KP, G, 16)), (2, 0, 1, 3))
+        own = tl.reshape(own, (G * T, KP, 16))
+        dq = tl.dot(own, tl.permute(dy, (0, 2, 1)), dq, input_precision=PRECISION)
+    if VT > 16:
+        dq = tl.reshape(tl.sum(tl.reshape(dq, (BB, VT // 16, T, KP, HP)), axis=1), (BB * T, KP, HP))
+    bt = tl.arange(0, BB * T)
     b = b0 + bt // T
+    n, exists = tile_query(bt % T, y0, x0, QH, QW, TX)
     h = tl.arange(0, HP)
     k = tl.arange(0, KP)
-    mask = tl.reshape(exists & (b < B), (BB * T, 1, 1)) & tl.reshape(h < H, (1, HP, 1))
-    mask = mask & tl.reshape(k < K, (1, 1, KP))
-    base = tl.reshape((b.to(tl.int64) * (QH * QW) + n) * H * K, (BB * T, 1, 1))
-    offset = base + tl.reshape(h * K, (1, HP, 1)) + tl.reshape(k, (1, 1, KP))
-    tl.store(dq_ptr + offset, dq.to(dq_ptr.dtype.element_ty), mask=mask)
+    mask = (exists & (b < B))[:, None, None] & (h < H)[None, :, None] & (k < K)[None, None, :]
+    offset = ((b.to(tl.int64) * (QH * QW) + n) * H * K)[:, None, None] + (h * K)[None, :, None] + k[None, None, :]
+    tl.store(dq_ptr + offset, tl.permute(dq, (0, 2, 1)).to(dq_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["B", "QH", "QW", "CH", "CW", "back_y", "back_x", "forward_y", "forward_x"])
+@triton.jit(do_not_specialize=["B", "N", "b_first"])
+def spread_window(
+    q_ptr, dy_ptr, g_ptr,
+    B, V, N, b_first, columns, sqb, sqn, sqh, syb, syn, syh,
+    K: tl.constexpr, H: tl.constexpr, T: tl.constexpr, KP: tl.constexpr, HP: tl.constexpr, VP: tl.constexpr,
+    VT: tl.constexpr, BB: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """g [(n, k), (b, v)] of the batch elements from b_first on: [k, h] [h, v] per query. VP: v with its padding.
+
+    Grid: (blocks of T queries, batch tiles, value tiles).
+    """
+    index = tl.arange(0, T * BB)
+    n = tl.program_id(0) * T + index // BB
+    b_local = tl.program_id(1) * BB + index % BB
+    b = b_first + b_local
+    v0 = tl.program_id(2) * VT
+    nothing = tl.zeros_like(n)
+    exists = (n < N) & (b < B)
+    queries = small_matrices(q_ptr, b, n, nothing, exists, K, H, sqb, sqn, sqh, HP, KP, True)
+    dy = small_matrices(dy_ptr, b, n, nothing + v0, exists, V, H, syb, syn, syh, HP, VT, False)
+    g = tl.dot(queries, dy, input_precision=PRECISION)
+    k = tl.arange(0, KP)
+    v = v0 + tl.arange(0, VT)
+    offset = (n.to(tl.int64) * KP * columns + b_local * VP)[:, None, None]
+    offset = offset + (k * columns)[None, :, None] + v[None, None, :]
+    mask = ((n < N) & (b_local * VP < columns))[:, None, None] & (k < KP)[None, :, None] & (v < VP)[None, None, :]
+    tl.store(g_ptr + offset, g.to(g_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit(
+    do_not_specialize=["B", "QH", "QW", "CH", "CW", "back_y", "back_x", "forward_y", "forward_x", "b_first"]
+)  # fmt: skip
 def value_gradients_window(
-    q_ptr, dy_ptr, d_ptr, dv_ptr,
-    B, V, QH, QW, CH, CW, back_y, back_x, forward_y, forward_x, sqb, sqn, sqh, syb, syn, syh,
-    K: tl.constexpr, H: tl.constexpr, T: tl.constexpr, CY: tl.constexpr, CX: tl.constexpr, KP: tl.constexpr,
-    HP: tl.constexpr, VT: tl.constexpr, BB: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    g_ptr, d_ptr, dv_ptr,
+    B, V, QH, QW, CH, CW, back_y, back_x, forward_y, forward_x, b_first, columns,
+    CY: tl.constexpr, CX: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dv^T [bv, m] of a tile of CY x CX context positions: a sum of g^T [bv, nk] D [nk, m] over the queries in reach.
 
-    D [(window of queries, K), CY*CX] is the transposed table (tables.py); T queries a step.
-    Grid: (batch tiles, context tiles, value tiles).
+    D [(window of queries, K), CY*CX] is the table, expanded for one tile of context (tables.py).
+    Grid: (blocks of BV columns of g, context tiles).
     """
     MT: tl.constexpr = CY * CX
-    dtype: tl.constexpr = d_ptr.dtype.element_ty
-    b0 = tl.program_id(0) * BB
-    v0 = tl.program_id(2) * VT
     y0, x0 = tile_origin(tl.program_id(1), CW, CY, CX)
     low_y, height = window(y0, CY, QH, forward_y, back_y)
     low_x, width = window(x0, CX, QW, forward_x, back_x)
@@ -326,43 +364,43 @@ def value_gradients_window(
     n0 = low_y * QW + low_x
     d0 = (low_y - y0 + forward_y) * span + low_x - x0 + forward_x
     count = height * width
-    acc = tl.zeros((BB * VT, MT), dtype=tl.float32)
-    for start in tl.range(0, count, T, num_stages=STAGES):
-        jq = start + tl.arange(0, BB * T) % T
-        row, column = row_column(jq, width)
-        n = n0 + row * QW + column
-        queries = small_matrices(q_ptr, n, jq < count, b0, 0, B, K, H, sqb, sqn, sqh, BB, HP, KP, T)
-        dy = small_matrices(dy_ptr, n, jq < count, b0, v0, B, V, H, syb, syn, syh, BB, HP, VT, T)
-        g = tl.dot(tl.permute(dy, (0, 2, 1)), queries, input_precision=PRECISION)  # [bn, v, k]
-        g = tl.permute(tl.reshape(g.to(dtype), (BB, T, VT, KP)), (0, 2, 1, 3))
-        jd = start + tl.arange(0, T * KP) // KP
-        row_d, column_d = row_column(jd, width)
-        line = tl.where(jd < count, d0 + row_d * span + column_d, 0) * KP + tl.arange(0, T * KP) % KP
-        d = tl.load(d_ptr + (line[:, None] * MT + tl.arange(0, MT)[None, :]))
-        acc = tl.dot(tl.reshape(g, (BB * VT, T * KP)), d, acc, input_precision=PRECISION)
-    col = tl.arange(0, BB * VT)
-    b = b0 + col // VT
-    v = v0 + col % VT
+    col = tl.program_id(0) * BV + tl.arange(0, BV)
+    acc = tl.zeros((BV, MT), dtype=tl.float32)
+    for start in range(0, count * KP, C):
+        line = start + tl.arange(0, C)
+        j = line // KP
+        k = line % KP
+        row, column = row_column(j, width)
+        exists = j < count
+        n = tl.where(exists, n0 + row * QW + column, 0)
+        offset = (n * KP + k) * columns
+        mask_g = exists[:, None] & (col < columns)[None, :]
+        g = tl.load(g_ptr + (offset[:, None] + col[None, :]), mask=mask_g, other=0.0)
+        d_line = tl.where(exists, d0 + row * span + column, 0) * KP + k
+        d = tl.load(d_ptr + (d_line[:, None] * MT + tl.arange(0, MT)[None, :]))
+        acc = tl.dot(tl.trans(g), d, acc, input_precision=PRECISION)
+    b = b_first + col // VP
+    v = col % VP
     m, inside = tile_query(tl.arange(0, MT), y0, x0, CH, CW, CX)
-    mask = inside[:, None] & ((b < B) & (v < V))[None, :]
-    offset = (b.to(tl.int64) * (CH * CW) * V + v)[None, :] + (m * V)[:, None]
-    tl.store(dv_ptr + offset, tl.trans(acc).to(dv_ptr.dtype.element_ty), mask=mask)
+    mask = inside[:, None] & ((col < columns) & (b < B) & (v < V))[None, :]
+    store_offset = (b.to(tl.int64) * (CH * CW) * V + v)[None, :] + (m * V)[:, None]
+    tl.store(dv_ptr + store_offset, tl.trans(acc).to(dv_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["B", "QH", "QW", "CH", "CW", "back_y", "back_x", "forward_y", "forward_x", "splits"])
+@triton.jit(
+    do_not_specialize=["B", "QH", "QW", "CH", "CW", "back_y", "back_x", "forward_y", "forward_x", "splits", "b_first"]
+)  # fmt: skip
 def table_gradients_window(
-    q_ptr, dy_ptr, v_ptr, de_ptr,
-    B, V, QH, QW, CH, CW, back_y, back_x, forward_y, forward_x, splits, columns, sqb, sqn, sqh, syb, syn, syh, svb, svm,
-    K: tl.constexpr, H: tl.constexpr, TY: tl.constexpr, TX: tl.constexpr, KP: tl.constexpr, HP: tl.constexpr,
-    VT: tl.constexpr, NV: tl.constexpr, BB: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr,
-    STAGES: tl.constexpr,
+    g_ptr, v_ptr, de_ptr,
+    B, V, QH, QW, CH, CW, back_y, back_x, forward_y, forward_x, splits, b_first, columns, positions, svb, svm,
+    TY: tl.constexpr, TX: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """dT [nk, C positions of the window] over a share of (query tiles, batch, values): sum of g [nk, bv] V^T [bv, C].
+    """dT [nk, C positions of the window] over a share of (query tiles, columns of g): sum of g [nk, bv] V^T [bv, C].
 
-    Grid: (blocks of the window, splits). Partial sums, folded by tables.fold.
+    Grid: (blocks of the window, splits). Each program adds to what it summed for earlier parts of the batch.
     """
     T: tl.constexpr = TY * TX
-    dtype: tl.constexpr = v_ptr.dtype.element_ty
     span = TX + back_x + forward_x
     j = tl.program_id(0) * C + tl.arange(0, C)
     row, column = row_column(j, span)
@@ -372,28 +410,30 @@ def table_gradients_window(
     across = (QW + TX - 1) // TX
     low = tl.maximum(back_y - last + TY - 1, 0) // TY
     high = tl.minimum((QH + TY - 1) // TY, (tl.maximum(CH + back_y - first, 0) + TY - 1) // TY)
-    groups = (B + BB - 1) // BB
-    steps = tl.maximum(high - low, 0) * across * groups * NV
+    blocks = (columns + BV - 1) // BV
+    steps = tl.maximum(high - low, 0) * across * blocks
     share = (steps + splits - 1) // splits
     begin = tl.program_id(1) * share
     end = tl.minimum(begin + share, steps)
-    bt = tl.arange(0, BB * T)
+    nk = tl.arange(0, T * KP)
     acc = tl.zeros((T * KP, C), dtype=tl.float32)
     for step in tl.range(begin, end, num_stages=STAGES):
-        v0 = (step % NV) * VT
-        place = step // NV
-        b0 = (place // (tl.maximum(high - low, 1) * across)) * BB
-        tile = low * across + place % (tl.maximum(high - low, 1) * across)
-        y0, x0 = tile_origin(tile, QW, TY, TX)
-        n, exists = tile_query(bt % T, y0, x0, QH, QW, TX)
-        queries = small_matrices(q_ptr, n, exists, b0, 0, B, K, H, sqb, sqn, sqh, BB, HP, KP, T)
-        dy = small_matrices(dy_ptr, n, exists, b0, v0, B, V, H, syb, syn, syh, BB, HP, VT, T)
-        g = tl.dot(tl.permute(queries, (0, 2, 1)), dy, input_precision=PRECISION)  # [bn, k, v]
-        g = tl.permute(tl.reshape(g.to(dtype), (BB, T, KP, VT)), (1, 2, 0, 3))
+        col = (step % blocks) * BV + tl.arange(0, BV)
+        y0, x0 = tile_origin(low * across + step // blocks, QW, TY, TX)
+        n, exists = tile_query(nk // KP, y0, x0, QH, QW, TX)
+        line = (n * KP + nk % KP) * columns
+        g = tl.load(g_ptr + (line[:, None] + col[None, :]), mask=exists[:, None] & (col < columns)[None, :], other=0.0)
         y = y0 - back_y + row
         x = x0 - back_x + column
         inside = (y >= 0) & (y < CH) & (x >= 0) & (x < CW)
-        values = values_at(v_ptr, y * CW + x, inside, b0, v0, B, V, svb, svm, BB, VT)
-        acc = tl.dot(tl.reshape(g, (T * KP, BB * VT)), tl.trans(values), acc, input_precision=PRECISION)
-    line = tl.program_id(1).to(tl.int64) * (T * KP) + tl.arange(0, T * KP)
-    tl.store(de_ptr + line[:, None] * columns + j[None, :], acc)
+        b0 = (step % blocks) * BV // VP
+        v = col % VP
+        offset = ((col // VP - b0) * svb + v)[None, :] + ((y * CW + x) * svm)[:, None]
+        mask = inside[:, None] & ((col < columns) & (b_first + col // VP < B) & (v < V))[None, :]
+        values = tl.load(v_ptr + tl.cast(b_first + b0, tl.int64) * svb + offset, mask=mask, other=0.0)
+        acc = tl.dot(g, tl.trans(values), acc, input_precision=PRECISION)
+    de_ptr += tl.program_id(1).to(tl.int64) * (T * KP) * positions
+    de_block = de_ptr + (nk[:, None] * positions + j[None, :])
+    if b_first > 0:
+        acc += tl.load(de_block)
+    tl.store(de_block, acc)

@@ -8,6 +8,8 @@ BB batch elements per tile.
   "nh" is a row (query of the tile, head)           T*HP
   "bv" is a row (batch element of the tile, value)  BB*VT
   "bnh" is a row (batch element, query, head)       BB*T*HP
+Kernels named "window" serve larger maps (README.md): T [positions of a tile's window, nk] is their table, TY x TX
+queries are a tile; y0, x0 is its first query, back and forward how far the scope reaches.
 E is the expanded table, [ME, NK] with NK = (all queries, depth) contiguous, zero where nothing is in scope and in
 its padding (see tables.py), so no load of E needs a mask.
 
@@ -274,17 +276,15 @@ def row_column(j, width):
 
 @triton.jit
 def values_at(v_ptr, m, exists, b0, v0, B, V, svb, svm, BB: tl.constexpr, VT: tl.constexpr):
-    """Values [m, bv] of any context positions; zero where they do not exist."""
+    """Values [m, bv] of any context positions; zero where they do not exist.
+
+    A scalar base and 32-bit offsets: pointers of 64 bits take twice the registers and instructions.
+    """
     col = tl.arange(0, BB * VT)
-    b = b0 + col // VT
     v = v0 + col % VT
-    mask = exists[:, None] & (v < V)[None, :]
-    if BB == 1:
-        v_ptr += tl.cast(b0, tl.int64) * svb
-    else:
-        mask = mask & (b < B)[None, :]
-        v = b.to(tl.int64) * svb + v
-    return tl.load(v_ptr + (v[None, :] + m[:, None] * svm), mask=mask, other=0.0)
+    mask = exists[:, None] & ((v < V) & (b0 + col // VT < B))[None, :]
+    v_ptr += tl.cast(b0, tl.int64) * svb
+    return tl.load(v_ptr + ((col // VT * svb + v)[None, :] + (m * svm)[:, None]), mask=mask, other=0.0)
 
 
 @triton.jit
@@ -292,9 +292,12 @@ def tile_lambdas(
     v_ptr, c_ptr, t_ptr, b0, v0, y0, x0, B, V, context_height, context_width, back_y, back_x, forward_y, forward_x,
     svb, svm,
     K: tl.constexpr, TY: tl.constexpr, TX: tl.constexpr, KP: tl.constexpr, VT: tl.constexpr,
-    BB: tl.constexpr, C: tl.constexpr, HAS_C: tl.constexpr, PRECISION: tl.constexpr,
+    BB: tl.constexpr, C: tl.constexpr, HAS_C: tl.constexpr, VALUE_ROWS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """lambda^T [bv, nk] of a tile of queries: a sum over the part of its window that lies on the map."""
+    """lambda^T [bv, nk] (VALUE_ROWS) or lambda [nk, bv] of a tile of queries.
+
+    A sum over the part of the tile's window that lies on the map, packed without gaps.
+    """
     ROWS: tl.constexpr = TY * TX * KP
     KC: tl.constexpr = KP if KP >= 16 else 16
     low_y, height = window(y0, TY, context_height, back_y, forward_y)
@@ -303,7 +306,7 @@ def tile_lambdas(
     m0 = low_y * context_width + low_x
     t0 = (low_y - y0 + back_y) * span + low_x - x0 + back_x
     count = height * width
-    lambdas = tl.zeros((BB * VT, ROWS), dtype=tl.float32)
+    lambdas = tl.zeros((BB * VT if VALUE_ROWS else ROWS, ROWS if VALUE_ROWS else BB * VT), dtype=tl.float32)
     for start in range(0, count, C):
         j = start + tl.arange(0, C)
         row, column = row_column(j, width)
@@ -311,36 +314,35 @@ def tile_lambdas(
         x = values_at(v_ptr, m0 + row * context_width + column, exists, b0, v0, B, V, svb, svm, BB, VT)
         line = tl.where(exists, t0 + row * span + column, 0)
         e = tl.load(t_ptr + (line[:, None] * ROWS + tl.arange(0, ROWS)[None, :]))
-        lambdas = tl.dot(tl.trans(x), e, lambdas, input_precision=PRECISION)
+        if VALUE_ROWS:
+            lambdas = tl.dot(tl.trans(x), e, lambdas, input_precision=PRECISION)
+        else:
+            lambdas = tl.dot(tl.trans(e), x, lambdas, input_precision=PRECISION)
     if HAS_C:
         content = content_block(c_ptr, b0, v0, B, V, BB, VT, KC, K)
         unit = unit_vectors(TY * TX, KP, KC, content.dtype)
-        lambdas = tl.dot(tl.trans(content), unit, lambdas, input_precision=PRECISION)
+        if VALUE_ROWS:
+            lambdas = tl.dot(tl.trans(content), unit, lambdas, input_precision=PRECISION)
+        else:
+            lambdas = tl.dot(tl.trans(unit), content, lambdas, input_precision=PRECISION)
     return lambdas
 
 
 @triton.jit
-def by_query(block, BB: tl.constexpr, VT: tl.constexpr, T: tl.constexpr, KP: tl.constexpr):
-    """[bv, nk] -> [bn, v, k]: a small matrix per batch element and query."""
-    block = tl.permute(tl.reshape(block, (BB, VT, T, KP)), (0, 2, 1, 3))
-    return tl.reshape(block, (BB * T, VT, KP))
-
-
-@triton.jit
 def small_matrices(
-    ptr, n, exists, b0, c0, B, limit, row_limit, sb, sn, sh,
-    BB: tl.constexpr, R: tl.constexpr, W: tl.constexpr, T: tl.constexpr,
-):  # fmt: skip
-    """[bn, R, W]: for every batch element and query (n of them, [BB*T]) its R heads by W depths from c0 on."""
-    bt = tl.arange(0, BB * T)
-    b = b0 + bt // T
+    ptr, b, n, d0, exists, limit, heads, sb, sn, sh, R: tl.constexpr, W: tl.constexpr, TRANSPOSED: tl.constexpr
+):
+    """For every (b, n, d0) of three vectors a matrix of R heads by W depths from d0 on, or its transpose."""
     h = tl.arange(0, R)
-    d = c0 + tl.arange(0, W)
-    mask = tl.reshape(exists & (b < B), (BB * T, 1, 1)) & tl.reshape(h < row_limit, (1, R, 1))
-    mask = mask & tl.reshape(d < limit, (1, 1, W))
-    base = tl.reshape((b - b0).to(tl.int64) * sb + n * sn, (BB * T, 1, 1))
-    offset = base + tl.reshape(h * sh, (1, R, 1)) + tl.reshape(d, (1, 1, W))
-    return tl.load(ptr + tl.cast(b0, tl.int64) * sb + offset, mask=mask, other=0.0)
+    d = tl.arange(0, W)
+    base = b.to(tl.int64) * sb + n * sn + d0
+    if TRANSPOSED:
+        mask = exists[:, None, None] & (h < heads)[None, None, :] & (d0[:, None, None] + d[None, :, None] < limit)
+        offset = base[:, None, None] + (h * sh)[None, None, :] + d[None, :, None]
+    else:
+        mask = exists[:, None, None] & (h < heads)[None, :, None] & (d0[:, None, None] + d[None, None, :] < limit)
+        offset = base[:, None, None] + (h * sh)[None, :, None] + d[None, None, :]
+    return tl.load(ptr + offset, mask=mask, other=0.0)
 
 
 @triton.jit(do_not_specialize=["B", "QH", "QW", "CH", "CW", "back_y", "back_x", "forward_y", "forward_x"])
@@ -361,18 +363,22 @@ def forward_window(
     y0, x0 = tile_origin(tl.program_id(1), QW, TY, TX)
     lambdas = tile_lambdas(
         v_ptr, c_ptr, t_ptr, b0, v0, y0, x0, B, V, CH, CW, back_y, back_x, forward_y, forward_x, svb, svm,
-        K, TY, TX, KP, VT, BB, C, HAS_C, PRECISION,
+        K, TY, TX, KP, VT, BB, C, HAS_C, True, PRECISION,
     )  # fmt: skip
-    bt = tl.arange(0, BB * T)
-    n, exists = tile_query(bt % T, y0, x0, QH, QW, TX)
-    queries = small_matrices(q_ptr, n, exists, b0, 0, B, K, H, sqb, sqn, sqh, BB, HP, KP, T)
-    own = by_query(lambdas.to(dtype), BB, VT, T, KP)
-    y = tl.dot(queries, tl.permute(own, (0, 2, 1)), input_precision=PRECISION)  # [bn, h, v]
-    b = b0 + bt // T
+    # One small product [16 values, k] [k, h] per query and group of 16 rows. In this order (queries outside, groups
+    # inside) every warp already holds its left operands: nothing moves between threads.
+    G: tl.constexpr = BB * VT // 16
+    own = tl.permute(tl.reshape(lambdas.to(dtype), (G, 16, T, KP)), (2, 0, 1, 3))
+    index = tl.arange(0, T * G)
+    b = b0 + (index % G) * 16 // VT
+    first_v = v0 + (index % G) * 16 % VT
+    n, exists = tile_query(index // G, y0, x0, QH, QW, TX)
+    exists = exists & (b < B)
+    queries = small_matrices(q_ptr, b, n, tl.zeros_like(n), exists, K, H, sqb, sqn, sqh, HP, KP, False)
+    y = tl.dot(tl.reshape(own, (T * G, 16, KP)), tl.permute(queries, (0, 2, 1)), input_precision=PRECISION)
     h = tl.arange(0, HP)
-    v = v0 + tl.arange(0, VT)
-    mask = tl.reshape(exists & (b < B), (BB * T, 1, 1)) & tl.reshape(h < H, (1, HP, 1))
-    mask = mask & tl.reshape(v < V, (1, 1, VT))
-    base = tl.reshape((b.to(tl.int64) * (QH * QW) + n) * H * V, (BB * T, 1, 1))
-    offset = base + tl.reshape(h * V, (1, HP, 1)) + tl.reshape(v, (1, 1, VT))
-    tl.store(y_ptr + offset, y.to(dtype), mask=mask)
+    v = tl.arange(0, 16)
+    mask = exists[:, None, None] & (h < H)[None, :, None] & (first_v[:, None, None] + v[None, None, :] < V)
+    offset = ((b.to(tl.int64) * (QH * QW) + n) * H * V + first_v)[:, None, None]
+    offset = offset + (h * V)[None, :, None] + v[None, None, :]
+    tl.store(y_ptr + offset, tl.permute(y.to(dtype), (0, 2, 1)), mask=mask)

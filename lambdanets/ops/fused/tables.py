@@ -2,8 +2,8 @@
 
 Letters: N queries, M context positions, K key depth, U intra-depth, R relative positions.
 E [ME, NK] holds in row m*U + u and column n*KP + k the embedding of the pair (n, m), or zero where the pair is out
-of scope and in the padding. It depends on
-neither batch nor value depth, so it is small next to the activations, and it lives in the L2 cache at 14x14.
+of scope and in the padding. It depends on neither batch nor value depth; at 14x14 it lives in the L2 cache.
+Larger maps expand the table for one tile and its window only, as if that were the map (README.md, windows).
 """
 
 import triton

@@ -1,0 +1,136 @@
+"""The projections as one product, with batch norm folded in: what may be merged, and what must not go stale."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from lambdanets import LambdaLayer1d, LambdaLayer2d
+from lambdanets.ops import Relation, lambda_op
+
+X = torch.randn(3, 8, 5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def layer() -> LambdaLayer2d:
+    layer = LambdaLayer2d(8, heads=2, key_depth=4, scope=3).double()
+    for _ in range(3):
+        layer(torch.randn(4, 8, 5, 6, dtype=torch.float64))
+    return layer.eval()
+
+
+def close(found, expected):
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_folded_batch_norm_is_batch_norm(layer):
+    """Hooks make the layer call its modules one by one, with batch norm as a module of its own."""
+    folded = layer(X)
+    layer.norm_queries.register_forward_hook(lambda *args: None)
+    close(folded, layer(X))
+
+
+def test_hooks_on_projections_are_called(layer):
+    seen = []
+    for name in ("to_queries", "to_keys", "to_values", "norm_values"):
+        getattr(layer, name).register_forward_hook(lambda module, *rest, name=name: seen.append(name))
+    layer(X)
+    layer.train()(X)
+    assert sorted(seen) == sorted(["to_queries", "to_keys", "to_values", "norm_values"] * 2)
+
+
+def test_an_adapter_in_place_of_a_projection_is_trained(layer):
+    class Adapter(nn.Module):
+        def __init__(self, linear: nn.Linear) -> None:
+            super().__init__()
+            self.linear, self.weight, self.out_features = linear, linear.weight, linear.out_features
+            self.extra = nn.Parameter(torch.zeros_like(linear.weight))
+
+        def forward(self, x):
+            return self.linear(x) + x @ self.extra.T
+
+    expected = layer(X)
+    layer.to_values = Adapter(layer.to_values)
+    found = layer(X)
+    close(found, expected)
+    found.square().sum().backward()
+    assert layer.to_values.extra.grad.abs().max() > 0
+
+
+def test_fused_equals_eval_and_is_undone(layer):
+    expected = layer(X)
+    with torch.inference_mode():
+        layer.fuse()
+    kept = layer.fused_projection.weight
+    with torch.no_grad():
+        close(layer(X), expected)
+        close(copy.deepcopy(layer)(X), expected)
+    assert layer.float().fused_projection.weight.dtype == torch.float32
+    assert kept.dtype == torch.float64
+    assert layer.unfuse().fused_projection is None
+
+
+def test_fused_is_used(layer):
+    layer.fuse()
+    layer.fused_projection.weight.zero_()
+    layer.fused_projection.bias.zero_()
+    with torch.no_grad():
+        assert layer(X).abs().max() == 0
+
+
+@pytest.mark.parametrize("change", ["train", "load_state_dict", "reset_parameters"])
+def test_fused_does_not_outlive_its_weights(layer, change):
+    layer.fuse()
+    if change == "train":
+        layer.train()
+    elif change == "load_state_dict":
+        layer.load_state_dict({name: 2 * value for name, value in layer.state_dict().items()})
+    else:
+        layer.reset_parameters()
+    assert layer.fused_projection is None
+
+
+def test_gradients_reach_the_weights_of_a_fused_layer(layer):
+    layer.fuse()
+    layer(X).sum().backward()
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in (layer.to_queries.weight, layer.to_keys.weight))
+
+
+def test_synchronised_batch_norm_is_batch_norm():
+    layer = nn.SyncBatchNorm.convert_sync_batchnorm(LambdaLayer1d(8, heads=2, causal=True, batch_norm=True))
+    nn.init.constant_(layer.norm_queries.weight, 7.0)
+    layer.reset_parameters()
+    assert (layer.norm_queries.weight == 1).all()
+    with pytest.raises(ValueError, match="eval"):
+        layer.init_state(1)
+
+
+def test_words_for_a_scope_are_refused():
+    with pytest.raises(ValueError, match="None for the whole input; got 'global'"):
+        LambdaLayer2d(8, scope="global")
+
+
+def test_integers_are_refused():
+    with pytest.raises(TypeError, match=r"queries must be floating-point, got torch.int64; use queries.float"):
+        lambda_op(torch.ones(1, 4, 1, 2).long(), torch.zeros(1, 4, 2), torch.zeros(1, 4, 3))
+
+
+def test_relations_may_be_small_integers():
+    index = torch.randint(0, 3, (4, 4), dtype=torch.uint8)
+    inputs = torch.randn(1, 4, 1, 2), torch.randn(1, 4, 2), torch.randn(1, 4, 3)
+    table = torch.randn(3, 2)
+    close(lambda_op(*inputs, Relation(table, index)), lambda_op(*inputs, Relation(table, index.long())))
+
+
+def test_causal_order_needs_one_grid():
+    layer = LambdaLayer2d(8, heads=2, position=False, causal=True)
+    with pytest.raises(ValueError, match=r"equal grids, got \(4, 6\) and \(6, 4\)"):
+        layer(torch.randn(1, 8, 4, 6), torch.randn(1, 8, 6, 4))
+
+
+def test_steps_have_the_dtype_of_the_parallel_form():
+    layer = LambdaLayer1d(8, heads=2, causal=True).eval()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y, _ = layer.step(torch.randn(2, 8), layer.init_state(2))
+        assert y.dtype == layer(torch.randn(2, 8, 4)).dtype == torch.bfloat16
