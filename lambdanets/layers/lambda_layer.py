@@ -200,11 +200,12 @@ class LambdaLayer(nn.Module):
         asked = x if context is None else context
         if any(s != 1 for s in self.stride):  # query i sits at position i * stride
             x = x[(slice(None), slice(None), *(slice(None, None, s) for s in self.stride))]
+            if torch.compiler.is_exporting():  # whether a view flattens depends on the size; a copy always does
+                x = x.clone(memory_format=torch.contiguous_format)
         query_grid, context_grid = x.shape[2:], asked.shape[2:]
         inputs, asked = x.flatten(2).transpose(1, 2), asked.flatten(2).transpose(1, 2)  # [B, N, C], [B, M, C]
-        parts = self._project_parts(
-            inputs, asked, together=context is None and tuple(query_grid) == tuple(context_grid)
-        )
+        together = context is None and all(s == 1 for s in self.stride)
+        parts = self._project_parts(inputs, asked, together)
         queries = parts[0].unflatten(-1, (self.heads, self.key_depth))
         keys = self._split(parts[2], self.key_depth) if self.to_keys is not None else None
         return queries, keys, self._split(parts[1], self.value_depth), query_grid, context_grid
