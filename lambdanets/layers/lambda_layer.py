@@ -14,7 +14,7 @@ from lambdanets.layers.projection import Projection, is_plain, merged, project, 
 from lambdanets.ops import choose, explain, lambda_op
 from lambdanets.ops.operation import accumulation_dtype
 from lambdanets.ops.positions import Relative, per_axis
-from lambdanets.ops.problem import CAUSAL, KEY_NORMS
+from lambdanets.ops.problem import check_options
 
 CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 
@@ -72,10 +72,7 @@ class LambdaLayer(nn.Module):
                 f"out_channels={out_channels} is not divisible by heads={heads}: the value depth would not be whole; "
                 f"use out_channels {' or '.join(map(str, near))}, or another number of heads"
             )
-        if key_norm not in KEY_NORMS:
-            raise ValueError(f"unknown key_norm {key_norm!r}; choose one of 'softmax', 'l2', None")
-        if causal not in CAUSAL:
-            raise ValueError(f"unknown causal {causal!r}; choose one of False, True (m <= n), 'strict' (m < n)")
+        check_options(key_norm, causal)
         if isinstance(scope, str) and scope != "default":
             raise ValueError(f"scope is an int, one for each axis, or None for the whole input; got {scope!r}")
         if positions is not None and not isinstance(positions, RelativePositions):
@@ -297,8 +294,6 @@ class LambdaLayer(nn.Module):
             causal=self.causal,
             backend=self.backend,
         )
-        if self.position_bias is None:
-            return output
         return self._add_bias(output, queries.softmax(dim=-1) if self.query_softmax else queries)
 
     def _add_bias(self, output_BNHV: Tensor, queries_BNHK: Tensor) -> Tensor:

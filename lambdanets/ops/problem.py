@@ -121,15 +121,19 @@ def check(
         wanted = [B, M, *heads, K, *U]
         if list(keys.shape) != wanted:
             raise ValueError(f"keys must be {wanted} to fit queries and values, got {list(keys.shape)}")
-    if key_norm not in KEY_NORMS:
-        raise ValueError(f"unknown key_norm {key_norm!r}; choose one of 'softmax', 'l2', None")
-    if causal not in CAUSAL:
-        raise ValueError(f"unknown causal {causal!r}; choose one of False, True (m <= n), 'strict' (m < n)")
+    check_options(key_norm, causal)
     check_positions(positions, N, M, [*heads, K, *U])
     if causal and not isinstance(positions, Relative) and N != M:
         raise ValueError(f"causal needs a query for every context position, got N={N} and M={M}")
     check_mask(mask, [N, M], "mask", "one entry for each query and context position, shared by the batch")
     check_mask(context_mask, [B, M], "context_mask", "one entry for each example and context position")
+
+
+def check_options(key_norm: str | None, causal: bool | str) -> None:
+    if key_norm not in KEY_NORMS:
+        raise ValueError(f"unknown key_norm {key_norm!r}; choose one of 'softmax', 'l2', None")
+    if causal not in CAUSAL:
+        raise ValueError(f"unknown causal {causal!r}; choose one of False, True (m <= n), 'strict' (m < n)")
 
 
 def check_positions(positions: Positions | None, N: int, M: int, depth: list[int]) -> None:
