@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lambdanets.layers.lambda_layer import LambdaLayer
+
 
 @dataclass(frozen=True, eq=False)
 class Call:
@@ -22,9 +24,12 @@ class Call:
 def trace(network: nn.Module, shape: Sequence[int], kinds: tuple[type[nn.Module], ...]) -> list[Call]:
     """The calls of modules of these kinds for one input of `shape`, in order.
 
-    A network on the meta device computes nothing; any other one runs.
+    A network on the meta device computes nothing; any other one runs. What is inside a lambda layer is left out: it
+    merges its projections, unless a hook makes it call them.
     """
     calls: list[Call] = []
+    layers = [module for module in network.modules() if isinstance(module, LambdaLayer)]
+    inside = {id(part) for layer in layers for part in layer.modules() if part is not layer}
 
     def record(name: str, module: nn.Module, arguments: tuple[Any, ...], output: Any) -> None:
         shapes = tuple(tuple(a.shape) for a in arguments if isinstance(a, Tensor))
@@ -32,7 +37,7 @@ def trace(network: nn.Module, shape: Sequence[int], kinds: tuple[type[nn.Module]
 
     hooks = []
     for name, module in network.named_modules():
-        if isinstance(module, kinds):
+        if isinstance(module, kinds) and id(module) not in inside:
             hooks.append(module.register_forward_hook(partial(record, name)))
     like = next(network.parameters())
     try:
