@@ -3,7 +3,7 @@
     python docs/generate.py            # write
     python docs/generate.py --check    # exit with 1 if a block is stale
 
-A block is everything between `<!-- bench:cpu -->` and `<!-- /bench -->`; `cpu` names benchmarks/results/op-cpu.json.
+A block is everything between `<!-- bench:NAME -->` and `<!-- /bench -->`; it shows benchmarks/results/NAME.json.
 No number is typed by hand: measure again, then run this.
 """
 
@@ -31,9 +31,9 @@ def filled(text: str, results: Path = RESULTS) -> str:
 
 
 def body(name: str, results: Path) -> str:
-    path = results / f"op-{name}.json"
+    path = results / f"{name}.json"
     if not path.exists():
-        return f"No measurement yet. `lambdanets bench op --device {name}` makes one.\n"
+        return f"No measurement yet: `lambdanets bench` writes {name}.json.\n"
     result = json.loads(path.read_text())
     rows, machine = result["rows"], result["machine"]
     where = machine["gpu"] or f"{machine['cpu']}, {machine['cores']} threads"

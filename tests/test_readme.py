@@ -61,8 +61,8 @@ def test_a_block_is_filled_from_json(tmp_path: Path):
     ]
     result = {"date": "2021-02-17T00:00:00", "machine": {"cpu": "A chip", "cores": 2, "gpu": None}, "rows": rows}
     (tmp_path / "op-cpu.json").write_text(json.dumps(result | {"versions": {"torch": "2.11", "triton": None}}))
-    text = generate.filled("before\n<!-- bench:cpu -->\nold\n<!-- /bench -->\nafter\n", tmp_path)
-    assert text.startswith("before\n<!-- bench:cpu -->\nA chip, 2 threads. torch 2.11. Measured 2021-02-17;")
+    text = generate.filled("before\n<!-- bench:op-cpu -->\nold\n<!-- /bench -->\nafter\n", tmp_path)
+    assert text.startswith("before\n<!-- bench:op-cpu -->\nA chip, 2 threads. torch 2.11. Measured 2021-02-17;")
     assert text.endswith("<!-- /bench -->\nafter\n")
     assert "| 7x7x64 | 23 | 1.5 ms | 4.00x |\n" in text
     assert "| 7x7x64 | global | 1.5 ms | - |\n" in text
@@ -72,5 +72,5 @@ def test_a_block_is_filled_from_json(tmp_path: Path):
 
 
 def test_a_block_without_json_says_how_to_make_it(tmp_path: Path):
-    text = generate.filled("<!-- bench:cpu -->\n<!-- /bench -->", tmp_path)
-    assert "lambdanets bench op --device cpu" in text
+    text = generate.filled("<!-- bench:op-cpu -->\n<!-- /bench -->", tmp_path)
+    assert "`lambdanets bench` writes op-cpu.json" in text

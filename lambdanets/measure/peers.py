@@ -205,8 +205,9 @@ def contenders(device: torch.device, all_backends: bool) -> list[Contender]:
     found = [Contender("ours", "ours", ours)]
     if all_backends:
         found += [Contender(f"ours, {name}", "ours", partial(ours, backend=name)) for name in BACKENDS]
-    if device.type == "cuda":  # what the hard baselines are compared with
-        found.append(Contender("ours, folded", "ours", lambda case: ours(case).fuse(), modes=("inference",)))
+    # What the hard baselines are compared with.
+    found.append(Contender("ours, folded", "ours", lambda case: ours(case).fuse(), modes=("inference",)))
+    if device.type == "cuda":
         found.append(Contender("ours, compiled", "ours", compiled_ours, modes=("training",)))
     one_copy, copy_per_example = writes_out(lambda case: 1), writes_out(lambda case: case.batch)
     compiles = cuda_only(device, "compiled baselines are for GPUs")
