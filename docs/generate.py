@@ -22,7 +22,7 @@ Row = dict[str, Any]
 
 
 def documents() -> list[Path]:
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "lambdanets/ops/fused/README.md"]
 
 
 def filled(text: str, results: Path = RESULTS) -> str:
