@@ -1,6 +1,7 @@
 """What every network does, as timm's and torchvision's users know it."""
 
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from lambdanets.models.hub import Card
 
 
-class Network(nn.Module):
+class Network(nn.Module, ABC):
     """Images [B, in_chans, height, width] -> [B, num_classes]. Any size: every stage rounds up.
 
     A family says what its stages are (`forward_stage`), which blocks are residual (`residual_blocks`) and how to
@@ -53,16 +54,17 @@ class Network(nn.Module):
 
     # What a family says
 
+    @abstractmethod
     def forward_stage(self, stage: int, x: Tensor) -> Tensor:
         """From the map of the stage before (the image for stage 0) to the map that feature_info[stage] describes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def residual_blocks(self) -> Iterable[tuple[str, nn.Module]]:
-        raise NotImplementedError
+        """Every block with a residual connection, by name."""
 
+    @abstractmethod
     def keep_stages(self, stages: int) -> None:
         """Removes the stages from `stages` on."""
-        raise NotImplementedError
 
     # What they all do
 

@@ -11,7 +11,7 @@ from lambdanets.models.registry import configure
 from lambdanets.reproduce import DETECTION, ROWS, TABLES, compare
 from lambdanets.reproduce.compare import MARKS, fits, rounded
 
-PAPER = Path("/work/shared/paper/lambdanetworks.tex")
+PAPER = Path(__file__).resolve().parents[3] / "shared" / "paper" / "lambdanetworks.tex"
 
 
 @pytest.fixture(scope="module")
