@@ -74,20 +74,14 @@ def masked_output(problem: Problem) -> Tensor:
         allowed_NM = allowed_NM & problem.mask_NM
     if problem.causal:
         allowed_NM = allowed_NM & causal_mask(N, M, problem.positions, problem.strict, problem.device)
+    allowed_BNM = allowed_NM.expand(B, -1, -1)
+    if problem.context_mask_BM is not None:
+        allowed_BNM = allowed_BNM & problem.context_mask_BM[:, None]
     chunk = N if torch.compiler.is_exporting() else max(1, MASKED_WEIGHTS // max(1, B * M * K * U))
     if chunk >= N:
-        allowed_BNM = allowed_NM.expand(B, -1, -1)
-        if problem.context_mask_BM is not None:
-            allowed_BNM = allowed_BNM & problem.context_mask_BM[:, None]
         return masked_chunk(problem.queries_BNHK, keys, values, allowed_BNM, problem.key_norm)
-    outputs = []
-    for start in range(0, N, chunk):
-        allowed_BNM = allowed_NM[start : start + chunk].expand(B, -1, -1)
-        if problem.context_mask_BM is not None:
-            allowed_BNM = allowed_BNM & problem.context_mask_BM[:, None]
-        queries = problem.queries_BNHK[:, start : start + chunk]
-        outputs.append(recomputed(masked_chunk, queries, keys, values, allowed_BNM, problem.key_norm))
-    return torch.cat(outputs, dim=1)
+    parts = zip(problem.queries_BNHK.split(chunk, dim=1), allowed_BNM.split(chunk, dim=1), strict=True)
+    return torch.cat([recomputed(masked_chunk, q, keys, values, allowed, problem.key_norm) for q, allowed in parts], 1)
 
 
 def masked_chunk(
