@@ -43,6 +43,8 @@ def body(name: str, results: Path) -> str:
         f"{where}. {versions}. Measured {result['date'][:10]}; medians, batch {first['batch']}, {first['dtype']}, "
         f"{first['heads']} heads, key depth {first['key_depth']}.\n"
     ]
+    if "note" in result:
+        parts.append(f"\n{result['note']}\n")
     for mode in dict.fromkeys(row["mode"] for row in rows):
         layers = [row for row in rows if (row["kind"], row["mode"]) == ("layer", mode)]
         operations = [row for row in rows if (row["kind"], row["mode"]) == ("operation", mode)]
