@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lambdanets.ops import choose, conv, registered
+from lambdanets.ops import choose, conv, fused, registered
 from lambdanets.ops.content import content_output
+from lambdanets.ops.fused import backend as fused_backend
 from lambdanets.ops.positions import Positions
 from lambdanets.ops.problem import Problem, check, embeddings_of, problems, with_embeddings
 from lambdanets.ops.reference import lambda_reference
@@ -73,10 +74,12 @@ def lambda_op(
         "context_mask": context_mask,
         "causal": causal,
     }
-    # Under torch.compile an opaque operator: the choice is made when it runs, with real sizes, so that no size
-    # recompiles. (Not `is_compiling() and not is_exporting()`: in torch 2.11 both hold under torch.compile.)
+    # (Not `is_compiling() and not is_exporting()`: in torch 2.11 both hold under torch.compile.)
     if torch.compiler.is_dynamo_compiling():
-        return registered.lambda_op(queries_BNHK, keys, values, positions, **options, backend=backend)
+        if backend not in ("auto", "fused") or not runs_fused(queries_BNHK, keys, values, positions, options):
+            # An opaque operator: the choice is made when it runs, with real sizes, so that no size recompiles.
+            return registered.lambda_op(queries_BNHK, keys, values, positions, **options, backend=backend)
+        backend = "fused"  # operators of their own for every size; what stands around them is fused by the compiler
     return compute(queries_BNHK, keys, values, positions, **options, backend=backend)
 
 
@@ -113,6 +116,16 @@ def compute(
             outputs = [multi_query(part, backend, dtype) for part in parts]
             result = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
     return result.to(result_dtype)
+
+
+def runs_fused(
+    queries: Tensor, keys: Tensor | None, values: Tensor, positions: Positions | None, options: dict[str, Any]
+) -> bool:
+    """Whether the fused kernels take this on a GPU, where they are always chosen, whatever the sizes."""
+    if queries.device.type == "cpu" and not fused.interpreted():
+        return False
+    parts = {name: option for name, option in options.items() if name != "query_softmax"}
+    return all(fused_backend.why_not(part) is None for part in problems(queries, keys, values, positions, **parts))
 
 
 def multi_query(problem: Problem, backend: str, dtype: torch.dtype) -> Tensor:

@@ -18,6 +18,7 @@ __all__ = ["fused_dense", "fused_relative", "why_not"]
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
+@torch.compiler.assume_constant_result
 def interpreted() -> bool:
     """Triton's interpreter runs the kernels on the CPU, for tests."""
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes")
@@ -28,6 +29,7 @@ def capability(index: int) -> tuple[int, int]:
     return torch.cuda.get_device_capability(index)
 
 
+@torch.compiler.assume_constant_result
 def why_not(
     device: torch.device, dtype: torch.dtype, key_depth: int, value_depth: int, heads: int,
     intra_depth: int = 1, dims: int = 2, *, dilation: int = 1, multi_head: bool = False, masked: bool = False,
