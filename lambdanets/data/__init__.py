@@ -1,0 +1,1 @@
+"""Reading labelled images: sources, the order of samples, decoding, transforms, batches. Nothing that is read runs."""

@@ -1,0 +1,248 @@
+"""Batches, from any batch position of any epoch.
+
+Everything about a sample follows from (seed, epoch, position): which example, which crop, which replacement if it
+cannot be read. Workers hold no state, so their number changes nothing, nor does a resume.
+"""
+
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from lambdanets.data import order
+from lambdanets.data.broken import Broken, BrokenCount, BrokenImages
+from lambdanets.data.decode import LIMITS, BrokenImageError, Limits, open_image
+from lambdanets.data.source import Source
+from lambdanets.data.transforms import Transform
+
+REPLACEMENTS = 64  # tries; with half of the images broken none is found once in 2^64
+Ticket = tuple[int, int, int]  # epoch, position, example
+
+
+@dataclass(frozen=True)
+class LoaderOptions:
+    """How batches are made."""
+
+    batch_size: int = 256
+    """Images in a batch of one process (a micro-batch, under gradient accumulation)."""
+    workers: int = 0
+    """Processes that read ahead; 0: in this process."""
+    seed: int = 0
+    rank: int = 0
+    world: int = 1
+    prefetch: int = 4
+    """Batches that each worker reads ahead."""
+    pin: bool | None = None
+    """Page-locked memory, from which copies to a GPU run beside computation. None: where there is a GPU."""
+    cache: Literal["none", "memory"] = "none"
+    """"memory": decode every image once and keep its pixels."""
+    cache_bytes: int = 16 * 2**30
+    """The most that the cache may take, in each process."""
+    broken: BrokenImages = field(default_factory=BrokenImages)
+    limits: Limits = LIMITS
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"a batch has at least one image, not {self.batch_size}")
+        if self.workers < 0 or self.prefetch < 1:
+            raise ValueError(f"workers is at least 0 and prefetch at least 1, not {self.workers} and {self.prefetch}")
+        if not 0 <= self.rank < self.world:
+            raise ValueError(f"rank {self.rank} of {self.world} processes: ranks start at 0")
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Unpacks as `images, labels, indices = batch`."""
+
+    images: Tensor  # uint8 [B, C, H, W], channels last in memory: `transforms.normalize` on the device
+    labels: Tensor  # int64 [B]
+    indices: Tensor  # int64 [B], into the source
+    broken: tuple[Broken, ...] = ()  # new ones, for the log
+    gave_up: bool = False  # no replacement was found
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((self.images, self.labels, self.indices))
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def pin_memory(self) -> "Batch":
+        pinned = (self.images.pin_memory(), self.labels.pin_memory(), self.indices.pin_memory())
+        return Batch(*pinned, self.broken, self.gave_up)
+
+
+@contextmanager
+def seeded(*numbers: int) -> Iterator[None]:
+    """Python's `random` from these numbers, and afterwards as it was."""
+    before = random.getstate()
+    random.seed(order.mix(*numbers))
+    try:
+        yield
+    finally:
+        random.setstate(before)
+
+
+class Examples(Dataset):
+    """What a worker does: tickets to a batch."""
+
+    def __init__(
+        self, source: Source, transform: Transform, indices: np.ndarray, options: LoaderOptions, training: bool
+    ) -> None:
+        self.source, self.transform, self.indices = source, transform, indices
+        self.options, self.training = options, training
+
+    def __getitems__(self, tickets: list[Ticket]) -> Batch:
+        images: list[np.ndarray] = []
+        examples: list[int] = []
+        broken: list[Broken] = []
+        gave_up = False
+        for epoch, position, example in tickets:
+            found = self.sample(epoch, position, example, broken)
+            if found is not None:
+                images.append(found[0])
+                examples.append(found[1])
+            gave_up |= found is None and self.training
+        if not images:
+            none = torch.empty(0, dtype=torch.int64)
+            return Batch(torch.empty(0, 0, 0, 0, dtype=torch.uint8), none, none, tuple(broken), gave_up)
+        stacked = torch.empty(len(images), *images[0].shape, dtype=torch.uint8)
+        np.stack(images, out=stacked.numpy())
+        labels = torch.from_numpy(self.source.labels[examples])
+        return Batch(stacked.permute(0, 3, 1, 2), labels, torch.tensor(examples), tuple(broken), gave_up)
+
+    def sample(self, epoch: int, position: int, example: int, broken: list[Broken]) -> tuple[np.ndarray, int] | None:
+        """Pixels and which example they are; in evaluation a broken one is left out, so that none counts twice."""
+        seed = self.options.seed
+        for attempt in range(REPLACEMENTS if self.training else 1):
+            index = example
+            if attempt:
+                index = int(self.indices[order.replacement(len(self.indices), seed, example, attempt)])
+            try:
+                with seeded(seed, epoch, position):
+                    return self.transform(self.image(index)), index
+            except (BrokenImageError, OSError) as error:
+                reason = str(error) if isinstance(error, BrokenImageError) else error.strerror or type(error).__name__
+                broken.append(Broken(index, self.source.name(index), reason))
+        return None
+
+    def image(self, index: int) -> Image.Image:
+        data = self.source.read(index)
+        if isinstance(data, np.ndarray):
+            return Image.fromarray(data)
+        return open_image(data, self.options.limits)
+
+
+class Positions(Sampler):
+    """Tickets of batch after batch, into the next epoch and on: workers never wait for an epoch to end."""
+
+    def __init__(self, indices: np.ndarray, options: LoaderOptions, training: bool) -> None:
+        self.indices, self.options, self.training = indices, options, training
+        self.start: tuple[int, int] = (0, 0)  # epoch, batch
+        length, size, rank, world = len(indices), options.batch_size, options.rank, options.world
+        if training:
+            self.batches = order.training_batches(length, size, world)
+        else:
+            self.batches = order.evaluation_batches(length, size, rank, world)
+
+    def __iter__(self) -> Iterator[list[Ticket]]:
+        epoch, batch = self.start
+        while True:
+            examples = self.indices
+            if self.training:
+                examples = examples[order.permutation(len(examples), self.options.seed, epoch)]
+            for number in range(batch, self.batches):
+                yield [(epoch, position, int(examples[position])) for position in self.positions(number)]
+            epoch, batch = epoch + 1, 0
+
+    def positions(self, batch: int) -> range:
+        size, rank, world = self.options.batch_size, self.options.rank, self.options.world
+        if self.training:
+            return order.training_positions(batch, size, rank, world)
+        return order.evaluation_positions(len(self.indices), batch, size, rank, world)
+
+
+class Loader:
+    """Batches of a source.
+
+    Training: a new order in every epoch, full batches only. Evaluation (`training=False`): in order, every example
+    exactly once over all processes, the last batch may be short, and broken images are left out. `indices` are the
+    examples to use (a split); all without it.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        transform: Transform,
+        options: LoaderOptions | None = None,
+        *,
+        indices: np.ndarray | None = None,
+        training: bool = True,
+    ) -> None:
+        options = options or LoaderOptions()
+        self.source, self.options, self.training = source, options, training
+        self.indices = np.arange(len(source)) if indices is None else np.asarray(indices, np.int64)
+        self.sampler = Positions(self.indices, options, training)
+        self.count = BrokenCount(options.broken, len(self.indices))
+        self.examples = Examples(source, transform, self.indices, options, training)
+        self.running: tuple[tuple[int, int], Iterator[Batch]] | None = (
+            None  # the position that comes next, and from where
+        )
+        if training and not len(self):
+            raise ValueError(
+                f"{len(self.indices)} training images do not fill a batch of {options.batch_size} in each of "
+                f"{options.world} processes: use a smaller batch"
+            )
+
+    def __len__(self) -> int:
+        """Batches of this process in an epoch."""
+        return self.sampler.batches
+
+    @property
+    def broken(self) -> tuple[Broken, ...]:
+        """Every broken image met so far."""
+        return tuple(self.count.found.values())
+
+    @cached_property
+    def batches(self) -> DataLoader:
+        options = self.options
+        several: dict[str, Any] = {}
+        if options.workers:
+            several = dict(prefetch_factor=options.prefetch, persistent_workers=True)
+            if sys.platform == "linux":
+                several["multiprocessing_context"] = "fork"  # shares the source and the cache without a copy
+        return DataLoader(
+            self.examples,
+            batch_sampler=self.sampler,
+            num_workers=options.workers,
+            collate_fn=as_it_is,
+            pin_memory=torch.cuda.is_available() if options.pin is None else options.pin,
+            generator=torch.Generator().manual_seed(options.seed),  # or it would draw from the global one
+            **several,
+        )
+
+    def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch from a position on. One at a time: a second call ends the first one's iterator."""
+        if not 0 <= start_batch <= len(self):
+            raise ValueError(f"batch {start_batch} of an epoch of {len(self)}")
+        for batch in range(start_batch, len(self)):
+            if self.running is None or self.running[0] != (epoch, batch):
+                self.sampler.start = (epoch, batch)
+                self.running = (epoch, batch), iter(self.batches)
+            stream = self.running[1]
+            found = next(stream)
+            self.running = ((epoch, batch + 1) if batch + 1 < len(self) else (epoch + 1, 0)), stream
+            new = self.count.add(len(found), found.broken, found.gave_up)
+            yield Batch(found.images, found.labels, found.indices, new, found.gave_up)
+
+
+def as_it_is(batch: Any) -> Any:
+    return batch

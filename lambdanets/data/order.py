@@ -1,0 +1,64 @@
+"""Which example comes when: a pure function of (seed, epoch, position).
+
+No state, so a run that resumes at any batch sees what it would have seen, whatever the number of workers; and a step
+of all processes together sees the same examples whatever their number. Own arithmetic (splitmix64), so that no
+version of a library changes the order of a run.
+"""
+
+import numpy as np
+
+INCREMENT, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+MASK = (1 << 64) - 1
+
+
+def mix(*numbers: int) -> int:
+    """A 64-bit number that depends on every bit of every number."""
+    state = 0
+    for number in numbers:
+        state = (state ^ (number & MASK)) + INCREMENT & MASK
+        state = (state ^ state >> 30) * FIRST & MASK
+        state = (state ^ state >> 27) * SECOND & MASK
+        state ^= state >> 31
+    return state
+
+
+def mixed(key: int, numbers: np.ndarray) -> np.ndarray:
+    """`mix(number)` with `key` in front, for an array: uint64."""
+    state = numbers.astype(np.uint64) ^ np.uint64(key)
+    with np.errstate(over="ignore"):
+        state += np.uint64(INCREMENT)
+        state = (state ^ state >> np.uint64(30)) * np.uint64(FIRST)
+        state = (state ^ state >> np.uint64(27)) * np.uint64(SECOND)
+    return state ^ state >> np.uint64(31)
+
+
+def permutation(length: int, seed: int, epoch: int) -> np.ndarray:
+    """The order of an epoch: position -> example, int64."""
+    return np.argsort(mixed(mix(seed, epoch), np.arange(length)), kind="stable")
+
+
+def training_batches(length: int, batch_size: int, world: int) -> int:
+    """Full batches of every process in an epoch. What is left over at the end waits for another epoch's order."""
+    return length // (batch_size * world)
+
+
+def training_positions(batch: int, batch_size: int, rank: int, world: int) -> range:
+    """Positions of a process's batch. The batches of all processes together are a contiguous stretch, so that it
+    does not matter into how many processes and micro-batches a step is cut."""
+    start = (batch * world + rank) * batch_size
+    return range(start, start + batch_size)
+
+
+def evaluation_batches(length: int, batch_size: int, rank: int, world: int) -> int:
+    """Batches of this process: they differ by one between processes where the examples do not divide."""
+    return -(-len(range(rank, length, world)) // batch_size)
+
+
+def evaluation_positions(length: int, batch: int, batch_size: int, rank: int, world: int) -> range:
+    """Every position once over all processes; the last batch may be short."""
+    return range(rank, length, world)[batch * batch_size : (batch + 1) * batch_size]
+
+
+def replacement(length: int, seed: int, position: int, attempt: int) -> int:
+    """Which position of the source stands in for one that cannot be read, the same in every epoch."""
+    return mix(seed, position, attempt, 0xB20C3) % length

@@ -1,0 +1,208 @@
+"""From a decoded image to the pixels of an input, uint8 [H, W, channels]; `normalize` does the rest on the device.
+
+Training transforms draw from Python's `random`, which the loader seeds for each sample: nothing else is random here.
+"""
+
+import math
+import random
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from lambdanets.data.decode import load
+from lambdanets.models.hub import Preprocessing
+
+INTERPOLATIONS = {
+    "nearest": Image.Resampling.NEAREST,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+MODES = {1: "L", 3: "RGB"}
+ATTEMPTS = 10  # at a crop of the drawn area and shape that fits into the image
+
+
+@dataclass(frozen=True)
+class Augment:
+    """How training images are varied. The defaults are the paper's 90-epoch setup: random crops and flips."""
+
+    crop_scale: tuple[float, float] | None = (0.08, 1.0)
+    """Area of the random crop, as a part of the image's; None: the whole image, resized."""
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    """Width / height of the random crop."""
+    padding: int = 0
+    """For small images: a border of so many black pixels, and a random crop of the input size out of the whole."""
+    flip: float = 0.5
+    """Chance of a left-right mirror image: 0 for digits and text."""
+    randaugment_layers: int = 0
+    """Operations of RandAugment on each image; the paper has 2 in its 350-epoch setup."""
+    randaugment_magnitude: int = 10
+    """Strength, on the level / 10 scale: 10 rotates by 30 degrees, 15 by 45."""
+    interpolation: str = "bicubic"
+
+    def __post_init__(self) -> None:
+        interpolation_of(self.interpolation)
+        if self.crop_scale is not None and not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
+            raise ValueError(f"crop_scale is two numbers, 0 < smallest <= largest <= 1, not {self.crop_scale}")
+        if not 0 < self.crop_ratio[0] <= self.crop_ratio[1]:
+            raise ValueError(f"crop_ratio is two numbers, 0 < smallest <= largest, not {self.crop_ratio}")
+        if not 0 <= self.flip <= 1:
+            raise ValueError(f"flip is a chance between 0 and 1, not {self.flip}")
+        if min(self.padding, self.randaugment_layers, self.randaugment_magnitude) < 0:
+            raise ValueError("padding, randaugment_layers and randaugment_magnitude are not negative")
+
+
+class Transform(Protocol):
+    """An image, decoded or only opened, to uint8 [H, W, channels]."""
+
+    def __call__(self, image: Image.Image) -> np.ndarray: ...
+
+
+def training(image_size: int | tuple[int, int], augment: Augment | None = None, channels: int = 3) -> "Training":
+    return Training(height_width(image_size), augment or Augment(), channels)
+
+
+def evaluation(preprocessing: Preprocessing, channels: int = 3) -> "Evaluation":
+    return Evaluation(preprocessing, channels)
+
+
+class Training:
+    """Random crop, flip, RandAugment."""
+
+    def __init__(self, size: tuple[int, int], augment: Augment, channels: int = 3) -> None:
+        self.size, self.augment, self.mode = size, augment, mode_of(channels)
+        self.resample = interpolation_of(augment.interpolation)
+        self.operations = rand_augment(augment) if augment.randaugment_layers else []
+
+    def __call__(self, image: Image.Image) -> np.ndarray:
+        height, width = self.size
+        augment = self.augment
+        if augment.crop_scale is not None:
+            box = random_box(image.size, augment.crop_scale, augment.crop_ratio)
+            image, box = reduced(image, box, (width, height))
+            image = load(image, self.mode).crop(box)
+        else:
+            image = load(image, self.mode)
+        if image.size != (width, height):
+            image = image.resize((width, height), self.resample)
+        if augment.padding:
+            left = random.randint(-augment.padding, augment.padding)
+            top = random.randint(-augment.padding, augment.padding)
+            image = image.crop((left, top, left + width, top + height))  # Pillow fills what is outside with black
+        if augment.flip and random.random() < augment.flip:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        if self.operations:
+            image = image.convert("RGB") if self.mode != "RGB" else image
+            for operation in random.choices(self.operations, k=augment.randaugment_layers):
+                image = operation(image)
+            image = image.convert(self.mode) if self.mode != "RGB" else image
+        return pixels(image)
+
+
+class Evaluation:
+    """Short side to size / crop, then the centre."""
+
+    def __init__(self, preprocessing: Preprocessing, channels: int = 3) -> None:
+        self.size, self.mode = height_width(preprocessing.size), mode_of(channels)
+        self.before = math.floor(self.size[0] / preprocessing.crop), math.floor(self.size[1] / preprocessing.crop)
+        self.resample = interpolation_of(preprocessing.interpolation)
+
+    def __call__(self, image: Image.Image) -> np.ndarray:
+        image = load(image, self.mode)
+        (height, width), (across, down) = self.before, image.size
+        if height * across >= width * down:  # the larger scale of the two, so that nothing is left uncovered
+            whole = (height, max(width, int(height * across / down)))
+        else:
+            whole = (max(height, int(width * down / across)), width)
+        if (down, across) != whole:
+            image = image.resize((whole[1], whole[0]), self.resample)
+        top, left = (round((whole[axis] - self.size[axis]) / 2) for axis in (0, 1))
+        return pixels(image.crop((left, top, left + self.size[1], top + self.size[0])))
+
+
+def pixels(image: Image.Image) -> np.ndarray:
+    array = np.asarray(image)
+    return array if array.ndim == 3 else array[:, :, None]
+
+
+def random_box(
+    size: tuple[int, int], scale: tuple[float, float], ratio: tuple[float, float]
+) -> tuple[int, int, int, int]:
+    """(left, top, right, bottom) as torchvision's RandomResizedCrop draws it: area, then shape in the logarithm."""
+    width, height = size
+    shapes = math.log(ratio[0]), math.log(ratio[1])
+    for _ in range(ATTEMPTS):
+        area = width * height * random.uniform(*scale)
+        shape = math.exp(random.uniform(*shapes))
+        across, down = round(math.sqrt(area * shape)), round(math.sqrt(area / shape))
+        if 0 < across <= width and 0 < down <= height:
+            left, top = random.randint(0, width - across), random.randint(0, height - down)
+            return left, top, left + across, top + down
+    shape = min(max(width / height, ratio[0]), ratio[1])  # the largest allowed shape, in the middle
+    across, down = min(width, round(height * shape)), min(height, round(width / shape))
+    across, down = max(1, across), max(1, down)
+    left, top = (width - across) // 2, (height - down) // 2
+    return left, top, left + across, top + down
+
+
+def reduced(
+    image: Image.Image, box: tuple[int, int, int, int], size: tuple[int, int]
+) -> tuple[Image.Image, tuple[int, int, int, int]]:
+    """Decodes a JPEG that is much larger than needed at 1/2, 1/4 or 1/8 of its size, which costs a fraction.
+
+    The crop keeps at least twice the pixels per side that the input has, so the resize that follows still averages.
+    """
+    if image.format != "JPEG" or not hasattr(image, "draft"):
+        return image, box
+    factor = min((box[2] - box[0]) // (2 * size[0]), (box[3] - box[1]) // (2 * size[1]))
+    if factor < 2:
+        return image, box
+    width, height = image.size
+    image.draft(image.mode, (width // factor, height // factor))  # type: ignore[arg-type]
+    across, down = image.size[0] / width, image.size[1] / height
+    left, top = int(box[0] * across), int(box[1] * down)
+    right, bottom = max(left + 1, round(box[2] * across)), max(top + 1, round(box[3] * down))
+    return image, (left, top, min(right, image.size[0]), min(bottom, image.size[1]))
+
+
+def rand_augment(augment: Augment) -> list:
+    """timm's operations: their scale of magnitudes is the paper's, torchvision's is another one."""
+    from timm.data.auto_augment import rand_augment_transform
+
+    magnitude = augment.randaugment_magnitude
+    # Without mmax timm would cut 15 down to 10.
+    text = f"rand-m{magnitude}-n{augment.randaugment_layers}-mstd0-mmax{max(10, magnitude)}"
+    return list(rand_augment_transform(text, {"interpolation": Image.Resampling.BILINEAR}).ops)
+
+
+def normalize(images: Tensor, preprocessing: Preprocessing, dtype: torch.dtype = torch.float32) -> Tensor:
+    """uint8 [B, C, H, W] to (x / 255 - mean) / std, where the images are: on the device it costs nothing."""
+    channels = images.shape[1]
+    if not len(preprocessing.mean) == len(preprocessing.std) == channels:
+        raise ValueError(
+            f"mean {preprocessing.mean} and std {preprocessing.std} for images of {channels} channels: one of each"
+        )
+    scale = [1 / (255 * std) for std in preprocessing.std]
+    shift = [-mean / std for mean, std in zip(preprocessing.mean, preprocessing.std, strict=True)]
+    scale_C11, shift_C11 = (torch.tensor(row, device=images.device).view(-1, 1, 1) for row in (scale, shift))
+    return (images.float() * scale_C11 + shift_C11).to(dtype)
+
+
+def height_width(size: int | tuple[int, int]) -> tuple[int, int]:
+    return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def mode_of(channels: int) -> str:
+    if channels not in MODES:
+        raise ValueError(f"images have 1 or 3 channels, not {channels}")
+    return MODES[channels]
+
+
+def interpolation_of(name: str) -> Image.Resampling:
+    if name not in INTERPOLATIONS:
+        raise ValueError(f"no interpolation {name!r}: there are {', '.join(INTERPOLATIONS)}")
+    return INTERPOLATIONS[name]
