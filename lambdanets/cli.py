@@ -12,6 +12,7 @@ from lambdanets import __version__
 from lambdanets.convert.command import Convert
 from lambdanets.measure.bench import BenchLayer, BenchOp
 from lambdanets.measure.networks import BenchNetwork
+from lambdanets.report.command import Report
 from lambdanets.reproduce.command import Models, Reproduce
 from lambdanets.selftest import Selftest
 
@@ -49,6 +50,7 @@ COMMANDS = {
     "bench": Bench,
     "convert": Convert,
     "models": Models,
+    "report": Report,
     "reproduce": Reproduce,
     "selftest": Selftest,
     "tour": Tour,

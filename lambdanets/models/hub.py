@@ -76,15 +76,11 @@ def default_card(network: "Network") -> Card:
     return Card(Preprocessing(size=network.config.image_size))
 
 
-def save_pretrained(network: "Network", folder: str | Path, card: Card | None = None) -> Path:
-    """Writes `folder`/config.json and `folder`/model.safetensors; the weights last, and under their name only when
-    they are complete."""
-    from safetensors.torch import save_model
-
+def describe_network(network: "Network", card: Card) -> dict[str, Any]:
+    """Name, arguments and card: what weights have to say so that they can be used."""
     from lambdanets import __version__
     from lambdanets.models.registry import changes
 
-    card = card or network.card or default_card(network)
     if card.class_names and len(card.class_names) != network.num_classes:
         raise ValueError(f"{len(card.class_names)} class names for {network.num_classes} classes")
     if network.name is None:
@@ -92,12 +88,31 @@ def save_pretrained(network: "Network", folder: str | Path, card: Card | None = 
     arguments = changes(network.name, network.config)
     if callable(arguments.get("layer")):
         raise ValueError("a layer given as a function cannot be written down: save network.state_dict() instead")
-    ours = {"version": __version__, "name": network.name, "arguments": arguments, **asdict(card)}
+    return {"version": __version__, "name": network.name, "arguments": arguments, **asdict(card)}
+
+
+def save_weights(network: "Network", path: str | Path, card: Card | None = None) -> Path:
+    """One safetensors file that says what it is; under its name only when it is complete."""
+    from safetensors.torch import save_model
+
+    ours = describe_network(network, card or network.card or default_card(network))
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    save_model(network, str(part), metadata={"format": "pt", KEY: json.dumps(ours)})
+    os.replace(part, path)
+    return path
+
+
+def save_pretrained(network: "Network", folder: str | Path, card: Card | None = None) -> Path:
+    """Writes `folder`/config.json and `folder`/model.safetensors; the weights last."""
+    card = card or network.card or default_card(network)
+    ours = describe_network(network, card)
     config = {
-        "architecture": timm_name(network.name),
+        "architecture": timm_name(ours["name"]),
         "num_classes": network.num_classes,
         "num_features": network.num_features,
-        "model_args": arguments,
+        "model_args": ours["arguments"],
         "pretrained_cfg": timm_configuration(network, card),
         KEY: ours,
     }
@@ -106,9 +121,7 @@ def save_pretrained(network: "Network", folder: str | Path, card: Card | None = 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
-    part = folder / (WEIGHTS + ".part")
-    save_model(network, str(part), metadata={"format": "pt", KEY: json.dumps(ours)})
-    os.replace(part, folder / WEIGHTS)
+    save_weights(network, folder / WEIGHTS, card)
     return folder
 
 
@@ -142,10 +155,13 @@ def read_description(source: str | Path) -> dict[str, Any]:
     """Name, arguments and card, from config.json or from the header of a safetensors file."""
     path = locate(source, CONFIG)
     if path.suffix == ".safetensors":
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
 
-        with safe_open(str(path), framework="pt") as file:
-            text = (file.metadata() or {}).get(KEY)
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                text = (file.metadata() or {}).get(KEY)
+        except SafetensorError as error:
+            raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
         data = None if text is None else json.loads(text)
     else:
         data = json.loads(path.read_text()).get(KEY)

@@ -1,0 +1,102 @@
+"""The log of a run, as it is after every interruption: torn lines left out, repeated steps counted once."""
+
+import json
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Record = dict[str, Any]
+
+KEPT_ALWAYS = ("broken_image", "checkpoint", "resumed")  # facts about the machine: no resume takes them back
+
+
+@dataclass(frozen=True)
+class Log:
+    """The records of `log.jsonl` by event, in order.
+
+    Attributes:
+        start: the first `start` record; what the run was.
+        steps, evaluations, skipped: what happened to the weights there are now. After a resume, what was logged
+            beyond the checkpoint is taken back, since those steps ran again.
+        broken, checkpoints, resumed, end: the other events; `end` is empty while a run goes on.
+        seconds: how long it ran, over all its parts.
+        unreadable: how many lines were not JSON: a crash may tear one.
+    """
+
+    start: Record = field(default_factory=dict)
+    steps: tuple[Record, ...] = ()
+    evaluations: tuple[Record, ...] = ()
+    skipped: tuple[Record, ...] = ()
+    broken: tuple[Record, ...] = ()
+    checkpoints: tuple[Record, ...] = ()
+    resumed: tuple[Record, ...] = ()
+    end: Record = field(default_factory=dict)
+    seconds: float = 0.0
+    unreadable: int = 0
+
+    def curve(self, name: str, records: Iterable[Record] | None = None) -> list[tuple[float, float]]:
+        """(step, value) of every record that has both, finite."""
+        points = []
+        for record in self.steps if records is None else records:
+            step, value = number(record.get("step")), number(record.get(name))
+            if step is not None and value is not None:
+                points.append((step, value))
+        return points
+
+    def evaluated(self, weights: str) -> tuple[Record, ...]:
+        """The evaluations of "ema" or "raw" weights."""
+        return tuple(record for record in self.evaluations if record.get("weights", "ema") == weights)
+
+
+def number(value: object) -> float | None:
+    """A finite number, or None for whatever else stands in a log."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def read_log(path: Path) -> Log:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path.parent} has no {path.name}: is it the folder of a run (`lambdanets train`)?")
+    records, unreadable = [], 0
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                record = None
+            if isinstance(record, dict) and isinstance(record.get("event"), str):
+                records.append(record)
+            elif line.strip():
+                unreadable += 1
+    return from_records(records, unreadable)
+
+
+def from_records(records: list[Record], unreadable: int = 0) -> Log:
+    kept: dict[str, list[Record]] = {}
+    seconds = last = 0.0
+    for record in records:
+        event, now = record["event"], number(record.get("time"))
+        if now is not None:
+            seconds += now - last if now >= last else now  # the clock may start again with each part of a run
+            last = now
+        if event == "resumed":
+            step = number(record.get("step"))
+            for name, list_ in kept.items():
+                if name not in KEPT_ALWAYS and step is not None:
+                    kept[name] = [one for one in list_ if (number(one.get("step")) or 0) <= step]
+        kept.setdefault(event, []).append(record)
+    return Log(
+        start=next(iter(kept.get("start", ())), {}),
+        steps=tuple(kept.get("step", ())),
+        evaluations=tuple(kept.get("evaluation", ())),
+        skipped=tuple(kept.get("skipped_step", ())),
+        broken=tuple(kept.get("broken_image", ())),
+        checkpoints=tuple(kept.get("checkpoint", ())),
+        resumed=tuple(kept.get("resumed", ())),
+        end=next(reversed(kept.get("end", ())), {}),
+        seconds=seconds,
+        unreadable=unreadable,
+    )

@@ -1,0 +1,54 @@
+"""Pictures inside a page, as data: addresses."""
+
+import base64
+import io
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from lambdanets.data.source import Source
+
+THUMBNAIL = 160  # pixels, the longer side
+TINY = 64  # up to this side pixels are shown as squares
+
+
+def encoded(image: "Image") -> str:
+    """A thumbnail: small pictures exactly, photographs as JPEG."""
+    file = io.BytesIO()
+    if max(image.size) <= TINY:
+        image.save(file, "PNG", optimize=True)
+        return address(file, "png")
+    image = image.convert("RGB")
+    image.thumbnail((THUMBNAIL, THUMBNAIL))
+    image.save(file, "JPEG", quality=82)
+    return address(file, "jpeg")
+
+
+def address(file: io.BytesIO, kind: str) -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
+
+
+def picture(source: "Source", index: int) -> "Image":
+    """An image of a `Source`, whichever way it keeps them; raises where it cannot be read."""
+    from PIL import Image
+
+    from lambdanets.data.decode import decode
+
+    read = source.read(index)
+    return Image.fromarray(read) if isinstance(read, np.ndarray) else decode(read)
+
+
+def heat(values_HW: Tensor) -> str:
+    """Numbers as colours, dark for 0 and bright for the largest."""
+    from matplotlib import colormaps
+    from PIL import Image
+
+    scaled = (values_HW / values_HW.max().clamp_min(1e-12)).double().numpy()
+    pixels = (colormaps["viridis"](scaled)[..., :3] * 255).round().astype(np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG", optimize=True)
+    return address(file, "png")

@@ -1,0 +1,142 @@
+"""A run folder as its report sees it."""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from lambdanets.models.hub import Card, read_card, read_state
+from lambdanets.report.log import Log, Record, number, read_log
+from lambdanets.report.positions import Movement, movements
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from lambdanets.data.source import Source
+
+LOG, CONFIG, REPORT = "log.jsonl", "config.json", "report.html"
+WEIGHTS, PREDICTIONS, START = "weights.safetensors", "predictions.safetensors", "start.safetensors"
+
+TOLD = ("placement", "layer", "image_size", "embedding_std")  # of the model's settings, if they are set
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The scores of the last evaluation: N examples, C classes. `indices_N` are places in the evaluated source."""
+
+    logits_NC: Tensor
+    labels_N: Tensor
+    indices_N: Tensor
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that the report shows. What a run does not have (yet) is None or empty."""
+
+    folder: Path
+    log: Log
+    config: Record = field(default_factory=dict)
+    card: Card | None = None
+    predictions: Predictions | None = None
+    movements: tuple[Movement, ...] = ()
+    problems: tuple[str, ...] = ()  # sentences: which files could not be read
+
+    @property
+    def name(self) -> str:
+        return self.folder.resolve().name
+
+    @property
+    def network(self) -> str:
+        """The network and how it differs from the one of that name."""
+        model = self.config.get("model")
+        if not isinstance(model, dict):
+            return ""
+        changes = [f"{key}={model[key]}" for key in TOLD if model.get(key) is not None]
+        options = model.get("options") or ()
+        return ", ".join(
+            [str(model.get("name", "")), *changes, *map(str, options if isinstance(options, list) else ())]
+        )
+
+    @property
+    def final(self) -> Record:
+        """The last evaluation, of averaged weights if there is one."""
+        found = self.log.evaluated("ema") or self.log.evaluations
+        return found[-1] if found else {}
+
+    def mean(self, name: str) -> float | None:
+        """The mean of what the steps logged under a name, without the first: it pays for warming up."""
+        values = [value for _, value in self.log.curve(name)]
+        values = values[1:] or values
+        return sum(values) / len(values) if values else None
+
+    @property
+    def parameters(self) -> float | None:
+        return number(self.log.start.get("parameters"))
+
+
+def read_run(folder: Path) -> Run:
+    """Raises only where there is no run at all; a damaged file is left out with a sentence."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is not a folder: give the one that `lambdanets train` wrote")
+    log = read_log(folder / LOG)
+    problems: list[str] = []
+
+    def attempt(what: str, read: Callable[[], Any], otherwise: Any) -> Any:
+        if not (folder / what).is_file():
+            return otherwise
+        try:
+            return read()
+        except (ValueError, OSError, KeyError, TypeError) as error:
+            problems.append(f"{what} could not be read: {error}")
+            return otherwise
+
+    config = attempt(CONFIG, lambda: as_dict(json.loads((folder / CONFIG).read_text())), {})
+    card = attempt(WEIGHTS, lambda: read_card(folder / WEIGHTS), None)
+    names = card.class_names if card else ()
+    predictions = attempt(PREDICTIONS, lambda: read_predictions(folder / PREDICTIONS, names), None)
+    moved = attempt(START, lambda: tuple(movements(folder / START, folder / WEIGHTS)), ())
+    return Run(folder, log, config, card, predictions, moved, tuple(problems))
+
+
+def as_dict(data: Any) -> Record:
+    if not isinstance(data, dict):
+        raise ValueError("it is not a JSON object")
+    return data
+
+
+def read_predictions(path: Path, names: tuple[str, ...] = ()) -> Predictions:
+    state = read_state(path)
+    logits_NC, labels_N = state["logits"], state["labels"]
+    indices_N = state.get("indices", labels_N.new_full(labels_N.shape, -1))
+    if logits_NC.ndim != 2 or labels_N.shape != logits_NC.shape[:1] or indices_N.shape != labels_N.shape:
+        shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in state.items())
+        raise ValueError(f"its tensors do not fit each other: {shapes}")
+    classes = logits_NC.shape[1]
+    if len(names) != classes:
+        names = tuple(map(str, range(classes)))
+    return Predictions(logits_NC, labels_N, indices_N, names)
+
+
+def evaluated_source(run: Run) -> "Source":
+    """The images that the run was evaluated on, to show some of them again."""
+    from lambdanets.data.source import open_source, splits_of
+
+    data = run.config.get("data")
+    if not isinstance(data, dict) or not isinstance(data.get("path"), str):
+        raise ValueError("config.json does not say where the images are")
+    if run.final.get("split") == "held_out":
+        return open_source(data["path"], split="train")
+    where = data.get("validation") or data["path"]
+    return open_source(where, split="validation" if "validation" in splits_of(where) else "train")
+
+
+def read_image(run: Run) -> Callable[[int], tuple[str, "Image"]]:
+    """From a place in the evaluated source to the name and the image there."""
+    from lambdanets.report.pictures import picture
+
+    source = evaluated_source(run)
+    return lambda index: (source.name(index), picture(source, index))
