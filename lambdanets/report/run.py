@@ -31,6 +31,7 @@ class Predictions:
     labels_N: Tensor
     indices_N: Tensor
     names: tuple[str, ...]
+    split: str = ""  # "validation" or "held_out"
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,11 @@ def as_dict(data: Any) -> Record:
 
 
 def read_predictions(path: Path, names: tuple[str, ...] = ()) -> Predictions:
+    from safetensors import safe_open
+
     state = read_state(path)
+    with safe_open(str(path), framework="pt") as file:
+        split = (file.metadata() or {}).get("split", "")
     logits_NC, labels_N = state["logits"], state["labels"]
     indices_N = state.get("indices", labels_N.new_full(labels_N.shape, -1))
     if logits_NC.ndim != 2 or labels_N.shape != logits_NC.shape[:1] or indices_N.shape != labels_N.shape:
@@ -118,20 +123,24 @@ def read_predictions(path: Path, names: tuple[str, ...] = ()) -> Predictions:
     classes = logits_NC.shape[1]
     if len(names) != classes:
         names = tuple(map(str, range(classes)))
-    return Predictions(logits_NC, labels_N, indices_N, names)
+    return Predictions(logits_NC, labels_N, indices_N, names, split)
 
 
 def evaluated_source(run: Run) -> "Source":
     """The images that the run was evaluated on, to show some of them again."""
-    from lambdanets.data.source import open_source, splits_of
+    from lambdanets.data.source import NoSplitError, open_source
 
     data = run.config.get("data")
     if not isinstance(data, dict) or not isinstance(data.get("path"), str):
         raise ValueError("config.json does not say where the images are")
-    if run.final.get("split") == "held_out":
+    split = (run.predictions.split if run.predictions else "") or run.final.get("split")
+    if split == "held_out":
         return open_source(data["path"], split="train")
     where = data.get("validation") or data["path"]
-    return open_source(where, split="validation" if "validation" in splits_of(where) else "train")
+    try:
+        return open_source(where, split="validation")
+    except NoSplitError:  # a folder of its own
+        return open_source(where, split="train")
 
 
 def read_image(run: Run) -> Callable[[int], tuple[str, "Image"]]:
