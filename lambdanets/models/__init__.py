@@ -1,7 +1,7 @@
 """Networks as data: rows of the paper, built by one small class per family."""
 
 from lambdanets.models.config import MobileNetConfig, NetworkConfig, PatchConfig, ResNetConfig, SpatialOptions
-from lambdanets.models.hub import Card, Preprocessing, from_pretrained, load_weights, read_card
+from lambdanets.models.hub import Card, Preprocessing, from_pretrained, load_weights, read_card, save_weights
 from lambdanets.models.mobilenet import MobileNetV2
 from lambdanets.models.network import FeatureInfo, FeatureNetwork, Network
 from lambdanets.models.patch import PatchNetwork
@@ -33,4 +33,5 @@ __all__ = [
     "list_models",
     "load_weights",
     "read_card",
+    "save_weights",
 ]

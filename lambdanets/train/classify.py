@@ -1,0 +1,210 @@
+"""Classification of images, as a task."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lambdanets.data.broken import BrokenImages
+from lambdanets.data.loader import Batch, Loader, LoaderOptions
+from lambdanets.data.source import Source, open_source, splits_of
+from lambdanets.data.split import held_out
+from lambdanets.data.transforms import evaluation, normalize, training
+from lambdanets.layers import RelativePositions
+from lambdanets.models.hub import Card, save_weights
+from lambdanets.models.network import Network
+from lambdanets.models.registry import create_model
+from lambdanets.options import chosen_device
+from lambdanets.train.config import TrainConfig
+from lambdanets.train.distributed import World
+from lambdanets.train.jsonable import to_json
+from lambdanets.train.task import Outcome, Share, Task
+
+WEIGHTS, RAW_WEIGHTS, PREDICTIONS, START = (
+    "weights.safetensors",
+    "weights_raw.safetensors",
+    "predictions.safetensors",
+    "start.safetensors",
+)
+OWN_HELD_OUT = 0.1  # where there is nothing else to evaluate on
+MOST_WORKERS = 16
+
+
+class Classify(Task):
+    """Images of a source into its classes."""
+
+    score = "top1"
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config, data = config, config.data
+        self.size = config.model.size
+        self.preprocessing = data.preprocessing(self.size)
+        self.source = open_source(data.path, split="train")
+        if len(self.source.class_names) < 2:
+            raise ValueError(f"{data.path}: {len(self.source.class_names)} class; at least two are needed to train")
+        validation = data.validation or (data.path if "validation" in splits_of(data.path) else None)
+        fraction = data.held_out or (0.0 if validation else OWN_HELD_OUT)
+        names = [self.source.name(i) for i in range(len(self.source))]
+        labelled = np.flatnonzero(self.source.labels >= 0)
+        kept, held = held_out(self.source.labels[labelled], fraction, names=[names[i] for i in labelled])
+        self.indices = labelled[kept]
+        self.examples = len(self.indices)
+        self.parts: dict[str, tuple[Source, np.ndarray | None]] = {}  # what is evaluated
+        if len(held):
+            self.parts["held_out"] = (self.source, labelled[held])
+        if validation:
+            elsewhere = data.validation is not None and "validation" not in splits_of(validation)
+            source = open_source(validation, split="train" if elsewhere else "validation")
+            if source.class_names != self.source.class_names:
+                raise ValueError(f"the classes of {validation} are not those of {data.path}")
+            self.parts["validation"] = (source, None)
+        self.loaders: dict[Any, Loader] = {}
+        self.noticed: list[dict[str, Any]] = []
+        self.predictions: dict[str, Tensor] = {}
+
+    # Training
+
+    def model(self) -> Network:
+        config = self.config.model
+        arguments = config.arguments()
+        arguments |= {"num_classes": len(self.source.class_names), "in_chans": self.config.data.channels}
+        network = create_model(config.name, config.pretrained or False, **arguments)
+        for module in network.modules():
+            if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                module.momentum = config.batch_norm_momentum
+        network.set_grad_checkpointing(config.grad_checkpointing)
+        return network
+
+    def batches(self, epoch: int, first_step: int, share: Share) -> Iterator[Any]:
+        key = ("train", share.micro_batch)
+        if key not in self.loaders:
+            transform = training(self.size, self.config.augment, self.config.data.channels)
+            options = self.loader_options(share.rank, share.world, share.micro_batch)
+            self.loaders[key] = Loader(self.source, transform, options, indices=self.indices)
+        for batch in self.loaders[key].epoch(epoch, first_step * share.parts):
+            self.notice(batch)
+            yield batch.images, batch.labels
+
+    def loss(self, model: nn.Module, batch: Any) -> Outcome:
+        images, labels = batch
+        logits = model(self.inputs(images))
+        loss = F.cross_entropy(logits.float(), labels, label_smoothing=self.config.label_smoothing)
+        with torch.no_grad():
+            right = (logits.argmax(1) == labels).sum()
+        return Outcome(loss, {"top1": right}, len(labels))
+
+    def inputs(self, images: Tensor) -> Tensor:
+        dtype = torch.float64 if self.config.precision == "float64" else torch.float32
+        inputs = normalize(images, self.preprocessing, dtype)
+        return inputs.contiguous(memory_format=torch.channels_last) if self.config.channels_last else inputs
+
+    # Evaluation
+
+    def evaluate(self, model: nn.Module, world: World, final: bool) -> dict[str, dict[str, float]]:
+        splits = list(self.parts) if final else list(self.parts)[:1]
+        return {split: self.evaluate_split(model, world, split, final) for split in splits}
+
+    def evaluate_split(self, model: nn.Module, world: World, split: str, final: bool) -> dict[str, float]:
+        keep = final and split == self.shown and not self.predictions  # of the first network: the one that counts
+        sums = torch.zeros(4, dtype=torch.float64, device=world.device)
+        kept: list[tuple[Tensor, ...]] = []
+        for batch in self.evaluation_loader(split, world).epoch(0):
+            self.notice(batch)
+            if not len(batch):  # none of its images could be read
+                continue
+            images, labels = (t.to(world.device, non_blocking=True) for t in (batch.images, batch.labels))
+            logits = model(self.inputs(images)).float()
+            right = logits.topk(min(5, logits.shape[1]), 1).indices == labels[:, None]
+            loss = F.cross_entropy(logits, labels, reduction="sum")
+            sums[:3] += torch.stack([loss, right[:, 0].sum(), right.sum()])
+            sums[3] += len(labels)
+            if keep:
+                kept.append((logits.half().cpu(), batch.labels, batch.indices))
+        if keep:
+            rows = [row for part in world.gather(kept) for row in part]
+            logits, labels, indices = (torch.cat(column) for column in zip(*rows, strict=True))
+            order = indices.argsort()
+            self.predictions = {"logits": logits[order], "labels": labels[order], "indices": indices[order]}
+        loss, top1, top5, examples = world.sum_(sums).tolist()
+        count = max(examples, 1)
+        return {"loss": loss / count, "top1": top1 / count, "top5": top5 / count, "examples": int(examples)}
+
+    @property
+    def shown(self) -> str:
+        """The split whose predictions are kept for the report."""
+        return list(self.parts)[-1]
+
+    def evaluation_loader(self, split: str, world: World) -> Loader:
+        if split not in self.loaders:
+            source, indices = self.parts[split]
+            transform = evaluation(self.preprocessing, self.config.data.channels)
+            size = max(1, min(self.config.batch_size // world.size, 256))
+            options = self.loader_options(world.rank, world.size, size)
+            self.loaders[split] = Loader(source, transform, options, indices=indices, training=False)
+        return self.loaders[split]
+
+    # What the loop asks
+
+    def loader_options(self, rank: int, world: int, batch_size: int) -> LoaderOptions:
+        data = self.config.data
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        workers = data.workers
+        if workers is None:  # on a CPU the network needs the cores
+            cores = (os.cpu_count() or 1) // local
+            workers = min(cores, MOST_WORKERS) if chosen_device(self.config.device).type == "cuda" else cores // 4
+        broken = BrokenImages(data.max_broken)
+        return LoaderOptions(batch_size, workers, self.config.seed, rank, world, broken=broken)
+
+    def notice(self, batch: Batch) -> None:
+        self.noticed += [{"event": "broken_image", "name": one.name, "reason": one.reason} for one in batch.broken]
+
+    def events(self) -> list[dict[str, Any]]:
+        found, self.noticed = self.noticed, []
+        return found
+
+    def describe(self) -> dict[str, Any]:
+        sizes = {
+            split: len(source) if indices is None else len(indices) for split, (source, indices) in self.parts.items()
+        }
+        return {"classes": len(self.source.class_names), "evaluated": sizes}
+
+    def save(
+        self,
+        folder: Path,
+        moment: Literal["start", "end"],
+        models: dict[str, nn.Module],
+        scores: dict[str, dict[str, dict[str, float]]],
+    ) -> None:
+        from safetensors.torch import save_file
+
+        if moment == "start":
+            save_file(position_tables(models["raw"]), str(folder / START))
+            return
+        for name, model in models.items():
+            assert isinstance(model, Network)
+            path = folder / (RAW_WEIGHTS if name == "raw" else WEIGHTS)
+            save_weights(model, path, self.card(scores[name]))
+        if "ema" not in models:
+            os.replace(folder / RAW_WEIGHTS, folder / WEIGHTS)
+        save_file(self.predictions, str(folder / PREDICTIONS), metadata={"split": self.shown})
+
+    def card(self, scores: dict[str, dict[str, float]]) -> Card:
+        metrics = {f"{split}_{name}": value for split, numbers in scores.items() for name, value in numbers.items()}
+        return Card(self.preprocessing, self.source.class_names, metrics, to_json(self.config))
+
+    def close(self) -> None:
+        self.loaders.clear()  # and with them their worker processes
+
+
+def position_tables(model: nn.Module) -> dict[str, Tensor]:
+    """Every table of relative positions, by name: how far training moves them is a figure of the report."""
+    tables = {}
+    for name, module in model.named_modules():
+        if isinstance(module, RelativePositions):
+            tables |= {f"{name}.{key}": p.detach().cpu().contiguous().clone() for key, p in module.named_parameters()}
+    return tables

@@ -1,0 +1,253 @@
+"""What a run does, as data: everything that `config.json` holds. Written and read by `lambdanets.train.jsonable`."""
+
+import ast
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from lambdanets.data.transforms import Augment
+from lambdanets.models.config import NetworkConfig
+from lambdanets.models.hub import Preprocessing
+from lambdanets.options import optional
+
+Precision = Literal["float32", "bfloat16", "float16", "float64"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The network: a name of `lambdanets models` and what to change in it."""
+
+    name: str = "lambda_resnet50"
+    """One of `lambdanets models`."""
+    image_size: Annotated[int | None, optional("PIXELS")] = None
+    """The size of the images, in training and evaluation; by default the network's own."""
+    pretrained: Annotated[str | None, optional("WEIGHTS")] = None
+    """Start from weights: a safetensors file, a folder that save_pretrained wrote, or an id on the hub."""
+    placement: Annotated[str | None, optional("CCLL")] = None
+    """Which stages have lambda layers (L) and which convolutions (C); by default the network's own."""
+    layer: Annotated[str | None, optional("LAYER")] = None
+    """What stands where the placement says L: lambda (the default), axial_attention, ..."""
+    embedding_std: Annotated[float | None, optional("STD")] = None
+    """Standard deviation of new position embeddings; the paper's is 1, and short schedules learn faster with 0.02."""
+    drop_rate: float = 0.0
+    """Dropout before the classifier."""
+    drop_path_rate: float = 0.0
+    """Stochastic depth of the last block; it grows linearly from 0 in the first."""
+    batch_norm_momentum: float = 0.1
+    """Torch's: 1 - decay. The paper's decay 0.9999 is 0.0001, and only for more than 20,000 steps."""
+    grad_checkpointing: bool = False
+    """Keep only the input of each block and compute the rest again: less memory, slower."""
+    options: tuple[str, ...] = ()
+    """Any other argument of the network, as name=value: scope=7 heads=8 scope=(7,7,23,23) se=False ..."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.batch_norm_momentum <= 1:
+            raise ValueError(f"model.batch_norm_momentum is in (0, 1], not {self.batch_norm_momentum}")
+        for word in self.options:
+            if "=" not in word:
+                raise ValueError(f"model.options are name=value, for example scope=7, not {word!r}")
+
+    def arguments(self) -> dict[str, Any]:
+        """What `create_model` takes beside the name; classes and channels come from the data."""
+        given: dict[str, Any] = {"drop_rate": self.drop_rate, "drop_path_rate": self.drop_path_rate}
+        for name in ("image_size", "placement", "layer", "embedding_std"):
+            if getattr(self, name) is not None:
+                given[name] = getattr(self, name)
+        return given | dict(parse_option(word) for word in self.options)
+
+    def row(self) -> NetworkConfig:
+        """The network as data, its arguments checked."""
+        from lambdanets.models.registry import configure
+
+        try:
+            return configure(self.name, **self.arguments())
+        except TypeError as error:  # an argument that it does not have
+            raise ValueError(f"model.options: {error}") from error
+
+    @property
+    def size(self) -> int:
+        """Pixels of a side."""
+        height, width = self.row().image_grid
+        if height != width:
+            raise ValueError(f"training images are square, but model.options ask for {height}x{width}")
+        return height
+
+
+def parse_option(word: str) -> tuple[str, Any]:
+    name, _, value = word.partition("=")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """The images."""
+
+    path: str = "mnist"
+    """A folder of class folders (or with train/ and val/ inside), .tar shards, a .csv list, idx files, or "mnist"."""
+    validation: Annotated[str | None, optional("PATH")] = None
+    """Validation images, if they are elsewhere."""
+    held_out: float = 0.0
+    """The fraction of the training images that is kept for choosing and early stopping; the paper's is 0.02."""
+    channels: Literal[1, 3] = 3
+    """1 keeps grey images grey."""
+    crop: float = 0.875
+    """Evaluation resizes the short side to size / crop and cuts out the centre."""
+    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
+    """Subtracted from each channel of pixels in [0, 1]."""
+    std: tuple[float, ...] = (0.229, 0.224, 0.225)
+    """What each channel is divided by."""
+    interpolation: Literal["bilinear", "bicubic", "nearest"] = "bicubic"
+    """For resizing."""
+    workers: Annotated[int | None, optional("N")] = None
+    """Processes of each training process that read images; by default its share of the cores; 0: none."""
+    max_broken: float = 0.05
+    """The fraction of unreadable images that stops the run; below it they are replaced, counted and named."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.held_out < 1:
+            raise ValueError(f"data.held_out is a fraction, at least 0 and below 1, not {self.held_out}")
+        if not 0 < self.crop <= 1:
+            raise ValueError(f"data.crop is in (0, 1], not {self.crop}")
+        if len(self.mean) != self.channels or len(self.std) != self.channels:
+            raise ValueError(
+                f"data.mean {self.mean} and data.std {self.std}: one number for each of {self.channels} channels"
+            )
+
+    def preprocessing(self, size: int) -> Preprocessing:
+        return Preprocessing(self.mean, self.std, size, self.crop, self.interpolation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimizer:
+    """How a gradient becomes a step. Weight decay is L2 in the gradient, and spares batch norm and biases."""
+
+    kind: Literal["sgd", "rmsprop"] = "sgd"
+    """rmsprop is TensorFlow's: epsilon inside the root, squares that start at 1."""
+    momentum: float = 0.9
+    """Of both kinds."""
+    weight_decay: float = 1e-4
+    """Position embeddings decay too."""
+    nesterov: bool = False
+    """SGD only."""
+    alpha: float = 0.9
+    """RMSProp only: decay of the mean of squares."""
+    eps: float = 1e-3
+    """RMSProp only."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """The learning rate of a step."""
+
+    kind: Literal["cosine", "exponential", "drops", "constant"] = "cosine"
+    """After the warmup: down to 0 by a cosine; times `factor` every `every` epochs, or at `drops`; or constant."""
+    rate: float = 0.1
+    """The peak, for a batch of `per_batch`."""
+    per_batch: int = 256
+    """The peak is rate * batch_size / per_batch (the paper's 0.1 B / 256); 0: it is `rate` for every batch size."""
+    warmup_epochs: float = 5.0
+    """Linear from 0."""
+    factor: float = 0.99
+    """exponential and drops."""
+    every: float = 3.0
+    """exponential: epochs."""
+    drops: tuple[float, ...] = (0.9, 0.95, 0.975)
+    """drops: fractions of the run."""
+
+    def peak(self, batch_size: int) -> float:
+        return self.rate * batch_size / self.per_batch if self.per_batch else self.rate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ema:
+    """The moving average of the weights that is evaluated and kept."""
+
+    decay: float = 0.9999
+    """0: no average."""
+    warmup: bool = True
+    """The decay of step t is at most (1 + t) / (10 + t)."""
+    horizon: float = 0.1
+    """1 / (1 - decay) is at most this fraction of the run, or the average would still hold its random start."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.decay < 1:
+            raise ValueError(f"ema.decay is at least 0 and below 1, not {self.decay}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """What the loop needs to know, whatever the task."""
+
+    out: Path = Path("runs/train")
+    """The folder of the run: configuration, log, checkpoints, weights, report."""
+    epochs: float = 90.0
+    """Over the training images; fractions too."""
+    batch_size: int = 256
+    """Images of a step, over all processes and micro-batches."""
+    micro_batch: Annotated[int | None, optional("IMAGES")] = None
+    """Images that a process takes at once; by default as many as fit: halved on the first step while memory ends.
+    The gradients of a step are summed up. Batch norm sees micro-batches."""
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    ema: Ema = Ema()
+    clip_norm: float = 0.0
+    """Gradients with a larger norm are made as small; 0: none are."""
+    precision: Precision = "float32"
+    """Of the arithmetic; weights stay in float32 (float64 for that). float16 scales the loss."""
+    device: Annotated[str | None, optional("DEVICE")] = None
+    """cpu or cuda; by default a GPU if there is one."""
+    compile: bool = False
+    """torch.compile: minutes at the start, faster steps."""
+    channels_last: bool = True
+    """Images in memory as GPUs like them."""
+    sync_batch_norm: bool = False
+    """Batch statistics over all processes."""
+    seed: int = 0
+    """Of everything: weights, order, augmentation, dropout."""
+    evaluate_every: int = 1
+    """Epochs; the last one always."""
+    early_stopping: int = 0
+    """Stop after so many evaluations without a better score, and keep the best weights; 0: keep the last."""
+    log_every: int = 50
+    """Steps."""
+    checkpoint_minutes: float = 10.0
+    """Minutes between checkpoints; there is also one on SIGTERM and at the end."""
+    keep: int = 2
+    """Checkpoints."""
+    max_skipped: int = 20
+    """Steps in a row with a gradient that is not finite before the run stops and says why."""
+
+    def __post_init__(self) -> None:
+        at_least(self, 1, "batch_size", "evaluate_every", "log_every", "keep", "max_skipped")
+        at_least(self, 0, "clip_norm", "checkpoint_minutes", "early_stopping")
+        if self.epochs <= 0:
+            raise ValueError(f"epochs is more than 0, not {self.epochs}")
+        if self.micro_batch is not None and self.micro_batch < 1:
+            raise ValueError(f"micro_batch is at least 1, not {self.micro_batch}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig(RunConfig):
+    """A classifier of images."""
+
+    recipe: str = "custom"
+    """Where the settings come from."""
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    augment: Augment = field(default_factory=Augment)
+    label_smoothing: float = 0.1
+    """The target is 1 - this for the class, the rest for all classes."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.label_smoothing < 1:
+            raise ValueError(f"label_smoothing is at least 0 and below 1, not {self.label_smoothing}")
+
+
+def at_least(config: object, least: int, *names: str) -> None:
+    for name in names:
+        if getattr(config, name) < least:
+            raise ValueError(f"{name} is at least {least}, not {getattr(config, name)}")

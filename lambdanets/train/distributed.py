@@ -1,0 +1,95 @@
+"""The processes of a run. torchrun starts them and says who is who in the environment; alone, nothing is needed."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from lambdanets.options import chosen_device
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class World:
+    """Who this process is among all of them.
+
+    Collectives on tensors go over the device's own network (NCCL, gloo), what the hosts agree on over gloo.
+    """
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = CPU
+    restarts: int = 0  # how often an elastic torchrun has started these processes again
+
+    @property
+    def main(self) -> bool:
+        return self.rank == 0
+
+    def mean_(self, tensor: Tensor) -> Tensor:
+        """In place, over all processes."""
+        return self.sum_(tensor).div_(self.size) if self.size > 1 else tensor
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        if self.size > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def any(self, *flags: bool) -> tuple[bool, ...]:
+        """Each flag, true on all processes if it is on one. The device does not wait."""
+        if self.size == 1:
+            return flags
+        found = torch.tensor(flags, dtype=torch.int32)
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return tuple(bool(f) for f in found.tolist())
+
+    def gather(self, value: Any) -> list[Any]:
+        """On the main process the values of all, elsewhere its own."""
+        if self.size == 1:
+            return [value]
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value)
+        return found if self.main else [value]
+
+    def share(self, value: Any) -> Any:
+        """The main process's value, tensors in it included, on the CPU; only what these processes made themselves."""
+        if self.size == 1:
+            return value
+        box = [value if self.main else None]
+        dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+        return box[0]
+
+    def wait(self) -> None:
+        if self.size > 1:
+            dist.barrier()
+
+
+@contextmanager
+def join(device: str | None = None) -> Iterator[World]:
+    """The world that torchrun's environment describes, or this process alone."""
+    chosen = chosen_device(device)
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if chosen.type == "cuda":
+        if chosen.index is None:
+            chosen = torch.device("cuda", local_rank)
+        if chosen.index >= torch.cuda.device_count():
+            raise ValueError(f"process {local_rank} has no GPU: start at most {torch.cuda.device_count()} on a machine")
+        torch.cuda.set_device(chosen)
+    if size == 1:
+        yield World(device=chosen)
+        return
+    started_here = not dist.is_initialized()
+    if started_here:
+        dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
+    try:
+        restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        yield World(dist.get_rank(), dist.get_world_size(), chosen, restarts)
+    finally:
+        if started_here:
+            dist.destroy_process_group()

@@ -1,0 +1,373 @@
+"""The training loop, for every task: steps, evaluations, checkpoints, the log."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from lambdanets.measure.machine import describe
+from lambdanets.train import checkpoint
+from lambdanets.train.config import RunConfig
+from lambdanets.train.distributed import World, join
+from lambdanets.train.engine import Engine
+from lambdanets.train.guard import NotFiniteError, diagnose
+from lambdanets.train.jsonable import to_json
+from lambdanets.train.log import CHECKPOINTS, CONFIG, LOG, RunLog
+from lambdanets.train.memory import fitting_share, make_share
+from lambdanets.train.precision import autocast
+from lambdanets.train.prefetch import on_device
+from lambdanets.train.schedule import learning_rate
+from lambdanets.train.signals import StopRequests
+from lambdanets.train.task import Task
+
+AGREE_EVERY = 4  # steps after which several processes ask each other whether to stop or to save
+Watch = Callable[[dict[str, Any]], None]
+Scores = dict[str, dict[str, dict[str, float]]]  # "ema" or "raw": split: name: number
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended."""
+
+    folder: Path
+    step: int
+    steps: int
+    stopped_by: str | None = None  # a signal; None if it is finished
+    scores: Scores = field(default_factory=dict)
+    skipped: int = 0
+    seconds: float = 0.0
+
+    @property
+    def finished(self) -> bool:
+        return self.stopped_by is None
+
+
+def fit(task: Task, config: RunConfig, *, resume: bool = False, watch: Watch | None = None) -> Result:
+    """Trains until the end, or until a signal asks to stop.
+
+    Args:
+        task: what is trained.
+        config: how.
+        resume: go on from the newest whole checkpoint in `config.out`, if there is one. Elastic restarts always do.
+        watch: is called with every record of the log, on the main process.
+    """
+    with StopRequests() as stop, join(config.device) as world:
+        try:
+            return Run(task, config, world, stop, watch).go(resume or world.restarts > 0)
+        finally:
+            task.close()
+
+
+class Run:
+    """One run of one process: where it is, and what is due."""
+
+    def __init__(self, task: Task, config: RunConfig, world: World, stop: StopRequests, watch: Watch | None) -> None:
+        self.task, self.config, self.world, self.stop, self.watch = task, config, world, stop, watch
+        self.epoch_steps = task.examples // config.batch_size
+        if not self.epoch_steps:
+            raise ValueError(f"{task.examples} training images do not fill a batch of {config.batch_size}")
+        self.steps = max(1, round(config.epochs * self.epoch_steps))
+        self.step = 0  # steps done
+        self.best: dict[str, Any] | None = None
+        self.since_best = 0
+        self.waited = 0.0  # for data, since the log
+        self.saved: int | None = None  # the step of the last checkpoint
+
+    def go(self, resume: bool) -> Result:
+        loaded = self.find_checkpoint(resume)
+        if self.world.device.type == "cuda":
+            torch.backends.cudnn.benchmark = True
+        self.engine = Engine(self.task, self.config, self.world, self.steps)
+        if loaded is not None:
+            self.restore(loaded)
+        elif self.config.micro_batch:
+            self.share = make_share(self.world, self.config.batch_size, self.config.micro_batch)
+        else:
+            self.share = fitting_share(self.engine, self.config.batch_size)
+        folder = self.config.out if self.world.main else None
+        with RunLog(folder, loaded["seconds"] if loaded else 0.0, self.step) as self.log:
+            self.report_start(loaded)
+            self.clock = self.saved_at = time.monotonic()
+            while self.step < self.steps and not self.stopped_early:
+                if self.run_epoch():
+                    return self.stopped_result()
+            return self.finish()
+
+    # The beginning
+
+    def find_checkpoint(self, resume: bool) -> dict[str, Any] | None:
+        """What the main process finds in the folder, on all processes."""
+        found: dict[str, Any] | None = None
+        error: str | None = None
+        if self.world.main:
+            try:
+                found = self.read_checkpoint(resume)
+            except (ValueError, OSError) as refused:
+                error = str(refused)
+        found, error = self.world.share((found, error))
+        if error is not None:
+            raise ValueError(error)
+        return found
+
+    def read_checkpoint(self, resume: bool) -> dict[str, Any] | None:
+        folder = self.config.out
+        if not resume:
+            if (folder / LOG).exists():
+                raise ValueError(f"{folder} already holds a run: --resume goes on with it, or choose another --out")
+            return None
+        loaded = checkpoint.load_newest(folder / CHECKPOINTS)
+        if loaded is None:
+            return None
+        state = loaded.state
+        if (state["steps"], state["epoch_steps"]) != (self.steps, self.epoch_steps):
+            raise ValueError(
+                f"the checkpoints in {folder} are of a run of {state['steps']} steps, {state['epoch_steps']} an epoch; "
+                f"this one has {self.steps} and {self.epoch_steps}: resume with the configuration it started with"
+            )
+        return state | {"path": loaded.path.name, "damaged": loaded.damaged}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.engine.load(state["engine"])
+        self.step, self.best, self.since_best = state["step"], state["best"], state["since_best"]
+        self.saved = self.step
+        micro = state["micro_batch"]  # batch norm sees micro-batches: they stay as they were, if they can
+        if (self.config.batch_size // self.world.size) % micro:
+            micro = self.config.micro_batch
+        self.share = make_share(self.world, self.config.batch_size, micro)
+
+    def report_start(self, loaded: dict[str, Any] | None) -> None:
+        config, share = self.config, self.share
+        if self.world.main and loaded is None:
+            text = json.dumps(to_json(config), indent=2) + "\n"
+            part = config.out / f"{CONFIG}.part"
+            part.write_text(text)
+            os.replace(part, config.out / CONFIG)
+            self.task.save(config.out, "start", self.models(), {})
+        if loaded is not None:
+            note = "; ".join(loaded["damaged"])
+            self.write("resumed", step=self.step, path=loaded["path"], note=note, processes=self.world.size)
+            return
+        batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.engine.model.modules())
+        note = f"batch norm sees micro-batches of {share.micro_batch}" if batch_norm and share.parts > 1 else ""
+        self.write(
+            "start",
+            config=to_json(config),
+            parameters=sum(p.numel() for p in self.engine.model.parameters()),
+            examples=self.task.examples,
+            steps=self.steps,
+            steps_per_epoch=self.epoch_steps,
+            peak_rate=config.schedule.peak(config.batch_size),
+            processes=self.world.size,
+            micro_batch=share.micro_batch,
+            accumulation=share.parts,
+            note=note,
+            **self.task.describe(),
+            **describe(self.world.device),
+        )
+
+    # The middle
+
+    def run_epoch(self) -> bool:
+        """From where we are to the end of the epoch; whether a signal ended it."""
+        epoch = self.step // self.epoch_steps
+        batches = self.timed(
+            on_device(self.task.batches(epoch, self.step % self.epoch_steps, self.share), self.world.device)
+        )
+        try:
+            for step in range(self.step, min((epoch + 1) * self.epoch_steps, self.steps)):
+                batch = self.engine.step(step, batches, self.share, self.rate(step))
+                self.step = step + 1
+                if self.step % self.config.log_every == 0 or self.step == self.steps:
+                    self.report_step(batch)
+                if self.evaluation_due():
+                    self.evaluate()
+                if self.save_or_stop():
+                    return True
+                if self.stopped_early:
+                    break
+        finally:
+            batches.close()
+        return False
+
+    def rate(self, step: int) -> float:
+        config = self.config
+        return learning_rate(
+            config.schedule, config.batch_size, step, steps=self.steps, steps_per_epoch=self.epoch_steps
+        )
+
+    def timed(self, batches: Iterator[Any]) -> Any:
+        """The same batches; notes how long the host waited for them."""
+        while True:
+            began = time.monotonic()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            self.waited += time.monotonic() - began
+            yield batch
+
+    def report_step(self, batch: Any) -> None:
+        window = (self.step - 1) % self.config.log_every + 1
+        means = self.engine.read_sums()  # waits for the device: the time below is that of whole steps
+        seconds = max(time.monotonic() - self.clock, 1e-9)
+        begin = self.step - window
+        for position in self.engine.skipped.positions():
+            self.write("skipped_step", step=begin + position, reason="the gradient was not finite")
+        self.report_events()
+        self.write(
+            "step",
+            step=self.step,
+            epoch=self.step / self.epoch_steps,
+            lr=self.rate(self.step - 1),
+            examples_per_second=window * self.config.batch_size / seconds,
+            data_wait=min(1.0, self.waited / seconds),
+            **means,
+        )
+        in_a_row = int(self.engine.skipped.in_a_row)
+        if in_a_row >= self.config.max_skipped:
+            why = diagnose(
+                self.engine.model,
+                batch,
+                step=self.step,
+                in_a_row=in_a_row,
+                rate=self.rate(self.step - 1),
+                precision=self.config.precision,
+            )
+            self.write("end", step=self.step, reason=why)
+            raise NotFiniteError(why)
+        self.restart_clock()
+
+    def report_events(self) -> None:
+        """What the tasks of all processes noticed."""
+        for events in self.world.gather(self.task.events()):
+            for event in events:
+                self.write(**{"step": self.step, **event})
+
+    def restart_clock(self) -> None:
+        self.clock, self.waited = time.monotonic(), 0.0
+
+    # Evaluation
+
+    def evaluation_due(self) -> bool:
+        return self.step < self.steps and self.step % (self.epoch_steps * self.config.evaluate_every) == 0
+
+    def models(self) -> dict[str, nn.Module]:
+        """The networks to look at; the one that counts comes first."""
+        average = {} if self.engine.average is None else {"ema": self.engine.average.network()}
+        return average | {"raw": self.engine.model}
+
+    def evaluate(self, final: bool = False) -> Scores:
+        """The averaged weights (at the end the last ones too), and whether they are the best so far."""
+        paused = time.monotonic()
+        scores: Scores = {}
+        for name, model in self.models().items():
+            if not scores or final:
+                scores[name] = self.score(model, final)
+                for split, numbers in scores[name].items():
+                    self.write(
+                        "evaluation",
+                        step=self.step,
+                        epoch=self.step / self.epoch_steps,
+                        weights=name,
+                        split=split,
+                        **numbers,
+                    )
+        self.report_events()
+        if not final and self.config.early_stopping:
+            self.note_best(next(iter(scores.values())))
+        self.clock += time.monotonic() - paused
+        return scores
+
+    def score(self, model: nn.Module, final: bool) -> dict[str, dict[str, float]]:
+        model.eval()
+        with torch.no_grad(), autocast(self.config.precision, self.world.device):
+            return self.task.evaluate(model, self.world, final)
+
+    def note_best(self, scores: dict[str, dict[str, float]]) -> None:
+        score = next(iter(scores.values()))[self.task.score]
+        if self.best is None or score > self.best["score"]:
+            model = next(iter(self.models().values()))
+            state = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+            self.best, self.since_best = {"score": score, "step": self.step, "model": state}, 0
+        else:
+            self.since_best += 1
+
+    @property
+    def stopped_early(self) -> bool:
+        return 0 < self.config.early_stopping <= self.since_best
+
+    # Checkpoints and the end
+
+    def save_or_stop(self) -> bool:
+        """Writes a checkpoint if one is due; whether to stop. Several processes decide together, every few steps."""
+        if self.world.size > 1 and self.step % AGREE_EVERY and self.step != self.steps:
+            return False
+        late = time.monotonic() - self.saved_at >= 60 * self.config.checkpoint_minutes
+        stop, due = self.world.any(self.stop.name is not None, late)
+        if stop or due:
+            self.save_checkpoint()
+        return stop
+
+    def save_checkpoint(self) -> None:
+        if self.saved == self.step:
+            return
+        paused = time.monotonic()
+        state = {
+            "format": 1,
+            "step": self.step,
+            "steps": self.steps,
+            "epoch_steps": self.epoch_steps,
+            "micro_batch": self.share.micro_batch,
+            "seconds": self.log.seconds,
+            "best": self.best,
+            "since_best": self.since_best,
+            "engine": self.engine.state(),
+        }
+        if self.world.main:
+            folder = self.config.out / CHECKPOINTS
+            try:
+                path = checkpoint.save(state, folder, self.step, keep=self.config.keep)
+                self.write("checkpoint", step=self.step, path=f"{CHECKPOINTS}/{path.name}")
+            except OSError as error:  # a full disk is no reason to lose the run: the last good one is still there
+                self.write("checkpoint_failed", step=self.step, reason=str(error))
+        self.saved, self.saved_at = self.step, time.monotonic()
+        self.clock += self.saved_at - paused
+
+    def stopped_result(self) -> Result:
+        signal = self.stop.name or "another process was asked to stop"
+        self.write("end", step=self.step, reason=f"stopped by {signal}; --resume goes on")
+        return self.result(signal, {})
+
+    def finish(self) -> Result:
+        self.save_checkpoint()
+        if self.config.early_stopping:
+            self.note_best(self.score(next(iter(self.models().values())), final=False))
+            assert self.best is not None
+            next(iter(self.models().values())).load_state_dict(self.best["model"])
+            if self.engine.average is not None:
+                self.engine.average.fixed = True
+        scores = self.evaluate(final=True)
+        if self.world.main:
+            self.task.save(self.config.out, "end", self.models(), scores)
+        result = self.result(None, scores)
+        reason = f"early stopping: the weights are those of step {self.best['step']}" if self.best else "finished"
+        self.write(
+            "end", step=self.step, reason=reason, scores=scores, skipped_steps=result.skipped, seconds=result.seconds
+        )
+        self.world.wait()
+        return result
+
+    def result(self, signal: str | None, scores: Scores) -> Result:
+        skipped = int(self.engine.skipped.total)
+        return Result(self.config.out, self.step, self.steps, signal, scores, skipped, self.log.seconds)
+
+    def write(self, event: str, **values: Any) -> None:
+        record = self.log.write(event, **values)
+        if self.watch is not None and self.world.main:
+            self.watch(record)

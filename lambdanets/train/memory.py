@@ -1,0 +1,69 @@
+"""Micro-batches that fit into memory: tried before the first step, halved while they do not."""
+
+import torch
+
+from lambdanets.train.distributed import World
+from lambdanets.train.engine import Engine
+from lambdanets.train.prefetch import on_device
+from lambdanets.train.task import Share
+
+PROBED = ("cuda",)  # devices that say when their memory ends; on a CPU the system ends the process
+
+
+def make_share(world: World, batch_size: int, micro_batch: int | None) -> Share:
+    """How a step is cut; a ValueError if it cannot be."""
+    if batch_size % world.size:
+        raise ValueError(f"batch_size {batch_size} does not divide among {world.size} processes")
+    whole = batch_size // world.size
+    micro = min(micro_batch or whole, whole)
+    if whole % micro:
+        raise ValueError(
+            f"{whole} images of a process do not divide into micro-batches of {micro}: "
+            f"use micro_batch {largest_divisor(whole, micro)}"
+        )
+    return Share(world.rank, world.size, micro, whole // micro)
+
+
+def fitting_share(engine: Engine, batch_size: int) -> Share:
+    """The largest share that a forward and backward pass of every process survives.
+
+    No process sends anything while it tries, so that one whose memory ends does not leave the others waiting. Nothing
+    stays: gradients are dropped, running statistics put back, and the random numbers of a step do not depend on it.
+    """
+    world = engine.world
+    share = make_share(world, batch_size, None)
+    if world.device.type not in PROBED:
+        return share
+    while True:
+        failed = not survives(engine, share)
+        if not world.any(failed)[0]:
+            return share
+        if share.micro_batch == 1:
+            raise ValueError("not even one image of this size fits into memory: use a smaller network or image_size")
+        smaller = largest_divisor(share.micro_batch * share.parts, share.micro_batch // 2)
+        share = make_share(world, batch_size, smaller)
+
+
+def survives(engine: Engine, share: Share) -> bool:
+    engine.model.train()
+    engine.statistics.begin()
+    batches = engine.task.batches(0, 0, share)
+    try:
+        whole = Share(share.rank, share.world, share.micro_batch, share.parts + 1)  # never the last part: no sync
+        for batch in on_device(batches, engine.world.device):
+            engine.backward(0, batch, 0, whole)
+            break
+        if engine.world.device.type == "cuda":
+            torch.cuda.synchronize()
+        return True
+    except torch.OutOfMemoryError:
+        return False
+    finally:
+        engine.optimizer.zero_grad(set_to_none=True)
+        engine.statistics.put_back()
+        if engine.world.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def largest_divisor(number: int, limit: int) -> int:
+    return next(d for d in range(min(limit, number), 0, -1) if number % d == 0)

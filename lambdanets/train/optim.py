@@ -1,0 +1,63 @@
+"""Optimisers, and which parameters decay."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lambdanets.train.config import Optimizer
+
+
+def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
+    """Weight decay for matrices, kernels and position tables; none for batch norm and biases."""
+    spared = getattr(model, "no_weight_decay", None)
+    names: Any = spared() if callable(spared) else {n for n, p in model.named_parameters() if p.ndim <= 1}
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for name, p in trained if name not in names], "weight_decay": weight_decay},
+        {"params": [p for name, p in trained if name in names], "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def make_optimizer(model: nn.Module, config: Optimizer) -> torch.optim.Optimizer:
+    """Its state exists before the first step, so that a first step can be skipped and memory is known early."""
+    groups = parameter_groups(model, config.weight_decay)
+    if not groups:
+        raise ValueError("the network has no parameters that are trained")
+    if config.kind == "sgd":
+        nesterov = config.nesterov and config.momentum > 0
+        optimizer = torch.optim.SGD(groups, lr=0.0, momentum=config.momentum, nesterov=nesterov, fused=True)
+        if config.momentum:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        return optimizer
+    try:
+        from timm.optim.rmsprop_tf import RMSpropTF
+    except ImportError as error:
+        raise ValueError("optimizer.kind rmsprop needs timm: pip install 'lambdanets[train]'") from error
+    return RMSpropTF(
+        groups, lr=0.0, alpha=config.alpha, eps=config.eps, momentum=config.momentum, decoupled_decay=False
+    )
+
+
+def skips_on_device(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it leaves everything as it is where `found_inf` is 1, without the host having to look."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+def step(optimizer: torch.optim.Optimizer, rate: float, finite: Tensor) -> None:
+    """One step, unless the gradient is not `finite` (a boolean on the device)."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    if not skips_on_device(optimizer):
+        if bool(finite):  # waits for the device
+            optimizer.step()
+        return
+    told: Any = optimizer
+    told.found_inf = (~finite).to(torch.float32)  # as torch's GradScaler does
+    try:
+        optimizer.step()
+    finally:
+        del told.found_inf

@@ -1,0 +1,20 @@
+"""The learning rate, as a pure function of the step: nothing to save, nothing to restore."""
+
+import math
+
+from lambdanets.train.config import Schedule
+
+
+def learning_rate(schedule: Schedule, batch_size: int, step: int, *, steps: int, steps_per_epoch: int) -> float:
+    """The rate of a step (counted from 0) of a run of `steps`."""
+    peak = schedule.peak(batch_size)
+    warmup = schedule.warmup_epochs * steps_per_epoch
+    if step < warmup:
+        return peak * step / warmup
+    if schedule.kind == "constant":
+        return peak
+    if schedule.kind == "cosine":
+        return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(steps - warmup, 1)))
+    if schedule.kind == "drops":
+        return peak * schedule.factor ** sum(step >= at * steps for at in schedule.drops)
+    return peak * schedule.factor ** ((step - warmup) // (schedule.every * steps_per_epoch))

@@ -1,0 +1,84 @@
+"""What the loop does not know: batches, loss, scores. Classification, detection and pseudo-labels are tasks."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from torch import Tensor, nn
+
+from lambdanets.train.distributed import World
+
+
+@dataclass(frozen=True)
+class Share:
+    """How a step is cut: micro-batch `part` of process `rank` is number part * world + rank of the step.
+
+    What a task does with a micro-batch must depend on its number and not on who computes it: then any number of
+    processes gives the same result.
+    """
+
+    rank: int
+    world: int
+    micro_batch: int
+    parts: int  # micro-batches of each process in a step
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a task says about a micro-batch.
+
+    Attributes:
+        loss: a scalar, the mean over its examples.
+        sums: other numbers, summed over its examples, on the device: {"top1": how many were right}.
+        examples: how many it has.
+    """
+
+    loss: Tensor
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    examples: int = 1
+
+
+class Task(Protocol):
+    """A training problem. Derive from this class; the last three methods have defaults."""
+
+    examples: int
+    """Training examples of an epoch."""
+    score: str = "top1"
+    """The number of an evaluation that early stopping watches; more is better."""
+
+    def model(self) -> nn.Module:
+        """A new network, on the CPU; torch's random numbers are seeded."""
+        ...
+
+    def batches(self, epoch: int, first_step: int, share: Share) -> Iterator[Any]:
+        """This process's micro-batches of an epoch, `share.parts` for each step, from a step of the epoch on.
+
+        Any nest of tuples, lists and dicts: the loop moves the tensors in it to the device and looks at nothing.
+        """
+        ...
+
+    def loss(self, model: nn.Module, batch: Any) -> Outcome:
+        """Forward, under autocast where the precision asks for it. Call `model` once."""
+        ...
+
+    def evaluate(self, model: nn.Module, world: World, final: bool) -> dict[str, dict[str, float]]:
+        """{split: {name: number}} over all processes, in no_grad and autocast; `model` is in eval mode.
+
+        The first split is the one that early stopping watches.
+        """
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """What the `start` record of the log says about the data."""
+        return {}
+
+    def events(self) -> list[dict[str, Any]]:
+        """What happened since the last call on this process, as records of the log with an "event"."""
+        return []
+
+    def save(self, folder: Path, moment: Literal["start", "end"], models: dict[str, nn.Module], scores: Any) -> None:
+        """Files beside the log, on the main process: at step 0, and at the end ("ema" if there is one, and "raw")."""
+
+    def close(self) -> None:
+        """Ends worker processes."""
