@@ -130,7 +130,7 @@ def runs_fused(
 
 def multi_query(problem: Problem, backend: str, dtype: torch.dtype) -> Tensor:
     """Content plus position output of one multi-query problem, summed in `dtype`: [B, N, H, V]."""
-    if torch.compiler.is_exporting():  # a fixed rule in plain torch, for any size
+    if torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling():  # a fixed rule in plain torch
         chosen = choose.BACKENDS["gemm" if conv.why_not(problem) else "conv"]
     else:
         chosen = choose.choose(problem, backend)

@@ -8,7 +8,8 @@ Letters: B batch, N queries, M context, H heads, K key depth, V value depth, U i
 import pytest
 import torch
 
-from lambdanets.ops.fused import fused_dense, fused_relative, why_not
+from lambdanets import LambdaLayer2d
+from lambdanets.ops.fused import fused_content, fused_dense, fused_relative, why_not
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
@@ -143,18 +144,18 @@ WINDOW_CASES = {
 @pytest.mark.parametrize("case", WINDOW_CASES)
 def test_windows(case, dtype, monkeypatch):
     """The mode for larger maps, on maps that the interpreter has time for."""
-    from lambdanets.ops.fused import launch
+    from lambdanets.ops.fused import windows
 
     if not CUDA and (case == "many tiles" or (dtype == torch.float32 and case.startswith("depth 32"))):
         pytest.skip("too slow for the interpreter; smaller maps run the same kernels")
-    monkeypatch.setattr(launch, "WINDOW_CONTEXT", 0)
+    monkeypatch.setattr(windows, "WINDOW_CONTEXT", 0)
     if case == "one example at a time":
-        monkeypatch.setattr(launch, "WORKSPACE", 1)
+        monkeypatch.setattr(windows, "WORKSPACE", 1)
     batch, heads, depth, value, query_grid, context_grid, scope = WINDOW_CASES[case]
     count, context = torch.Size(query_grid).numel(), torch.Size(context_grid).numel()
     inputs = random_inputs(batch, count, context, heads, depth, value, 1, scope, dtype, content=case != "wide values")
     used = []
-    monkeypatch.setattr(launch, "window_forward", lambda *all, f=launch.window_forward: used.append(1) or f(*all))
+    monkeypatch.setattr(windows, "forward", lambda *all, f=windows.forward: used.append(1) or f(*all))
     check(
         inputs,
         lambda q, v, c, e: fused_relative(q, v, c, e, query_grid, context_grid),
@@ -165,7 +166,8 @@ def test_windows(case, dtype, monkeypatch):
 
 
 def test_the_window_mode_takes_larger_maps_only():
-    from lambdanets.ops.fused.launch import Geometry, use_window
+    from lambdanets.ops.fused.launch import Geometry
+    from lambdanets.ops.fused.windows import use_window
 
     def chosen(side, **other):
         use = dict(query_grid=(side, side), context_grid=(side, side), scope=(23, 23), stride=1, intra_depth=1) | other
@@ -184,6 +186,61 @@ def test_the_window_mode_takes_larger_maps_only():
 def test_dense(count, context, intra, dtype):
     inputs = random_inputs(2, count, context, 4, 16, 16, intra, (count, context), dtype)
     check(inputs, fused_dense, oracle, dtype)
+
+
+CONTENT_CASES = {"one block": (2, 7, 16, 16), "odd depths, two blocks": (3, 70, 5, 12), "wide": (1, 300, 32, 136)}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", CONTENT_CASES)
+def test_content_lambda(case, dtype):
+    """Keys far from zero: without a maximum their exponentials overflow. Keys and values are slices of one buffer."""
+    batch, context, depth, value = CONTENT_CASES[case]
+    torch.manual_seed(0)
+    buffer = (20 * torch.randn(batch, context, depth + value, device=DEVICE) + 60).to(dtype)
+    gradient = torch.randn(batch, depth, value, device=DEVICE)
+
+    def results(function, kind):
+        leaf = buffer.to(kind).requires_grad_()
+        output = function(leaf[..., :depth], leaf[..., depth:])
+        (grad,) = torch.autograd.grad(output, leaf, gradient.to(output.dtype))
+        return [output, grad[..., :depth], grad[..., depth:]]
+
+    found = results(fused_content, dtype)
+    plain = results(lambda k, v: k.float().softmax(1).to(dtype).mT @ v, dtype)
+    expected = results(lambda k, v: k.softmax(1).mT @ v, torch.float64)
+    for mine, theirs, right in zip(found, plain, expected, strict=True):
+        floor = 1e-3 if dtype == torch.float32 else 1e-2
+        assert relative_error(mine, right) <= max(2 * relative_error(theirs, right), floor)
+
+
+def test_registered_content_lambda(monkeypatch):
+    from lambdanets.ops.fused.content import content
+
+    monkeypatch.undo()  # opcheck compares outputs with what torch.empty gives
+    keys, values = torch.randn(2, 9, 4, device=DEVICE), torch.randn(2, 9, 16, device=DEVICE)
+    torch.library.opcheck(content, (keys.requires_grad_(), values.requires_grad_()))
+
+
+@pytest.mark.parametrize("options", [{}, dict(intra_depth=2), dict(query_softmax=True), dict(key_norm="l2")], ids=str)
+def test_compiled_layers_hold_the_kernels_themselves(options):
+    """Not the opaque operator, whose backward would run the forward once more; one graph for all sizes."""
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    layer = LambdaLayer2d(16, heads=2, key_depth=8, scope=3, device=DEVICE, **options)
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append({str(node.target) for node in graph.graph.nodes})
+        return graph
+
+    compiled = torch.compile(layer, backend=backend, fullgraph=True, dynamic=True)
+    for height, width in ((3, 4), (5, 3)):
+        x = torch.randn(2, 16, height, width, device=DEVICE)
+        torch.testing.assert_close(compiled(x), layer(x), rtol=1e-3, atol=1e-3)
+    (targets,) = graphs
+    assert "lambdanets.fused.default" in targets
+    assert "lambdanets.lambda_op.default" not in targets
 
 
 def test_tables_without_intra_depth_and_slices_of_one_projection():

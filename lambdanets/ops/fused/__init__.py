@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["fused_dense", "fused_relative", "why_not"]
+__all__ = ["fused_content", "fused_dense", "fused_relative", "why_not"]
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -109,3 +109,10 @@ def fused_dense(queries: Tensor, values: Tensor, content: Tensor | None, embeddi
 
     values, embeddings = with_intra_depth(values, embeddings, 2)
     return operators.fused(queries, values.to(queries.dtype), content, embeddings, [], [], 1)
+
+
+def fused_content(keys: Tensor, values: Tensor) -> Tensor:
+    """The content lambda [B,K,V] in float32 of keys [B,M,K], normalised by a softmax over m, and values [B,M,V]."""
+    from . import content
+
+    return content.content(keys, values)[0]

@@ -46,9 +46,7 @@ def work(problem: Problem) -> tuple[float, float]:
 def whole_output(problem: Problem) -> Tensor:
     """[B, N, H, V], summed in float32."""
     positions, values_BMVU = problem.positions, problem.values_BMVU
-    content = None
-    if problem.keys_BMKU is not None:  # normalised in float32; the product sums in float32 inside
-        content = content_lambda(replace(problem, keys_BMKU=problem.keys_BMKU.to(torch.float32)))
+    content = fused_content(problem)
     if isinstance(positions, Dense):
         return fused.fused_dense(problem.queries_BNHK, values_BMVU, content, positions.embeddings)
     assert isinstance(positions, Relative)
@@ -61,6 +59,16 @@ def whole_output(problem: Problem) -> Tensor:
         positions.context_grid,
         positions.stride[0],
     )
+
+
+def fused_content(problem: Problem) -> Tensor | None:
+    """The content lambda [B, K, V], by a kernel of its own where it has no mask and no intra-depth."""
+    keys, values = problem.keys_BMKU, problem.values_BMVU
+    if keys is None:
+        return None
+    if problem.key_norm == "softmax" and problem.context_mask_BM is None and keys.shape[3] == 1:
+        return fused.fused_content(keys.squeeze(3), values.squeeze(3))
+    return content_lambda(replace(problem, keys_BMKU=keys.to(torch.float32)))  # normalised in float32
 
 
 def position_output(problem: Problem) -> Tensor:

@@ -74,7 +74,7 @@ def query_gradients_small(
     if C2 > 0:
         x2 = context_values(v_ptr, b0, 0, C0 + C1, B, M, V, svb, svm, BB, VT, C2)
     if HAS_C:  # every tile starts from the same content lambdas
-        content = content_block(c_ptr, b0, 0, B, V, BB, VT, KC, K)
+        content = content_block(c_ptr, b0, 0, B, V, BB, VT, KC, K, dtype)
         start = tl.dot(tl.trans(unit_vectors(T, KP, KC, dtype)), content, input_precision=PRECISION)
     else:
         start = tl.zeros((ROWS, BB * VT), dtype=tl.float32)
@@ -120,7 +120,7 @@ def query_gradients_large(
             e = table_block(e_tile + tl.cast(block * C0, tl.int64) * NK, 0, NK, ROWS, C0)
             lambdas = tl.dot(tl.trans(e), x, lambdas, input_precision=PRECISION)
         if HAS_C:
-            content = content_block(c_ptr, b0, v0, B, V, BB, VT, KC, K)
+            content = content_block(c_ptr, b0, v0, B, V, BB, VT, KC, K, dtype)
             lambdas = tl.dot(tl.trans(unit_vectors(T, KP, KC, dtype)), content, lambdas, input_precision=PRECISION)
         dy = output_rows(dy_ptr, b0, n0, v0, B, N, V, syb, syn, syh, BB, T, HP, VT, H)
         wide = tl.dot(lambdas.to(dtype), tl.trans(dy), wide, input_precision=PRECISION)
@@ -313,33 +313,46 @@ def query_gradients_window(
     tl.store(dq_ptr + offset, tl.permute(dq, (0, 2, 1)).to(dq_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["B", "N", "b_first"])
+@triton.jit(do_not_specialize=["B", "N", "b_first", "splits"])
 def spread_window(
-    q_ptr, dy_ptr, g_ptr,
-    B, V, N, b_first, columns, sqb, sqn, sqh, syb, syn, syh,
+    q_ptr, dy_ptr, g_ptr, dc_ptr,
+    B, V, N, b_first, columns, splits, sqb, sqn, sqh, syb, syn, syh,
     K: tl.constexpr, H: tl.constexpr, T: tl.constexpr, KP: tl.constexpr, HP: tl.constexpr, VP: tl.constexpr,
-    VT: tl.constexpr, BB: tl.constexpr, PRECISION: tl.constexpr,
+    VT: tl.constexpr, BB: tl.constexpr, WITH_C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """g [(n, k), (b, v)] of the batch elements from b_first on: [k, h] [h, v] per query. VP: v with its padding.
 
-    Grid: (blocks of T queries, batch tiles, value tiles).
+    WITH_C: also its sum over the queries of this program's share, dc [splits, B, K, V].
+    Grid: (shares of the queries, batch tiles, value tiles); T queries a turn.
     """
     index = tl.arange(0, T * BB)
-    n = tl.program_id(0) * T + index // BB
     b_local = tl.program_id(1) * BB + index % BB
     b = b_first + b_local
     v0 = tl.program_id(2) * VT
-    nothing = tl.zeros_like(n)
-    exists = (n < N) & (b < B)
-    queries = small_matrices(q_ptr, b, n, nothing, exists, K, H, sqb, sqn, sqh, HP, KP, True)
-    dy = small_matrices(dy_ptr, b, n, nothing + v0, exists, V, H, syb, syn, syh, HP, VT, False)
-    g = tl.dot(queries, dy, input_precision=PRECISION)
     k = tl.arange(0, KP)
     v = v0 + tl.arange(0, VT)
-    offset = (n.to(tl.int64) * KP * columns + b_local * VP)[:, None, None]
-    offset = offset + (k * columns)[None, :, None] + v[None, None, :]
-    mask = ((n < N) & (b_local * VP < columns))[:, None, None] & (k < KP)[None, :, None] & (v < VP)[None, None, :]
-    tl.store(g_ptr + offset, g.to(g_ptr.dtype.element_ty), mask=mask)
+    total = tl.zeros((T * BB, KP, VT), dtype=tl.float32)
+    for block in range(tl.program_id(0), (N + T - 1) // T, splits):
+        n = block * T + index // BB
+        nothing = tl.zeros_like(n)
+        exists = (n < N) & (b < B)
+        queries = small_matrices(q_ptr, b, n, nothing, exists, K, H, sqb, sqn, sqh, HP, KP, True)
+        dy = small_matrices(dy_ptr, b, n, nothing + v0, exists, V, H, syb, syn, syh, HP, VT, False)
+        g = tl.dot(queries, dy, input_precision=PRECISION)
+        if WITH_C:
+            total += g
+        offset = (n.to(tl.int64) * KP * columns + b_local * VP)[:, None, None]
+        offset = offset + (k * columns)[None, :, None] + v[None, None, :]
+        mask = ((n < N) & (b_local * VP < columns))[:, None, None] & (k < KP)[None, :, None] & (v < VP)[None, None, :]
+        tl.store(g_ptr + offset, g.to(g_ptr.dtype.element_ty), mask=mask)
+    if WITH_C:
+        summed = tl.sum(tl.reshape(total, (T, BB * KP * VT)), axis=0)
+        place = tl.arange(0, BB * KP * VT)
+        b_own = b_first + tl.program_id(1) * BB + place // (KP * VT)
+        k_own = place // VT % KP
+        v_own = v0 + place % VT
+        offset = ((tl.program_id(0).to(tl.int64) * B + b_own) * K + k_own) * V + v_own
+        tl.store(dc_ptr + offset, summed, mask=(b_own < B) & (k_own < K) & (v_own < V))
 
 
 @triton.jit(

@@ -49,7 +49,10 @@ def diagonal_queries(
 
 
 @triton.jit
-def content_block(c_ptr, b0, v0, B, V, BB: tl.constexpr, VT: tl.constexpr, KC: tl.constexpr, K: tl.constexpr):
+def content_block(
+    c_ptr, b0, v0, B, V,
+    BB: tl.constexpr, VT: tl.constexpr, KC: tl.constexpr, K: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
     """Content lambdas [KC, bv]. They join as KC further context positions, whose embeddings are unit vectors."""
     k = tl.arange(0, KC)
     col = tl.arange(0, BB * VT)
@@ -61,7 +64,7 @@ def content_block(c_ptr, b0, v0, B, V, BB: tl.constexpr, VT: tl.constexpr, KC: t
     else:
         mask = mask & (b < B)[None, :]
         v = b.to(tl.int64) * K * V + v
-    return tl.load(c_ptr + (v[None, :] + (k * V)[:, None]), mask=mask, other=0.0)
+    return tl.load(c_ptr + (v[None, :] + (k * V)[:, None]), mask=mask, other=0.0).to(dtype)
 
 
 @triton.jit
@@ -194,7 +197,7 @@ def forward_small(
     if C2 > 0:
         x2 = tl.trans(context_values(v_ptr, b0, v0, C0 + C1, B, M, V, svb, svm, BB, VT, C2))
     if HAS_C:  # every tile starts from the same content lambdas
-        content = content_block(c_ptr, b0, v0, B, V, BB, VT, KC, K)
+        content = content_block(c_ptr, b0, v0, B, V, BB, VT, KC, K, dtype)
         start = tl.dot(tl.trans(content), unit_vectors(T, KP, KC, dtype), input_precision=PRECISION)
     else:
         start = tl.zeros((BB * VT, ROWS), dtype=tl.float32)
@@ -237,7 +240,7 @@ def forward_large(
         e = table_block(e_tile + tl.cast(block * C0, tl.int64) * NK, 0, NK, ROWS, C0)
         lambdas = tl.dot(tl.trans(x), e, lambdas, input_precision=PRECISION)
     if HAS_C:
-        content = content_block(c_ptr, b0, v0, B, V, BB, VT, KC, K)
+        content = content_block(c_ptr, b0, v0, B, V, BB, VT, KC, K, dtype)
         lambdas = tl.dot(tl.trans(content), unit_vectors(T, KP, KC, dtype), lambdas, input_precision=PRECISION)
 
     queries = diagonal_queries(q_ptr, b0, n0, B, N, sqb, sqn, sqh, BB, T, KP, HP, K, H)
@@ -319,8 +322,8 @@ def tile_lambdas(
         else:
             lambdas = tl.dot(tl.trans(e), x, lambdas, input_precision=PRECISION)
     if HAS_C:
-        content = content_block(c_ptr, b0, v0, B, V, BB, VT, KC, K)
-        unit = unit_vectors(TY * TX, KP, KC, content.dtype)
+        content = content_block(c_ptr, b0, v0, B, V, BB, VT, KC, K, t_ptr.dtype.element_ty)
+        unit = unit_vectors(TY * TX, KP, KC, t_ptr.dtype.element_ty)
         if VALUE_ROWS:
             lambdas = tl.dot(tl.trans(content), unit, lambdas, input_precision=PRECISION)
         else:

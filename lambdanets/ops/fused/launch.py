@@ -13,9 +13,6 @@ from torch import Tensor
 
 FOLD_PARTS = 8
 SMALL_CONTEXT = {2: 256, 4: 0}  # bytes per element -> context of which one block holds all
-WINDOW_CONTEXT = 256  # contexts above this take the window mode, where it can run them
-WORKSPACE = 256 * 2**20  # bytes of g = dlambda that the window mode's backward holds at a time, at most
-WINDOW_HEADS = 16  # more heads would need more registers than there are
 
 
 @dataclass(frozen=True)
@@ -202,12 +199,8 @@ def forward(q: Tensor, v: Tensor, c: Tensor | None, table_or_embeddings: Tensor,
     """q [B,N,H,K], v [B,M*U,V], c [B,K,V] fp32 or None -> y [B,N,H,V]."""
     from . import forward_kernels as kernels
 
-    q, v = unit_stride(q), unit_stride(v)
-    c = None if c is None else c.to(q.dtype).contiguous()
     B, N, H, K = q.shape
     M, V = v.shape[1:]
-    if use_window(geometry, q, v):
-        return window_forward(q, v, c, table_or_embeddings, geometry)
     y = torch.empty(B, N, H, V, device=q.device, dtype=q.dtype)
     tiles = choose_tiles(K, H, V, M, q.element_size())
     shared = dict(K=K, H=H, KP=tiles.depth, HP=tiles.heads, HAS_C=c is not None, PRECISION=precision_of(q.dtype))
@@ -240,12 +233,8 @@ def backward(
     """Gradients of q, v, c and the table or embeddings, those that are needed."""
     from . import backward_kernels as kernels
 
-    q, v, dy = unit_stride(q), unit_stride(v), unit_stride(dy)
-    c = None if c is None else c.to(q.dtype).contiguous()
     B, N, H, K = q.shape
     M, V = v.shape[1:]
-    if use_window(geometry, q, v):
-        return window_backward(dy, q, v, c, table_or_embeddings, geometry, needs)
     size = q.element_size()
     tiles = choose_tiles(K, H, V, M, size)
     shared = dict(K=K, H=H, KP=tiles.depth, HP=tiles.heads, PRECISION=precision_of(q.dtype))
@@ -313,237 +302,6 @@ def fold_table(partial: Tensor, table_or_embeddings: Tensor, geometry: Geometry,
         gradient = summed.reshape(queries, K, context, U).permute(0, 2, 1, 3)
         return gradient.to(table_or_embeddings.dtype).contiguous()
     return fold_partial(partial, table_or_embeddings, geometry, geometry.centre, tiles.depth)
-
-
-@dataclass(frozen=True)
-class WindowTile:
-    """How one kernel of the window mode runs.
-
-    rows x width positions per tile (queries; in dv context positions), columns (batch element, value) per tile, the
-    length of one product, pipeline stages, warps, programs per multiprocessor.
-    """
-
-    rows: int
-    width: int
-    columns: int
-    block: int
-    stages: int
-    warps: int
-    occupancy: int
-
-
-def split_tile(positions: int, one_wide: bool) -> tuple[int, int]:
-    """A tile of `positions` (a power of two) as rows x width, about square; a column where the map is one."""
-    if one_wide:
-        return positions, 1
-    width = 1 << ((positions.bit_length()) // 2)
-    return positions // width, width
-
-
-@functools.cache
-def window_tile(kernel: str, depth: int, one_wide: bool, element_size: int) -> WindowTile:
-    """Fixed choices, from measurements on an H200 (README.md); never a function of batch or map size."""
-    half = element_size == 2
-    if kernel == "value_gradients":
-        rows, width = split_tile(128 if half else 32, one_wide)
-        return WindowTile(rows, width, 128 if half else 32, 32, 4 if half else 1, 4, 2)
-    rows, width = split_tile(max(1, (128 if half else 64) // depth), one_wide)
-    if kernel == "table_gradients":
-        return WindowTile(rows, width, 64 if half else 32, 128 if half else 32, 3 if half else 1, 4, 2)
-    return WindowTile(rows, width, 128 if half else 32, 32, 4 if half else 1, 4, 2)
-
-
-def expand_window(
-    table: Tensor, query_grid: tuple[int, int], context_grid: tuple[int, int], centre: tuple[int, int], depth: int,
-    dtype: torch.dtype,
-) -> Tensor:  # fmt: skip
-    """The table, expanded for one tile: [positions of context_grid, queries of query_grid * depth]."""
-    from . import tables
-
-    table = table.contiguous()
-    queries, context = query_grid[0] * query_grid[1], context_grid[0] * context_grid[1]
-    expanded = torch.empty(context, queries * depth, device=table.device, dtype=dtype)
-    tables.expand[(-(-queries * depth // 128), -(-context // 16))](
-        table, expanded, queries, context, context, queries * depth, query_grid[1], context_grid[1],
-        *table.shape[:2], *centre, 1,
-        K=table.shape[2], U=1, KP=depth, DENSE=False, ROW_BLOCK=16, COLUMN_BLOCK=128, num_warps=4,
-    )  # fmt: skip
-    return expanded
-
-
-def use_window(geometry: Geometry, q: Tensor, v: Tensor) -> bool:
-    """Relative positions on larger maps (measured: README.md).
-
-    Smaller maps are faster with E, which then lives in the cache; so are scopes wider than the map, where a tile's
-    table would be larger than the map itself. Kernels count the lambdas of one example in 32 bits.
-    """
-    _, N, H, K = q.shape
-    M, V = v.shape[1:]
-    return (
-        geometry.query_grid is not None
-        and geometry.stride == 1
-        and geometry.intra_depth == 1
-        and H <= WINDOW_HEADS
-        and M > WINDOW_CONTEXT
-        and geometry.scope[0] * geometry.scope[1] <= min(M, 2**18)
-        and max(N, M) * max(16, power_of_two(K)) * max(16, power_of_two(V)) < 2**28
-    )
-
-
-def window_geometry(geometry: Geometry) -> tuple[int, ...]:
-    """Query grid, context grid, reach back and forward, as the kernels take them."""
-    assert geometry.query_grid is not None
-    back_y, back_x = geometry.centre
-    forward = geometry.scope[0] - 1 - back_y, geometry.scope[1] - 1 - back_x
-    return (*geometry.query_grid, *geometry.context_grid, back_y, back_x, *forward)
-
-
-def tiles_of(grid: tuple[int, int], use: WindowTile) -> int:
-    return -(-grid[0] // use.rows) * -(-grid[1] // use.width)
-
-
-def window_forward(q: Tensor, v: Tensor, c: Tensor | None, table: Tensor, geometry: Geometry) -> Tensor:
-    """As forward, with one expanded table for all tiles of queries."""
-    from . import forward_kernels as kernels
-
-    assert geometry.query_grid is not None
-    B, N, H, K = q.shape
-    V = v.shape[2]
-    depth = max(16, power_of_two(K))
-    y = torch.empty(B, N, H, V, device=q.device, dtype=q.dtype)
-    use = window_tile("forward", depth, geometry.query_grid[1] == 1, q.element_size())
-    value_tile = min(use.columns, max(16, power_of_two(V)))
-    batch_tile = use.columns // value_tile
-    reach = (use.rows + geometry.scope[0] - 1, use.width + geometry.scope[1] - 1)
-    with on_device(q):
-        t = expand_window(table, (use.rows, use.width), reach, (0, 0), depth, q.dtype)
-        grid = (-(-B // batch_tile), tiles_of(geometry.query_grid, use), -(-V // value_tile))
-        kernels.forward_window[grid](
-            q, v, q if c is None else c, t, y, B, V, *window_geometry(geometry), *q.stride()[:3], *v.stride()[:2],
-            K=K, H=H, TY=use.rows, TX=use.width, KP=depth, HP=max(8, power_of_two(H)), VT=value_tile, BB=batch_tile,
-            C=use.block, HAS_C=c is not None, PRECISION=precision_of(q.dtype),
-            num_warps=use.warps, num_stages=use.stages,
-        )  # fmt: skip
-    return y
-
-
-@dataclass(frozen=True)
-class WindowCall:
-    """What the window mode's kernels share in one backward. depth, values: key and value depth, padded."""
-
-    geometry: Geometry
-    table: Tensor
-    dtype: torch.dtype
-    size: int
-    depth: int
-    values: int
-
-    def tile(self, kernel: str) -> WindowTile:
-        assert self.geometry.query_grid is not None
-        return window_tile(kernel, self.depth, self.geometry.query_grid[1] == 1, self.size)
-
-    def reach(self, use: WindowTile) -> tuple[int, int]:
-        """Size of the window of a tile: all positions within the scope of one of its own."""
-        return use.rows + self.geometry.scope[0] - 1, use.width + self.geometry.scope[1] - 1
-
-
-def window_backward(
-    dy: Tensor, q: Tensor, v: Tensor, c: Tensor | None, table: Tensor, geometry: Geometry,
-    needs: tuple[bool, bool, bool, bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """Gradients of q, v, c and the table, those that are needed."""
-    B, N, H, K = q.shape
-    V = v.shape[2]
-    call = WindowCall(geometry, table, q.dtype, q.element_size(), max(16, power_of_two(K)), max(16, power_of_two(V)))
-    dq = dv = dc = dt = None
-    with on_device(q):
-        if needs[0]:
-            dq = window_query_gradients(call, dy, q, v, c)
-        if needs[1] or needs[3]:
-            dv, dt = window_value_and_table_gradients(call, dy, q, v, needs[1], needs[3])
-        if needs[2]:
-            queries, gradients = q.reshape(B, N * H, K), dy.reshape(B, N * H, V)
-            dc = torch.bmm(queries.transpose(1, 2), gradients).float()
-    return dq, dv, dc, dt
-
-
-def window_query_gradients(call: WindowCall, dy: Tensor, q: Tensor, v: Tensor, c: Tensor | None) -> Tensor:
-    from . import backward_kernels as kernels
-
-    B, N, H, K = q.shape
-    V = v.shape[2]
-    geometry, use = call.geometry, call.tile("query_gradients")
-    assert geometry.query_grid is not None
-    value_tile = min(use.columns, call.values)
-    batch_tile = use.columns // value_tile
-    t = expand_window(call.table, (use.rows, use.width), call.reach(use), (0, 0), call.depth, q.dtype)
-    dq = torch.empty(B, N, H, K, device=q.device, dtype=q.dtype)
-    kernels.query_gradients_window[(-(-B // batch_tile), tiles_of(geometry.query_grid, use))](
-        dy, v, q if c is None else c, t, dq, B, V, *window_geometry(geometry), *dy.stride()[:3], *v.stride()[:2],
-        K=K, H=H, KP=call.depth, HP=max(8, power_of_two(H)), TY=use.rows, TX=use.width, VT=value_tile,
-        NV=-(-V // value_tile), BB=batch_tile, C=use.block, HAS_C=c is not None, PRECISION=precision_of(q.dtype),
-        num_warps=use.warps, num_stages=use.stages,
-    )  # fmt: skip
-    return dq
-
-
-def window_value_and_table_gradients(
-    call: WindowCall, dy: Tensor, q: Tensor, v: Tensor, need_values: bool, need_table: bool
-) -> tuple[Tensor | None, Tensor | None]:
-    """Both are products with g = dlambda, which is written for as much of the batch as WORKSPACE holds."""
-    from . import backward_kernels as kernels
-
-    B, N, H, K = q.shape
-    M, V = v.shape[1:]
-    geometry, depth, values, precision = call.geometry, call.depth, call.values, precision_of(q.dtype)
-    assert geometry.query_grid is not None
-    where, scope = window_geometry(geometry), geometry.scope
-    part = min(B, max(1, WORKSPACE // (N * depth * values * call.size)))
-    part = -(-B // -(-B // part))  # equal parts of the batch
-    columns = part * values
-    g = torch.empty(N * depth, columns, device=q.device, dtype=q.dtype)
-    value_tile = min(128 if call.size == 2 else 32, values)
-    batch_tile = max(1, 64 // value_tile)
-    queries = max(1, min(8, 8192 // (batch_tile * depth * value_tile)))
-
-    on_values = call.tile("value_gradients")
-    d = dv = dt = partial = None
-    if need_values:
-        dv = torch.empty(B, M, V, device=q.device, dtype=v.dtype)
-        own = (on_values.rows, on_values.width)
-        d = expand_window(call.table, call.reach(on_values), own, (scope[0] - 1, scope[1] - 1), depth, q.dtype)
-        d = d.t().contiguous()  # [(window of queries, depth), positions of the tile]
-    on_table = call.tile("table_gradients")
-    reach = call.reach(on_table)
-    blocks = -(-reach[0] * reach[1] // on_table.block)
-    steps = -(-columns // on_table.columns) * tiles_of(geometry.query_grid, on_table)
-    splits = shares(q.device, blocks, steps, on_table.occupancy)
-    if need_table:
-        rows = on_table.rows * on_table.width * depth
-        partial = torch.empty(splits, rows, blocks * on_table.block, device=q.device, dtype=torch.float32)
-
-    for b_first in range(0, B, part):
-        kernels.spread_window[(-(-N // queries), -(-part // batch_tile), values // value_tile)](
-            q, dy, g, B, V, N, b_first, columns, *q.stride()[:3], *dy.stride()[:3], K=K, H=H, T=queries, KP=depth,
-            HP=max(16, power_of_two(H)), VP=values, VT=value_tile, BB=batch_tile, PRECISION=precision, num_warps=4,
-        )  # fmt: skip
-        if dv is not None:
-            grid = (-(-columns // on_values.columns), tiles_of(geometry.context_grid, on_values))
-            kernels.value_gradients_window[grid](
-                g, d, dv, B, V, *where, b_first, columns, CY=on_values.rows, CX=on_values.width, KP=depth, VP=values,
-                BV=on_values.columns, C=on_values.block, PRECISION=precision,
-                num_warps=on_values.warps, num_stages=on_values.stages,
-            )  # fmt: skip
-        if partial is not None:
-            kernels.table_gradients_window[(blocks, splits)](
-                g, v, partial, B, V, *where, splits, b_first, columns, partial.shape[2], *v.stride()[:2],
-                TY=on_table.rows, TX=on_table.width, KP=depth, VP=values, BV=on_table.columns, C=on_table.block,
-                PRECISION=precision, STAGES=on_table.stages, num_warps=on_table.warps,
-            )  # fmt: skip
-    if partial is not None:
-        local = Geometry((on_table.rows, on_table.width), reach, scope, 1, 1)
-        dt = fold_partial(partial, call.table, local, (0, 0), depth)
-    return dv, dt
 
 
 def fold_partial(partial: Tensor, table: Tensor, geometry: Geometry, centre: tuple[int, int], depth: int) -> Tensor:

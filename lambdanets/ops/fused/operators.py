@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from . import launch
+from . import launch, windows
+from .launch import unit_stride
 
 
 def geometry_of(
@@ -29,7 +30,9 @@ def fused(
 ) -> Tensor:  # fmt: skip
     """queries [B,N,H,K], values [B,M*U,V], content [B,K,V] or None -> [B,N,H,V]."""
     geometry = geometry_of(embeddings, query_grid, context_grid, stride)
-    return launch.forward(queries, values, content, embeddings, geometry)
+    mode = windows if windows.use_window(geometry, queries, values) else launch
+    content = None if content is None else content.float().contiguous()
+    return mode.forward(unit_stride(queries), unit_stride(values), content, embeddings, geometry)
 
 
 @fused.register_fake
@@ -48,7 +51,10 @@ def fused_backward(
     """Gradients of queries, values, content, embeddings; an empty tensor for each that `needs` does not ask for."""
     geometry = geometry_of(embeddings, query_grid, context_grid, stride)
     wanted = (needs[0], needs[1], needs[2], needs[3])
-    found = launch.backward(gradient, queries, values, content, embeddings, geometry, wanted)
+    mode = windows if windows.use_window(geometry, queries, values) else launch
+    whole = None if content is None else content.float().contiguous()
+    inputs = (unit_stride(gradient), unit_stride(queries), unit_stride(values))
+    found = mode.backward(*inputs, whole, embeddings, geometry, wanted)
     dq, dv, dc, de = (queries.new_empty(0) if one is None else one for one in found)
     return dq, dv, dc if content is None else dc.to(content.dtype), de
 
