@@ -15,6 +15,7 @@ from lambdanets.measure.networks import BenchNetwork
 from lambdanets.report.command import Report
 from lambdanets.reproduce.command import Models, Reproduce
 from lambdanets.selftest import Selftest
+from lambdanets.train.use import Evaluate, Predict
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,9 @@ class Bench:
 COMMANDS = {
     "bench": Bench,
     "convert": Convert,
+    "evaluate": Evaluate,
     "models": Models,
+    "predict": Predict,
     "report": Report,
     "reproduce": Reproduce,
     "selftest": Selftest,
@@ -63,13 +66,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments == ["--version"]:
         print(f"lambdanets {__version__}")
         return 0
-    command = tyro.extras.subcommand_cli_from_dict(
-        COMMANDS,
-        prog="lambdanets",
-        description="LambdaNetworks in PyTorch. `lambdanets COMMAND --help` explains a command; also: --version.",
-        args=arguments or ["--help"],
-    )
     try:
+        command = tyro.extras.subcommand_cli_from_dict(
+            COMMANDS,
+            prog="lambdanets",
+            description="LambdaNetworks in PyTorch. `lambdanets COMMAND --help` explains a command; also: --version.",
+            args=arguments or ["--help"],
+        )
         return command.run()
     except (ValueError, OSError) as error:  # refused input: the sentence is for the user, the traceback is not
         print(f"lambdanets: {' '.join(str(error).split())}", file=sys.stderr)
