@@ -21,7 +21,7 @@ class Log:
         steps, evaluations, skipped: what happened to the weights there are now. After a resume, what was logged
             beyond the checkpoint is taken back, since those steps ran again.
         broken, checkpoints, resumed, end: the other events; `end` is empty while a run goes on.
-        seconds: how long it ran, over all its parts.
+        seconds: how long it ran, over all its parts, without what was lost.
         unreadable: how many lines were not JSON: a crash may tear one.
     """
 
@@ -76,12 +76,11 @@ def read_log(path: Path) -> Log:
 
 def from_records(records: list[Record], unreadable: int = 0) -> Log:
     kept: dict[str, list[Record]] = {}
-    seconds = last = 0.0
+    seconds = 0.0
     for record in records:
         event, now = record["event"], number(record.get("time"))
         if now is not None:
-            seconds += now - last if now >= last else now  # the clock may start again with each part of a run
-            last = now
+            seconds = now  # after a resume the clock goes on from the checkpoint: what ran again counts once
         if event == "resumed":
             step = number(record.get("step"))
             for name, list_ in kept.items():
