@@ -4,6 +4,7 @@ Everything about a sample follows from (seed, epoch, position): which example, w
 cannot be read. Workers hold no state, so their number changes nothing, nor does a resume.
 """
 
+import math
 import random
 import sys
 from collections.abc import Iterator
@@ -16,13 +17,15 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from lambdanets.data import order
 from lambdanets.data.broken import Broken, BrokenCount, BrokenImages
+from lambdanets.data.cache import cached
 from lambdanets.data.decode import LIMITS, BrokenImageError, Limits, open_image
 from lambdanets.data.source import Source
 from lambdanets.data.transforms import Transform
+from lambdanets.data.workers import obey_parent_only
 
 REPLACEMENTS = 64  # tries; with half of the images broken none is found once in 2^64
 Ticket = tuple[int, int, int]  # epoch, position, example
@@ -101,23 +104,25 @@ class Examples(Dataset):
         self.options, self.training = options, training
 
     def __getitems__(self, tickets: list[Ticket]) -> Batch:
-        images: list[np.ndarray] = []
+        stacked: Tensor | None = None
         examples: list[int] = []
         broken: list[Broken] = []
         gave_up = False
         for epoch, position, example in tickets:
             found = self.sample(epoch, position, example, broken)
             if found is not None:
-                images.append(found[0])
+                if stacked is None:
+                    stacked = empty_bytes((len(tickets), *found[0].shape))
+                stacked.numpy()[len(examples)] = found[0]
                 examples.append(found[1])
             gave_up |= found is None and self.training
-        if not images:
+        if stacked is None:
             none = torch.empty(0, dtype=torch.int64)
             return Batch(torch.empty(0, 0, 0, 0, dtype=torch.uint8), none, none, tuple(broken), gave_up)
-        stacked = torch.empty(len(images), *images[0].shape, dtype=torch.uint8)
-        np.stack(images, out=stacked.numpy())
         labels = torch.from_numpy(self.source.labels[examples])
-        return Batch(stacked.permute(0, 3, 1, 2), labels, torch.tensor(examples), tuple(broken), gave_up)
+        return Batch(
+            stacked[: len(examples)].permute(0, 3, 1, 2), labels, torch.tensor(examples), tuple(broken), gave_up
+        )
 
     def sample(self, epoch: int, position: int, example: int, broken: list[Broken]) -> tuple[np.ndarray, int] | None:
         """Pixels and which example they are; in evaluation a broken one is left out, so that none counts twice."""
@@ -188,8 +193,10 @@ class Loader:
         training: bool = True,
     ) -> None:
         options = options or LoaderOptions()
-        self.source, self.options, self.training = source, options, training
         self.indices = np.arange(len(source)) if indices is None else np.asarray(indices, np.int64)
+        if options.cache == "memory":
+            source = cached(source, self.indices, options.cache_bytes, options.limits)
+        self.source, self.options, self.training = source, options, training
         self.sampler = Positions(self.indices, options, training)
         self.count = BrokenCount(options.broken, len(self.indices))
         self.examples = Examples(source, transform, self.indices, options, training)
@@ -224,10 +231,16 @@ class Loader:
             batch_sampler=self.sampler,
             num_workers=options.workers,
             collate_fn=as_it_is,
+            worker_init_fn=obey_parent_only,
             pin_memory=torch.cuda.is_available() if options.pin is None else options.pin,
             generator=torch.Generator().manual_seed(options.seed),  # or it would draw from the global one
             **several,
         )
+
+    def close(self) -> None:
+        """Ends the workers; another epoch starts them again."""
+        self.running = None
+        self.__dict__.pop("batches", None)
 
     def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
         """The batches of an epoch from a position on. One at a time: a second call ends the first one's iterator."""
@@ -242,6 +255,14 @@ class Loader:
             self.running = ((epoch, batch + 1) if batch + 1 < len(self) else (epoch + 1, 0)), stream
             new = self.count.add(len(found), found.broken, found.gave_up)
             yield Batch(found.images, found.labels, found.indices, new, found.gave_up)
+
+
+def empty_bytes(shape: tuple[int, ...]) -> Tensor:
+    """uint8; in a worker in shared memory at once, which saves the copy on the way to the main process."""
+    if get_worker_info() is None:
+        return torch.empty(shape, dtype=torch.uint8)
+    storage = torch.UntypedStorage._new_shared(math.prod(shape), device="cpu")
+    return torch.empty(0, dtype=torch.uint8).set_(storage).view(shape)  # type: ignore[arg-type]
 
 
 def as_it_is(batch: Any) -> Any:

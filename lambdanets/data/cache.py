@@ -1,0 +1,107 @@
+"""Decoded once, kept in memory: for a set that is small beside the machine, and an accelerator that is faster than
+its processor decodes.
+
+Worker processes share the pixels, since they are forked after the cache is filled and never write to it.
+"""
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from lambdanets.data.decode import BrokenImageError, Limits, load, open_image
+from lambdanets.data.source import ArraySource, Source
+
+CHANNELS = 3
+
+
+class CachedSource:
+    """A source whose pixels are in memory: [H, W, 3] of every index in `indices`, the original for others."""
+
+    def __init__(self, source: Source, indices: np.ndarray, budget: int, limits: Limits) -> None:
+        self.source, self.limits = source, limits
+        self.class_names, self.labels = source.class_names, source.labels
+        self.shapes = np.full((len(source), 2), -1, np.int32)  # -1: not kept
+        self.starts = np.zeros(len(source), np.int64)
+        self.reasons: dict[int, str] = {}
+        indices = np.unique(indices)
+        with ThreadPoolExecutor(processors()) as pool:  # Pillow decodes outside of Python's lock
+            for index, shape in zip(indices, pool.map(self.shape, indices), strict=True):
+                self.shapes[index] = shape
+            sizes = self.shapes[indices].astype(np.int64).prod(axis=1) * CHANNELS
+            total = int(sizes.sum())
+            check_room(len(indices), total, budget)
+            self.starts[indices] = np.cumsum(sizes) - sizes
+            self.pixels = np.empty(total, np.uint8)
+            list(pool.map(self.fill, indices))
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def name(self, index: int) -> str:
+        return self.source.name(index)
+
+    def read(self, index: int) -> bytes | np.ndarray:
+        if index in self.reasons:
+            raise BrokenImageError(self.reasons[index])
+        height, width = (int(side) for side in self.shapes[index])
+        if height < 0:
+            return self.source.read(index)
+        start = self.starts[index]
+        return self.pixels[start : start + height * width * CHANNELS].reshape(height, width, CHANNELS)
+
+    def shape(self, index: int) -> tuple[int, int]:
+        """(height, width) by the header; (0, 0) if it cannot be read."""
+        try:
+            data = self.source.read(index)
+            if isinstance(data, np.ndarray):
+                return data.shape[0], data.shape[1]
+            width, height = open_image(data, self.limits).size
+            return height, width
+        except (BrokenImageError, OSError) as error:
+            self.reasons[int(index)] = str(error)
+            return 0, 0
+
+    def fill(self, index: int) -> None:
+        if int(index) in self.reasons:
+            return
+        try:
+            data = self.source.read(index)
+            if not isinstance(data, np.ndarray):
+                data = np.asarray(load(open_image(data, self.limits)))
+        except (BrokenImageError, OSError) as error:
+            self.reasons[int(index)] = str(error)
+            return
+        height, width = self.shapes[index]
+        place = self.pixels[self.starts[index] : self.starts[index] + int(height) * int(width) * CHANNELS]
+        place.reshape(height, width, CHANNELS)[:] = data if data.ndim == 3 else data[:, :, None]
+
+
+def cached(source: Source, indices: np.ndarray, budget: int, limits: Limits) -> Source:
+    """The source with its pixels in memory; itself if they are there anyway."""
+    if isinstance(source, ArraySource | CachedSource):
+        return source
+    return CachedSource(source, indices, budget, limits)
+
+
+def check_room(images: int, total: int, budget: int) -> None:
+    wanted = f"the pixels of {images:,} images take {total / 2**30:.1f} GiB"
+    if total > budget:
+        raise ValueError(f"{wanted}, more than cache_bytes={budget:,}: allow more, or decode each time (cache='none')")
+    free = available_memory()
+    if free is not None and total > free:
+        raise ValueError(f"{wanted}, and {free / 2**30:.1f} GiB of memory are free: decode each time (cache='none')")
+
+
+def available_memory() -> int | None:
+    """Bytes, where the system tells."""
+    try:
+        with open("/proc/meminfo") as file:
+            return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return None
+
+
+def processors() -> int:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

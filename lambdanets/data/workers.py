@@ -1,0 +1,27 @@
+"""What a worker process does with signals.
+
+A cluster or a terminal signals every process of a run. The main one decides what that means, and needs its workers
+until it has: they take notice of nobody else.
+"""
+
+import os
+import signal
+import threading
+
+
+def obey_parent_only(worker: int = 0) -> None:
+    """SIGINT is ignored, and SIGTERM unless the parent sent it (which is how it ends workers)."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=wait_for_parent, name="signals", daemon=True).start()
+
+
+def wait_for_parent() -> None:
+    while True:
+        try:
+            sender = signal.sigwaitinfo({signal.SIGTERM}).si_pid
+        except InterruptedError:
+            continue
+        if sender == os.getppid():
+            os._exit(0)
