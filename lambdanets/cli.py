@@ -76,6 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             prog="lambdanets",
             description="LambdaNetworks in PyTorch. `lambdanets COMMAND --help` explains a command; also: --version.",
             args=arguments or ["--help"],
+            config=(tyro.conf.CascadeSubcommandArgs,),  # options of `train` may follow the recipe
         )
         return command.run()
     except (ValueError, OSError) as error:  # refused input: the sentence is for the user, the traceback is not

@@ -157,8 +157,15 @@ class Classify(Task):
         if workers is None:  # on a CPU the network needs the cores
             cores = (os.cpu_count() or 1) // local
             workers = min(cores, MOST_WORKERS) if chosen_device(self.config.device).type == "cuda" else cores // 4
-        broken = BrokenImages(data.max_broken)
-        return LoaderOptions(batch_size, workers, self.config.seed, rank, world, broken=broken)
+        return LoaderOptions(
+            batch_size=batch_size,
+            workers=workers,
+            seed=self.config.seed,
+            rank=rank,
+            world=world,
+            cache=data.cache,
+            broken=BrokenImages(data.max_broken),
+        )
 
     def notice(self, batch: Batch) -> None:
         self.noticed += [{"event": "broken_image", "name": one.name, "reason": one.reason} for one in batch.broken]

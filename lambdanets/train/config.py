@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import tyro
+
 from lambdanets.data.transforms import Augment
 from lambdanets.models.config import NetworkConfig
 from lambdanets.models.hub import Preprocessing
@@ -103,6 +105,8 @@ class DataConfig:
     """For resizing."""
     workers: Annotated[int | None, optional("N")] = None
     """Processes of each training process that read images; by default its share of the cores; 0: none."""
+    cache: Literal["none", "memory"] = "none"
+    """memory: decode every image once and keep its pixels, for data sets that fit."""
     max_broken: float = 0.05
     """The fraction of unreadable images that stops the run; below it they are replaced, counted and named."""
 
@@ -233,7 +237,7 @@ class RunConfig:
 class TrainConfig(RunConfig):
     """A classifier of images."""
 
-    recipe: str = "custom"
+    recipe: Annotated[str, tyro.conf.Suppress] = "custom"
     """Where the settings come from."""
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()

@@ -27,6 +27,7 @@ from lambdanets.train.signals import StopRequests
 from lambdanets.train.task import Task
 
 AGREE_EVERY = 4  # steps after which several processes ask each other whether to stop or to save
+SETTLED = 2.0  # momentum * steps below which running statistics still hold their start
 Watch = Callable[[dict[str, Any]], None]
 Scores = dict[str, dict[str, dict[str, float]]]  # "ema" or "raw": split: name: number
 
@@ -42,6 +43,7 @@ class Result:
     scores: Scores = field(default_factory=dict)
     skipped: int = 0
     seconds: float = 0.0
+    main: bool = True  # whether this is the process that writes
 
     @property
     def finished(self) -> bool:
@@ -151,10 +153,15 @@ class Run:
             self.task.save(config.out, "start", self.models(), {})
         if loaded is not None:
             note = "; ".join(loaded["damaged"])
-            self.write("resumed", step=self.step, path=loaded["path"], note=note, processes=self.world.size)
+            self.write(
+                "resumed",
+                step=self.step,
+                steps=self.steps,
+                path=loaded["path"],
+                note=note,
+                processes=self.world.size,
+            )
             return
-        batch_norm = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.engine.model.modules())
-        note = f"batch norm sees micro-batches of {share.micro_batch}" if batch_norm and share.parts > 1 else ""
         self.write(
             "start",
             config=to_json(config),
@@ -166,10 +173,24 @@ class Run:
             processes=self.world.size,
             micro_batch=share.micro_batch,
             accumulation=share.parts,
-            note=note,
+            note=". ".join(self.notes()),
             **self.task.describe(),
             **describe(self.world.device),
         )
+
+    def notes(self) -> list[str]:
+        """What a reader of the numbers should know."""
+        norms = [m for m in self.engine.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        notes = []
+        if norms and self.share.parts > 1:
+            notes.append(f"Batch norm sees micro-batches of {self.share.micro_batch}")
+        slow = min((norm.momentum or 1.0 for norm in norms), default=1.0)
+        if slow * self.steps < SETTLED:
+            notes.append(
+                f"A batch norm momentum of {slow:g} is too small for {self.steps:,} steps: "
+                f"the statistics that evaluation uses will not have settled. Use 0.1"
+            )
+        return notes
 
     # The middle
 
@@ -365,7 +386,9 @@ class Run:
 
     def result(self, signal: str | None, scores: Scores) -> Result:
         skipped = int(self.engine.skipped.total)
-        return Result(self.config.out, self.step, self.steps, signal, scores, skipped, self.log.seconds)
+        return Result(
+            self.config.out, self.step, self.steps, signal, scores, skipped, self.log.seconds, self.world.main
+        )
 
     def write(self, event: str, **values: Any) -> None:
         record = self.log.write(event, **values)

@@ -161,7 +161,7 @@ def test_memory_that_ends_becomes_accumulation(tmp_path, monkeypatch):
     fit(Numbers(room=5), config(small))
     start = records(small, "start")[0]
     assert (start["micro_batch"], start["accumulation"]) == (4, 4)
-    assert start["note"] == "batch norm sees micro-batches of 4"
+    assert start["note"] == "Batch norm sees micro-batches of 4"
     monkeypatch.undo()
     fit(Numbers(), config(asked, micro_batch=4))
     assert same(final(small), final(asked))

@@ -1,0 +1,137 @@
+"""`lambdanets train`."""
+
+import functools
+import inspect
+import json
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+
+from lambdanets.recipes.imagenet import ROWS_350, imagenet_90, imagenet_350, mobilenet_350
+from lambdanets.recipes.small import debug, demo, imagenette
+from lambdanets.train.config import TrainConfig
+from lambdanets.train.jsonable import from_json
+from lambdanets.train.log import CONFIG
+
+SIGNAL_STATUS = {"SIGINT": 130, "SIGTERM": 143, "SIGUSR1": 138}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A name of the command line."""
+
+    make: Callable[[], TrainConfig]
+    title: str
+
+    @property
+    def document(self) -> str:
+        make = self.make.func if isinstance(self.make, functools.partial) else self.make
+        return inspect.getdoc(make) or ""
+
+
+RECIPES = {
+    "demo": Recipe(demo, "4,000 real digits on two CPU cores, in about a minute"),
+    "debug": Recipe(debug, "twenty steps with everything on: does training work here?"),
+    "imagenette": Recipe(imagenette, "ten classes of ImageNet at 128 pixels; a start for folders of your own"),
+    "imagenet_90": Recipe(imagenet_90, "the paper's 90-epoch setup: ResNet-50 with lambda layers"),
+    "mobilenet_350": Recipe(mobilenet_350, "the paper's MobileNet-v2 with lambda blocks"),
+    **{
+        row.name: Recipe(
+            functools.partial(imagenet_350, row.depth, row.image_size),
+            f"the paper's LambdaResNet-{row.depth} at {row.image_size} pixels"
+            + (f": top-1 {row.top1}" if row.top1 else ""),
+        )
+        for row in ROWS_350
+    },
+}
+
+
+@dataclass(frozen=True)
+class Resume:
+    """Go on with a run, by its own configuration, from its newest whole checkpoint."""
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """The folder of the run."""
+
+    def config(self) -> TrainConfig:
+        path = self.run / CONFIG
+        if not path.is_file():
+            raise ValueError(f"{self.run} has no {CONFIG}: it is not the folder of a run")
+        try:
+            data = json.loads(path.read_text())
+        except ValueError as error:
+            raise ValueError(f"{path} is not JSON: {error}") from error
+        return replace(from_json(TrainConfig, data), out=self.run)
+
+
+def train_command(arguments: Sequence[str] = ()) -> type["Train"]:
+    """`lambdanets train`: a list of recipes shows their titles, the help of the one in `arguments` all about it."""
+    kinds: list[Any] = [
+        Annotated[
+            TrainConfig,
+            tyro.conf.subcommand(
+                name, default=recipe.make(), description=recipe.document if name in arguments else recipe.title
+            ),
+        ]
+        for name, recipe in RECIPES.items()
+    ]
+    chosen: Any = functools.reduce(operator.or_, kinds) | Annotated[Resume, tyro.conf.subcommand("resume")]
+
+    @dataclass(frozen=True, kw_only=True)
+    class TrainRecipe(Train):
+        recipe: Annotated[chosen, tyro.conf.arg(name="")]  # pyright: ignore[reportInvalidTypeForm]
+        """Where the settings start from."""
+
+    TrainRecipe.__doc__ = Train.__doc__
+    return TrainRecipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    """Train a network: `lambdanets train RECIPE --data.path IMAGES --out RUN`, then any setting of the recipe.
+
+    `lambdanets train RECIPE --help` shows what a recipe costs, what to expect of it, and all its settings. On several
+    GPUs: `torchrun --nproc-per-node 8 -m lambdanets train RECIPE ...`. Ctrl-C or SIGTERM writes a checkpoint first.
+    """
+
+    recipe: Any
+    resume: bool = False
+    """Go on with the run in --out if it has a checkpoint, otherwise start: one command for every requeue of a job."""
+    report: bool = True
+    """Write report.html at the end."""
+
+    def run(self) -> int:
+        again = isinstance(self.recipe, Resume)
+        config = self.recipe.config() if isinstance(self.recipe, Resume) else self.recipe
+        return train(config, resume=again or self.resume, report=self.report)
+
+
+def train(config: TrainConfig, *, resume: bool = False, report: bool = True, console: Console | None = None) -> int:
+    """Trains a classifier and shows how it goes; returns an exit status."""
+    from lambdanets.train.classify import Classify
+    from lambdanets.train.loop import fit
+    from lambdanets.train.progress import Watcher
+
+    console = console or Console(highlight=False)
+    task = Classify(config)
+    with Watcher(console) as watcher:
+        result = fit(task, config, resume=resume, watch=watcher)
+    if not result.main:
+        return 0
+    if not result.finished:
+        console.print(
+            f"stopped by {result.stopped_by} at step {result.step} of {result.steps}: nothing is lost. Go on:"
+        )
+        console.print(f"  lambdanets train resume {config.out}", soft_wrap=True)
+        return SIGNAL_STATUS.get(result.stopped_by or "", 1)
+    if report:
+        from lambdanets.report.page import write_report
+
+        console.print(f"report: {write_report(config.out)}", soft_wrap=True)
+    console.print(f"weights: {config.out / 'weights.safetensors'}", soft_wrap=True)
+    return 0

@@ -1,0 +1,169 @@
+"""The paper's ImageNet setups.
+
+All of them hold out 2% of the training images, as the paper did to choose: the validation images are looked at once, at
+the end. `data.path` is a folder with train/ and val/, or shards (`lambdanets data pack`).
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from lambdanets.data.transforms import Augment
+from lambdanets.train.config import DataConfig, Ema, ModelConfig, Optimizer, Schedule, TrainConfig
+
+HELD_OUT = 0.02
+# Decays that need more than 20,000 steps: no limit on the horizon.
+PAPER_EMA = Ema(decay=0.9999, horizon=0.0)
+PAPER_BATCH_NORM_MOMENTUM = 1e-4  # decay 0.9999
+
+
+def imagenet_90() -> TrainConfig:
+    """The paper's 90-epoch setup: a vanilla ResNet, random crops and flips, and nothing else.
+
+    - Command: torchrun --nproc-per-node 8 -m lambdanets train imagenet_90 --data.path IMAGENET
+    - Hardware: 8 GPUs of 80 GB or more; smaller ones accumulate gradients, to the same result but for batch norm.
+    - Hours: about 1 on 8 H200 for the convolutional twin, if images come fast enough (estimate).
+    - Expected: the paper's top-1, 78.4 (15.0M parameters). --model.placement CCLL: 78.3, much faster; CCCC, the
+      convolutional twin: 76.9 (25.6M); --model.options intra_depth=4: 78.9.
+
+    SGD with momentum 0.9, batch B = 4096, weight decay 1e-4, linear warmup over 5 epochs to 0.1 B / 256 = 1.6, cosine,
+    label smoothing 0.1, EMA and batch norm decay 0.9999.
+    """
+    return TrainConfig(
+        recipe="imagenet_90",
+        out=Path("runs/imagenet_90"),
+        model=ModelConfig(name="resnet50", placement="LLLL", batch_norm_momentum=PAPER_BATCH_NORM_MOMENTUM),
+        data=DataConfig(path="imagenet", held_out=HELD_OUT),
+        augment=Augment(),
+        optimizer=Optimizer(momentum=0.9, weight_decay=1e-4),
+        schedule=Schedule(kind="cosine", rate=0.1, per_batch=256, warmup_epochs=5.0),
+        ema=PAPER_EMA,
+        label_smoothing=0.1,
+        epochs=90.0,
+        batch_size=4096,
+        precision="bfloat16",
+    )
+
+
+@dataclass(frozen=True)
+class Row350:
+    """A row of the paper's tables of the 350-epoch setup."""
+
+    depth: int
+    image_size: int
+    randaugment_magnitude: int
+    dropout: float
+    stochastic_depth: float
+    top1: float | None  # the paper's
+    seconds: float  # the paper's, for a training step of 1024 images on 8 TPUv3 cores
+
+    @property
+    def name(self) -> str:
+        return f"imagenet_350_{self.depth}_{self.image_size}"
+
+    @property
+    def large(self) -> bool:
+        """From LambdaResNet-350 at 288 on, the paper stops early on the held-out images."""
+        return (self.depth, self.image_size) >= (350, 288)
+
+
+ROWS_350 = (
+    Row350(50, 128, 10, 0.2, 0.0, 77.4, 0.058),
+    Row350(50, 160, 10, 0.2, 0.0, 79.2, 0.089),
+    Row350(101, 160, 10, 0.3, 0.0, 80.8, 0.14),
+    Row350(101, 192, 15, 0.2, 0.0, 81.9, 0.20),
+    Row350(152, 192, 15, 0.3, 0.0, 82.5, 0.28),
+    Row350(152, 224, 15, 0.3, 0.1, 83.2, 0.38),
+    Row350(152, 256, 15, 0.3, 0.1, 83.8, 0.49),
+    Row350(152, 288, 15, 0.3, 0.1, None, 0.63),
+    Row350(270, 256, 15, 0.3, 0.1, 84.2, 0.91),
+    Row350(350, 256, 15, 0.3, 0.2, 84.4, 1.16),
+    Row350(350, 288, 15, 0.3, 0.2, 84.5, 1.48),
+    Row350(350, 320, 15, 0.3, 0.2, 84.7, 1.91),
+    Row350(420, 320, 15, 0.3, 0.2, 84.9, 2.25),
+)
+BATCH_350, LARGE_BATCH_350 = 4096, 2048
+FIRST_LARGE_BATCH = (152, 288)  # the paper says "4096 or 2048, depending on memory" and not where: from here on
+PATIENCE = 50  # epochs without a better held-out score
+
+
+def imagenet_350(depth: int = 152, image_size: int = 256) -> TrainConfig:
+    """The paper's 350-epoch setup: LambdaResNets with RandAugment, dropout and stochastic depth.
+
+    - Command: torchrun --nproc-per-node 8 -m lambdanets train imagenet_350_152_256 --data.path IMAGENET; there is
+      imagenet_350_DEPTH_SIZE for each row of the paper's table.
+    - Hardware: 8 GPUs of 80 GB or more; smaller ones accumulate gradients.
+    - Expected: the paper's top-1.
+    - Hours: on 8 TPUv3 cores by the paper's seconds per step; on 8 H200 an estimate, 3.7 times as fast.
+
+    | depth at size | top-1 | hours on 8 TPUv3 cores | on 8 H200 |
+    | 50 at 128 | 77.4 | 7 | 2 |
+    | 50 at 160 | 79.2 | 11 | 3 |
+    | 101 at 160 | 80.8 | 17 | 5 |
+    | 101 at 192 | 81.9 | 24 | 7 |
+    | 152 at 192 | 82.5 | 34 | 9 |
+    | 152 at 224 | 83.2 | 46 | 12 |
+    | 152 at 256 | 83.8 | 60 | 16 |
+    | 152 at 288 | 86.7, with pseudo-labels | 77 | 21 |
+    | 270 at 256 | 84.2 | 111 | 30 |
+    | 350 at 256 | 84.4 | 141 | 38 |
+    | 350 at 288 | 84.5 | 180 | 49 |
+    | 350 at 320 | 84.7 | 232 | 63 |
+    | 420 at 320 | 84.9 | 274 | 74 |
+
+    As the 90-epoch setup, but: weight decay 4e-5, RandAugment with 2 layers, dropout and stochastic depth by the row,
+    batch 4096 or 2048. From 350 at 288 on, the weights with the best held-out score; the last ones otherwise.
+    Twins: --model.name resnet_rs152 (with squeeze-and-excitation), and with --model.options se=False.
+    """
+    row = next((r for r in ROWS_350 if (r.depth, r.image_size) == (depth, image_size)), None)
+    if row is None:
+        there = ", ".join(f"{r.depth} at {r.image_size}" for r in ROWS_350)
+        raise ValueError(f"the paper has no row of depth {depth} at {image_size}; it has {there}")
+    return TrainConfig(
+        recipe=row.name,
+        out=Path("runs") / row.name,
+        model=ModelConfig(
+            name=f"lambda_resnet{depth}",
+            image_size=image_size,
+            drop_rate=row.dropout,
+            drop_path_rate=row.stochastic_depth,
+            batch_norm_momentum=PAPER_BATCH_NORM_MOMENTUM,
+        ),
+        data=DataConfig(path="imagenet", held_out=HELD_OUT),
+        augment=Augment(randaugment_layers=2, randaugment_magnitude=row.randaugment_magnitude),
+        optimizer=Optimizer(momentum=0.9, weight_decay=4e-5),
+        schedule=Schedule(kind="cosine", rate=0.1, per_batch=256, warmup_epochs=5.0),
+        ema=PAPER_EMA,
+        label_smoothing=0.1,
+        epochs=350.0,
+        batch_size=LARGE_BATCH_350 if (depth, image_size) >= FIRST_LARGE_BATCH else BATCH_350,
+        precision="bfloat16",
+        early_stopping=PATIENCE if row.large else 0,
+    )
+
+
+def mobilenet_350() -> TrainConfig:
+    """The paper's MobileNet-v2 with two lightweight lambda blocks, 350 epochs.
+
+    - Command: torchrun --nproc-per-node 8 -m lambdanets train mobilenet_350 --data.path IMAGENET
+    - Hardware: 8 GPUs of 40 GB or more.
+    - Hours: about 2 on 8 H200, if images come fast enough (estimate).
+    - Expected: the paper's top-1, 73.3 (3.2M parameters); --model.name mobilenet_v2: 72.7 (3.5M).
+
+    TensorFlow's RMSProp with momentum 0.9, batch 4096, linear warmup to 0.1 whatever the batch, times 0.99 every 3
+    epochs, weight decay 1e-5, dropout 0.2, 224 pixels, random crops and flips. Where the paper points to MobileNet-v3:
+    5 epochs of warmup, epsilon 0.001, batch norm decay 0.99, label smoothing 0.1, EMA 0.9999.
+    """
+    return TrainConfig(
+        recipe="mobilenet_350",
+        out=Path("runs/mobilenet_350"),
+        model=ModelConfig(name="lambda_mobilenet_v2", image_size=224, drop_rate=0.2, batch_norm_momentum=0.01),
+        data=DataConfig(path="imagenet", held_out=HELD_OUT),
+        augment=Augment(),
+        optimizer=Optimizer(kind="rmsprop", momentum=0.9, alpha=0.9, eps=1e-3, weight_decay=1e-5),
+        schedule=Schedule(kind="exponential", rate=0.1, per_batch=0, warmup_epochs=5.0, factor=0.99, every=3.0),
+        ema=PAPER_EMA,
+        label_smoothing=0.1,
+        epochs=350.0,
+        batch_size=4096,
+        precision="bfloat16",
+    )
