@@ -14,8 +14,8 @@ $(READY): pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $(READY)
 
-demo: $(READY)  ## a short tour of the lambda layer
-	$(BIN)/lambdanets tour
+demo: $(READY)  ## trains a small LambdaResNet and its convolutional twin on real digits, about two minutes
+	$(BIN)/lambdanets digits
 
 lint: $(READY)
 	$(BIN)/ruff check .

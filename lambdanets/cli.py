@@ -35,6 +35,19 @@ class Tour:
 
 
 @dataclass(frozen=True)
+class Digits:
+    """What `make demo` runs: a small LambdaResNet and its convolutional twin learn digits, and are compared."""
+
+    output: Path = Path("runs/demo")
+    """The folder for both runs; with a number if it is there already."""
+
+    def run(self) -> int:
+        from lambdanets.digits import run
+
+        return run(self.output)
+
+
+@dataclass(frozen=True)
 class Bench:
     """How fast, beside other layers, in one run."""
 
@@ -53,6 +66,7 @@ COMMANDS = {
     "bench": Bench,
     "convert": Convert,
     "data": Data,
+    "digits": Digits,
     "evaluate": Evaluate,
     "models": Models,
     "predict": Predict,

@@ -139,7 +139,7 @@ def weights_in(folder: Path, weights: str) -> Path:
     if (folder / RUN_LOG).is_file():
         raise FileNotFoundError(
             f"{folder} is a run that has not ended, and weights are written at its end: "
-            f"`lambdanets train --resume {folder}` goes on with it"
+            f"`lambdanets train resume {folder}` goes on with it"
         )
     described = (folder / CONFIG).is_file() and KEY in json.loads((folder / CONFIG).read_text())
     missing = WEIGHTS if described else f"{wanted.name} (a run) or {WEIGHTS} (a model folder)"

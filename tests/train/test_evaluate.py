@@ -137,7 +137,7 @@ def test_matching():
         (["{tmp}/torn.safetensors", "mnist"], ["not a whole safetensors file"]),
         (["{tmp}/other.pt", "mnist"], ["no .safetensors file", "lambdanets convert"]),
         (["{tmp}/empty", "mnist"], ["has no weights.safetensors"]),
-        (["{tmp}/going", "mnist"], ["has not ended", "--resume"]),
+        (["{tmp}/going", "mnist"], ["has not ended", "train resume"]),
         (["resnet26", "mnist", "--pretrained", "{tmp}/w.safetensors", "--options", "scop=7"], ["scop", "scope"]),
     ],
 )

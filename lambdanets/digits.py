@@ -1,0 +1,94 @@
+"""`make demo`: train a small LambdaResNet and its convolutional twin on real digits, and look at both."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from PIL import Image
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from lambdanets.data.source import Source
+from lambdanets.recipes import demo
+from lambdanets.recipes.command import train
+from lambdanets.report.page import write_report
+from lambdanets.report.show import count, percent, rate
+from lambdanets.train.config import TrainConfig
+from lambdanets.train.evaluate import Evaluation, Images, evaluate, find_images
+from lambdanets.train.predict import answer_table, gather, predict, row
+from lambdanets.train.trained import open_trained
+
+LAMBDA, TWIN = "lambda", "convolution"
+PREDICTED = 8
+
+
+def run(output: Path, config: TrainConfig | None = None, console: Console | None = None) -> int:
+    """Both runs below a new folder, and what came of them; returns an exit status."""
+    console = console or Console(highlight=False)
+    config = config or demo()
+    folder = unused(output)
+    twin = replace(config, out=folder / TWIN, model=replace(config.model, placement="CCCC"))
+    config = replace(config, out=folder / LAMBDA)
+    console.rule("1. A small LambdaResNet learns to read digits")
+    console.print(f"4,000 handwritten digits (MNIST), {config.epochs:g} epochs.")
+    if status := train(config, report=False, console=console):
+        return status
+    console.rule("2. Its convolutional twin")
+    console.print("The same recipe, with 3x3 convolutions where the lambda layers were.")
+    if status := train(twin, report=False, console=console):
+        return status
+    console.rule("3. Digits that neither has seen")
+    images = find_images(str(config.out))
+    compare({LAMBDA: config.out, TWIN: twin.out}, images, console)
+    console.rule("4. A few of them")
+    look(config.out, write_images(images.source, folder / "images"), console)
+    console.rule("5. The report")
+    report = write_report(config.out, beside=[twin.out])
+    console.print(f"[bold]{escape(str(report))}[/]", soft_wrap=True)
+    console.print("Open it in a browser: curves, what is taken for what, the hardest mistakes.")
+    console.print("Your own images, a folder for each class: docs/training.md and [bold]lambdanets train --help[/]")
+    return 0
+
+
+def unused(folder: Path) -> Path:
+    """The folder, or the first of folder-2, folder-3, ... that is not there: nothing is written over."""
+    number, free = 2, folder
+    while free.exists():
+        free = folder.with_name(f"{folder.name}-{number}")
+        number += 1
+    return free
+
+
+def compare(folders: dict[str, Path], images: Images, console: Console) -> dict[str, Evaluation]:
+    """Accuracy and size side by side."""
+    found = {name: evaluate(open_trained(str(folder)), images) for name, folder in folders.items()}
+    table = Table()
+    for title in ("network", "top-1", "mistakes", "parameters", "images/s"):
+        table.add_column(title, justify="left" if title == "network" else "right")
+    for name, one in found.items():
+        mistakes = f"{round((1 - one.top1) * one.examples)} of {one.examples:,}"
+        table.add_row(name, percent(one.top1, 1), mistakes, count(one.parameters), rate(one.network_images_per_second))
+    console.print(table)
+    examples = next(iter(found.values())).examples
+    console.print(f"With {examples:,} images, a difference of less than a point is chance.")
+    return found
+
+
+def write_images(source: Source, folder: Path, number: int = PREDICTED) -> Path:
+    """Some of the digits as files whose names say what they are."""
+    folder.mkdir(parents=True)
+    for i in range(number):
+        index = i * len(source) // number + 7 * i  # from all over
+        pixels = source.read(index % len(source))
+        assert not isinstance(pixels, bytes)
+        label = source.class_names[int(source.labels[index % len(source)])]
+        Image.fromarray(pixels).save(folder / f"{i + 1}-this-is-a-{label}.png")
+    return folder
+
+
+def look(run: Path, images: Path, console: Console) -> None:
+    console.print(f"[bold]lambdanets predict {escape(str(run))} {escape(str(images))}[/]", soft_wrap=True)
+    table = answer_table(3)
+    for one in predict(open_trained(str(run)), gather([str(images)]), top=3):
+        table.add_row(*row(one))
+    console.print(table)

@@ -1,0 +1,67 @@
+"""What `make demo` runs, with networks so small that they learn nothing."""
+
+import io
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from lambdanets import digits
+from lambdanets.recipes import demo
+from lambdanets.report.log import read_log
+from lambdanets.train.config import TrainConfig
+
+
+@pytest.fixture
+def small() -> TrainConfig:
+    config = demo()
+    options = ("widths=(4,4,8,8)", "depths=(1,1,1,1)", "scope=3")
+    model = replace(config.model, image_size=8, options=options)
+    return replace(config, model=model, epochs=0.1, batch_size=64, log_every=2, device="cpu")
+
+
+def test_it_trains_compares_predicts_and_reports(tmp_path: Path, small: TrainConfig):
+    file = io.StringIO()
+    assert digits.run(tmp_path / "demo", small, Console(file=file, width=160)) == 0
+    said = file.getvalue()
+    for number in range(1, 6):
+        assert f" {number}. " in said
+    runs = [tmp_path / "demo" / name for name in ("lambda", "convolution")]
+    for run in runs:
+        log = read_log(run / "log.jsonl")
+        assert log.end
+        top1 = log.evaluated("ema")[-1]["top1"]  # what training said is what the table says
+        (row,) = (line for line in said.splitlines() if line.startswith(f"│ {run.name}"))
+        assert f"{100 * top1:.1f}%" in row
+        assert f"{log.start['parameters']:,}" in row
+    placements = [read_log(run / "log.jsonl").start["config"]["model"]["placement"] for run in runs]
+    assert placements == [small.model.placement, "CCCC"]
+    images = sorted((tmp_path / "demo" / "images").iterdir())
+    assert len(images) == digits.PREDICTED
+    assert all(image.name in said for image in images)
+    page = (runs[0] / "report.html").read_text()
+    assert str(runs[0] / "report.html") in said
+    assert re.search(r"<th class=\"name\">convolution</th>", page)
+
+
+def test_images_are_named_after_what_they_are(tmp_path: Path):
+    from lambdanets.data.source import open_source
+    from lambdanets.report.pictures import picture
+
+    source = open_source("mnist", split="validation")
+    pixels = {picture(source, i).tobytes(): int(source.labels[i]) for i in range(len(source))}
+    from PIL import Image
+
+    written = list(digits.write_images(source, tmp_path / "images").iterdir())
+    labels = [pixels[Image.open(path).tobytes()] for path in written]
+    assert [f"a-{label}.png" for label in labels] == [path.name[-7:] for path in written]
+    assert len(set(labels)) >= 5
+
+
+def test_nothing_is_written_over(tmp_path: Path):
+    assert digits.unused(tmp_path / "demo") == tmp_path / "demo"
+    (tmp_path / "demo").mkdir()
+    (tmp_path / "demo-2").mkdir()
+    assert digits.unused(tmp_path / "demo") == tmp_path / "demo-3"
