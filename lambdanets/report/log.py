@@ -9,7 +9,12 @@ from typing import Any
 
 Record = dict[str, Any]
 
-KEPT_ALWAYS = ("broken_image", "checkpoint", "resumed")  # facts about the machine: no resume takes them back
+KEPT_ALWAYS = (
+    "broken_image",
+    "checkpoint",
+    "checkpoint_failed",
+    "resumed",
+)  # facts about the machine: no resume takes them back
 
 
 @dataclass(frozen=True)
@@ -20,7 +25,7 @@ class Log:
         start: the first `start` record; what the run was.
         steps, evaluations, skipped: what happened to the weights there are now. After a resume, what was logged
             beyond the checkpoint is taken back, since those steps ran again.
-        broken, checkpoints, resumed, end: the other events; `end` is empty while a run goes on.
+        broken, checkpoints, failed (checkpoints), resumed, end: the other events; `end` is empty while a run goes on.
         seconds: how long it ran, over all its parts, without what was lost.
         unreadable: how many lines were not JSON: a crash may tear one.
     """
@@ -31,6 +36,7 @@ class Log:
     skipped: tuple[Record, ...] = ()
     broken: tuple[Record, ...] = ()
     checkpoints: tuple[Record, ...] = ()
+    failed: tuple[Record, ...] = ()
     resumed: tuple[Record, ...] = ()
     end: Record = field(default_factory=dict)
     seconds: float = 0.0
@@ -94,6 +100,7 @@ def from_records(records: list[Record], unreadable: int = 0) -> Log:
         skipped=tuple(kept.get("skipped_step", ())),
         broken=tuple(kept.get("broken_image", ())),
         checkpoints=tuple(kept.get("checkpoint", ())),
+        failed=tuple(kept.get("checkpoint_failed", ())),
         resumed=tuple(kept.get("resumed", ())),
         end=next(reversed(kept.get("end", ())), {}),
         seconds=seconds,

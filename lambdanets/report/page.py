@@ -61,7 +61,7 @@ def render(run: Run, others: Sequence[Run] = (), pictures: int = 24) -> str:
         beside_chart=chart,
         beside_keys=keys,
         charts=charts(run.log),
-        marked=marked(run.log),
+        marked=marked(run),
         events=events(run.log),
         predictions=predictions(run, pictures),
         no_predictions="The run has no predictions yet: they are written when it ends.",
@@ -155,9 +155,16 @@ def groups(evaluations: Iterable[Record]) -> list[tuple[str, list[Record]]]:
     return list(found.items())
 
 
-def marked(log: Log) -> str:
+def marked(run: Run) -> list[str]:
+    """What one has to know to read the curves."""
+    log, said = run.log, []
     words = [word for word, records in (("skipped steps", log.skipped), ("resumed", log.resumed)) if records]
-    return ", ".join(words)
+    if words:
+        said.append(f"Dotted lines: {', '.join(words)}.")
+    smoothing = number(run.config.get("label_smoothing"))
+    if smoothing and log.steps:
+        said.append(f"The training loss has label smoothing ({smoothing:g}) in it, the others have not.")
+    return said
 
 
 # Events ---------------------------------------------------------------------------------------------------------------
@@ -165,7 +172,7 @@ def marked(log: Log) -> str:
 
 def events(log: Log) -> list[dict[str, Any]]:
     broken = {str(record.get("name", "?")): str(record.get("reason", "")) for record in log.broken}
-    return [
+    found = [
         event(
             f"{some(len(log.skipped), 'step was', 'steps were')} skipped: the loss or a gradient was not finite; "
             "weights and batch norm statistics were put back."
@@ -192,6 +199,13 @@ def events(log: Log) -> list[dict[str, Any]]:
             [(record.get("step", "?"), record.get("path", ""), record.get("note", "") or "") for record in log.resumed],
         ),
     ]
+    if log.failed:
+        rows = [(record.get("step", "?"), record.get("reason", "")) for record in log.failed]
+        sentence = f"{some(len(rows), 'checkpoint', 'checkpoints')} could not be written; the one before was kept."
+        found.append(event(sentence, "which", ("step", "why"), rows))
+    if log.start.get("note"):
+        found.append(event(f"{log.start['note']}.", "", (), []))
+    return found
 
 
 def event(sentence: str, summary: str, columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> dict[str, Any]:

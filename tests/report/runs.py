@@ -33,6 +33,7 @@ def write_run(
         "data": {"path": data},
         "optimizer": {"name": "sgd", "momentum": 0.9},
         "epochs": 6,
+        "label_smoothing": 0.1,
     }
     (folder / "config.json").write_text(json.dumps(config))
     records: list[dict[str, Any]] = [
@@ -42,6 +43,7 @@ def write_run(
             "config": config,
             "parameters": 1_234_567,
             "examples": 4000,
+            "note": "Batch norm sees micro-batches of 8",
             "machine": {"cpu": "A chip", "cores": 2},
             "versions": {"torch": "2.11"},
         }

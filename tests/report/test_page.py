@@ -67,6 +67,7 @@ def test_it_tells_what_happened(tmp_path: Path):
         {"event": "skipped_step", "step": 150, "reason": "the loss is nan"},
         {"event": "broken_image", "name": "train/cat/7.jpg", "reason": "truncated"},
         {"event": "broken_image", "name": "train/cat/7.jpg", "reason": "truncated"},
+        {"event": "checkpoint_failed", "step": 300, "reason": "No space left on device"},
         {"event": "resumed", "step": 600, "path": "checkpoints/600.pt", "note": "the newest was damaged"},
     ]
     other = write_run(tmp_path / "twin")
@@ -83,6 +84,11 @@ def test_it_tells_what_happened(tmp_path: Path):
     assert "1 image could not be read" in events  # the same one twice
     assert "train/cat/7.jpg truncated" in events
     assert "the newest was damaged" in events
+    assert "1 checkpoint could not be written" in events
+    assert "No space left on device" in events
+    assert "Batch norm sees micro-batches of 8." in events
+    assert "Dotted lines: skipped steps, resumed." in page.text["curves"]
+    assert "label smoothing (0.1)" in page.text["curves"]
     assert "Of 400 images" in page.text["confusion"]
     mistakes = [attributes for tag, attributes in page.elements if tag == "img" and attributes.get("class") == "tiny"]
     assert len(mistakes) == 5
