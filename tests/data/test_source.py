@@ -1,0 +1,210 @@
+"""What a place holds: folders, lists, idx files, shards, the embedded digits."""
+
+import gzip
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import webdataset
+from PIL import Image
+
+from lambdanets.data.decode import decode
+from lambdanets.data.source import NoSplitError, Source, distinct_splits, open_source, splits_of
+from tests.data.helpers import encoded, jpeg, picture, samples, write_folder, write_tar
+
+
+def names(source: Source) -> list[str]:
+    return [source.name(i) for i in range(len(source))]
+
+
+def test_the_embedded_digits():
+    train, validation = open_source("mnist"), open_source("mnist", split="validation")
+    assert np.bincount(train.labels).tolist() == [400] * 10
+    assert np.bincount(validation.labels).tolist() == [100] * 10
+    digits = {np.asarray(s.read(i)).tobytes() for s in (train, validation) for i in range(len(s))}
+    assert len(digits) == 5000  # no digit is in both
+    assert np.asarray(train.read(0)).shape == (28, 28)
+    assert not set(names(train)) & set(names(validation))
+
+
+def test_class_folders(tmp_path: Path):
+    write_folder(tmp_path / "set", {"cat": 2, "ant": 3})
+    (tmp_path / "set" / "ant" / "notes.txt").write_text("not an image")
+    (tmp_path / "set" / "ant" / "deep").mkdir()
+    (tmp_path / "set" / "ant" / "deep" / "x.PNG").write_bytes(encoded(picture(9), "PNG"))
+    source = open_source(tmp_path / "set")
+    assert source.class_names == ("ant", "cat")
+    assert source.labels.tolist() == [0, 0, 0, 0, 1, 1]
+    assert names(source)[3:5] == ["ant/deep/x.PNG", "cat/000.jpg"]
+    assert source.read(4) == jpeg(0)
+    assert splits_of(tmp_path / "set") == ("train",)
+    with pytest.raises(NoSplitError, match="no validation images, only train.*hold out"):
+        open_source(tmp_path / "set", split="validation")
+
+
+def test_split_folders_share_the_training_classes(tmp_path: Path):
+    write_folder(tmp_path / "train", {"a": 1, "b": 1, "c": 1})
+    write_folder(tmp_path / "val", {"c": 2}, first=10)
+    validation = open_source(tmp_path, split="validation")
+    assert validation.class_names == ("a", "b", "c")
+    assert validation.labels.tolist() == [2, 2]
+    assert names(validation)[0] == "val/c/000.jpg"
+    assert names(open_source(tmp_path))[0] == "train/a/000.jpg"
+    assert list(distinct_splits(tmp_path)) == ["train", "validation"]
+    write_folder(tmp_path / "val" / "new", {"x": 1})
+    with pytest.raises(ValueError, match="'new'.*the training images do not have"):
+        open_source(tmp_path, split="validation")
+
+
+def test_train_may_be_a_class(tmp_path: Path):
+    write_folder(tmp_path, {"bus": 1, "train": 2})
+    assert open_source(tmp_path).class_names == ("bus", "train")
+
+
+def test_images_without_folders_have_no_labels(tmp_path: Path):
+    (tmp_path / "x.jpg").write_bytes(jpeg(0))
+    source = open_source(tmp_path)
+    assert source.labels.tolist() == [-1]
+    assert source.class_names == ()
+
+
+def test_an_empty_folder_says_what_is_expected(tmp_path: Path):
+    with pytest.raises(ValueError, match="no images.*a folder for each class"):
+        open_source(tmp_path)
+    with pytest.raises(ValueError, match="no such folder.*mnist.*csv.*tar"):
+        open_source(tmp_path / "missing")
+
+
+def test_a_loop_of_links_ends(tmp_path: Path):
+    write_folder(tmp_path, {"a": 2})
+    os.symlink(tmp_path / "a", tmp_path / "a" / "again")
+    assert len(open_source(tmp_path)) == 2
+
+
+def test_lists(tmp_path: Path):
+    write_folder(tmp_path / "images", {"a": 2})
+    (tmp_path / "list.csv").write_text("path,label,split\nimages/a/001.jpg,dog,train\nimages/a/000.jpg,cat,val\n")
+    train, validation = open_source(tmp_path / "list.csv"), open_source(tmp_path / "list.csv", split="validation")
+    assert train.class_names == validation.class_names == ("cat", "dog")
+    assert (train.labels.tolist(), validation.labels.tolist()) == ([1], [0])
+    assert train.read(0) == jpeg(1)
+
+
+def test_lists_with_numbers_and_without_a_header(tmp_path: Path):
+    (tmp_path / "list.csv").write_text("x.jpg,10\ny.jpg,2\n")
+    source = open_source(tmp_path / "list.csv")
+    assert source.labels.tolist() == [10, 2]
+    assert len(source.class_names) == 11
+    with pytest.raises(FileNotFoundError):
+        source.read(0)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("", "empty"), ("path,label\n", "no images"), ("a.jpg,1\nb.jpg\n", "line 2"), ("path,label\n,1\n", "no path")],
+)
+def test_wrong_lists_are_refused(tmp_path: Path, text: str, message: str):
+    (tmp_path / "list.csv").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        open_source(tmp_path / "list.csv")
+
+
+def idx(array: np.ndarray) -> bytes:
+    return bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes() + array.tobytes()
+
+
+def test_idx_files(tmp_path: Path):
+    images = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
+    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(idx(images)))
+    (tmp_path / "train-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(np.array([0, 3, 1, 2], np.uint8))))
+    (tmp_path / "t10k-images.idx3-ubyte").write_bytes(idx(images[:2]))
+    (tmp_path / "t10k-labels.idx1-ubyte").write_bytes(idx(np.array([1, 0], np.uint8)))
+    train, test = open_source(tmp_path), open_source(tmp_path, split="test")
+    assert train.labels.tolist() == [0, 3, 1, 2]
+    assert np.array_equal(np.asarray(train.read(2)), images[2])
+    assert test.class_names == train.class_names == ("0", "1", "2", "3")
+
+
+@pytest.mark.parametrize("data", [b"", b"\0\0\x08\x03", b"\x80\x04.......", idx(np.zeros((2, 3, 3), np.uint8))[:-1]])
+def test_wrong_idx_files_are_refused(tmp_path: Path, data: bytes):
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(data)
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(np.zeros(2, np.uint8)))
+    with pytest.raises(ValueError, match="train-images-idx3-ubyte"):
+        open_source(tmp_path)
+
+
+def check_shards(source: Source, count: int) -> None:
+    assert len(source) == count
+    assert source.labels.tolist() == [i % 3 for i in range(count)]
+    for i in (count - 1, 0, 3):  # any order
+        assert source.read(i) == jpeg(i)
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".tar.gz", ".tgz"])
+def test_shards(tmp_path: Path, suffix: str):
+    write_tar(tmp_path / f"train-0{suffix}", samples(4))
+    write_tar(tmp_path / f"train-1{suffix}", samples(3, 4))
+    write_tar(tmp_path / f"val-0{suffix}", samples(2, 7, classes=1))
+    for _ in range(2):  # the second time from the cache
+        check_shards(open_source(tmp_path), 7)
+    check_shards(open_source(f"{tmp_path}/train-{{0..1}}{suffix}"), 7)
+    check_shards(open_source(f"{tmp_path}/train-*{suffix}"), 7)
+    check_shards(open_source(f"{tmp_path}/train-0{suffix}"), 4)
+    validation = open_source(tmp_path, split="validation")
+    assert names(validation) == [f"val-0{suffix}:00007", f"val-0{suffix}:00008"]
+    assert validation.class_names == ("0", "1", "2")  # the training shards' classes
+
+
+def test_a_changed_shard_is_walked_again(tmp_path: Path):
+    write_tar(tmp_path / "x.tar", samples(2))
+    assert len(open_source(tmp_path)) == 2
+    write_tar(tmp_path / "x.tar", samples(5))
+    check_shards(open_source(tmp_path), 5)
+
+
+def test_a_spoilt_index_is_made_again(tmp_path: Path):
+    write_tar(tmp_path / "x.tar", samples(4))
+    open_source(tmp_path)
+    (kept,) = (Path(os.environ["LAMBDANETS_CACHE"]) / "shards").iterdir()
+    good = json.loads(kept.read_text())
+    for spoilt in ("", "[]", json.dumps(good | {"offsets": [10**9] * 4}), json.dumps(good | {"keys": [1] * 4})):
+        kept.write_text(spoilt)
+        check_shards(open_source(tmp_path), 4)
+
+
+def test_labels_in_json_and_class_names(tmp_path: Path):
+    members = [("a.png", encoded(picture(0), "PNG")), ("a.json", b'{"label": "dog"}')]
+    members += [("b.jpg", jpeg(1)), ("b.json", b'{"cls": 0, "more": [1]}'), ("c.jpg", jpeg(2)), ("c.txt", b"hi")]
+    write_tar(tmp_path / "x.tar", members)
+    (tmp_path / "classes.txt").write_text("0\tn01\tcat\n1\tn02\tdog\n")
+    source = open_source(tmp_path)
+    assert source.class_names == ("cat", "dog")
+    assert source.labels.tolist() == [1, 0, -1]
+    assert decode(source.read(0)).size == (40, 32)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("label", [b"", b"cat", b"\x80\x04K\x01.", b"7"])
+def test_wrong_labels_are_refused(tmp_path: Path, label: bytes):
+    write_tar(tmp_path / "x.tar", [("a.jpg", jpeg(0)), ("a.cls", label)])
+    (tmp_path / "classes.txt").write_text("one\ntwo\n")
+    with pytest.raises(ValueError, match="label"):
+        open_source(tmp_path)
+
+
+def test_what_webdataset_writes_is_read(tmp_path: Path):
+    with webdataset.TarWriter(str(tmp_path / "x.tar")) as writer:
+        for i in range(4):
+            writer.write({"__key__": f"k{i}", "jpg": jpeg(i), "cls": i % 3})
+    check_shards(open_source(tmp_path), 4)
+
+
+def test_pixels_of_every_kind_become_rgb():
+    grey = picture(0).convert("L")
+    for image in (grey, picture(0).convert("P"), picture(0).convert("RGBA"), picture(0).convert("LA")):
+        assert decode(encoded(image, "PNG")).mode == "RGB"
+    assert decode(encoded(picture(0).convert("CMYK"))).mode == "RGB"
+    assert decode(encoded(picture(0), "WEBP")).size == (40, 32)
+    wide = Image.fromarray(np.asarray(grey).astype(np.uint16) * 257)  # 16 bits
+    assert np.array_equal(np.asarray(decode(encoded(wide, "PNG"))), np.asarray(grey.convert("RGB")))
