@@ -45,8 +45,11 @@ def opened(url: str) -> Iterator[BinaryIO]:
     settings: Any = importlib.import_module("webdataset.utils")
     library: Any = importlib.import_module("webdataset.gopen")
     (url,) = expand(url.replace("{", "%7B").replace("}", "%7D"))
-    settings.enforce_security = True  # pipes, local files, pickles and rewriting by environment are off from here on
-    stream = library.gopen(url, "rb")
+    before, settings.enforce_security = settings.enforce_security, True  # no pipes, no rewriting by environment
+    try:
+        stream = library.gopen(url, "rb")
+    finally:
+        settings.enforce_security = before
     try:
         yield stream
     finally:

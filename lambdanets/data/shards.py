@@ -153,7 +153,7 @@ def by_split(paths: Iterable[Path]) -> dict[str, list[Path]]:
 
 def index_shard(path: Path) -> ShardIndex:
     """Where the images of a shard lie, from the cache if it was walked before."""
-    path = unpacked(path)
+    shown, path = path, unpacked(path)
     kept = cache_folder() / "shards" / f"{fingerprint(path)}.json"
     try:
         index = ShardIndex(**json.loads(kept.read_bytes()))
@@ -161,7 +161,7 @@ def index_shard(path: Path) -> ShardIndex:
         return index
     except (OSError, ValueError, TypeError):
         pass
-    index = walk(path)
+    index = walk(path, shown)
     try:
         with whole_file(kept) as file:
             file.write(json.dumps(asdict(index)).encode())
@@ -180,14 +180,15 @@ def check_index(index: ShardIndex, size: int) -> None:
         raise ValueError("beyond the end")
 
 
-def walk(path: Path) -> ShardIndex:
+def walk(path: Path, shown: Path) -> ShardIndex:
+    """`shown` is what the user calls it."""
     keys, labels, offsets, sizes = [], [], [], []
     with open(path, "rb") as file:
 
         def content(member: Member) -> bytes:
             return os.pread(file.fileno(), member.size, member.offset)
 
-        for key, members in grouped(members_of(path), path):
+        for key, members in grouped(members_of(path, shown), shown):
             image = next((member for extension, member in members.items() if is_image_extension(extension)), None)
             if image is not None:
                 keys.append(key)
@@ -196,13 +197,13 @@ def walk(path: Path) -> ShardIndex:
                 small = {
                     name: content(m) for name, m in members.items() if name in ("cls", "json") and m.size <= MAX_LABEL
                 }
-                labels.append(label_text(small, f"{path}: {key}"))
+                labels.append(label_text(small, f"{shown}: {key}"))
     if not keys:
-        raise ValueError(f"{path} holds no images: expected KEY.jpg (png, webp) and KEY.cls or KEY.json")
+        raise ValueError(f"{shown} holds no images: expected KEY.jpg (png, webp) and KEY.cls or KEY.json")
     return ShardIndex(keys, labels, offsets, sizes)
 
 
-def members_of(path: Path) -> Iterator[Member]:
+def members_of(path: Path, shown: Path) -> Iterator[Member]:
     """The regular files of a tar, headers only. A damaged tar is an error, where tarfile would just stop."""
     size, end = path.stat().st_size, 0
     try:
@@ -215,11 +216,11 @@ def members_of(path: Path) -> Iterator[Member]:
                 if info.type in (tarfile.REGTYPE, tarfile.AREGTYPE):
                     yield Member(info.name, info.offset_data, info.size)
     except Exception as error:  # tarfile raises many kinds on garbage
-        raise ValueError(f"{path} is damaged or no tar: {printable(str(error))}") from error
+        raise ValueError(f"{shown} is damaged or no tar: {printable(str(error))}") from error
     with open(path, "rb") as file:
         file.seek(-(-end // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE)
-        if file.read(tarfile.BLOCKSIZE).strip(b"\0"):
-            raise ValueError(f"{path} is damaged after byte {end:,}: make it again")
+        if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):  # a tar ends with zeros, a part of one does not
+            raise ValueError(f"{shown} is damaged or incomplete after byte {end:,}: make it again")
 
 
 def grouped(members: Iterable[Member], path: Path) -> Iterator[tuple[str, dict[str, Member]]]:
