@@ -273,7 +273,7 @@ def query_gradients_window(
     B, V, QH, QW, CH, CW, back_y, back_x, forward_y, forward_x, syb, syn, syh, svb, svm,
     K: tl.constexpr, H: tl.constexpr, TY: tl.constexpr, TX: tl.constexpr, KP: tl.constexpr, HP: tl.constexpr,
     VT: tl.constexpr, NV: tl.constexpr, BB: tl.constexpr, C: tl.constexpr, HAS_C: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PACKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The forward's lambdas again, then dq^T [k, h] = lambda [k, 16 values] dy^T [16 values, h] per query.
 
@@ -294,7 +294,7 @@ def query_gradients_window(
         v0 = tile * VT
         lambdas = tile_lambdas(
             v_ptr, c_ptr, t_ptr, b0, v0, y0, x0, B, V, CH, CW, back_y, back_x, forward_y, forward_x, svb, svm,
-            K, TY, TX, KP, VT, BB, C, HAS_C, False, PRECISION,
+            K, TY, TX, KP, VT, BB, C, HAS_C, False, PACKED, PRECISION,
         )  # fmt: skip
         first_v = v0 + group * 16 % VT
         dy = small_matrices(dy_ptr, b_group, n_group, first_v, exists_group, V, H, syb, syn, syh, HP, 16, False)
@@ -407,7 +407,7 @@ def table_gradients_window(
     g_ptr, v_ptr, de_ptr,
     B, V, QH, QW, CH, CW, back_y, back_x, forward_y, forward_x, splits, b_first, columns, positions, svb, svm,
     TY: tl.constexpr, TX: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    PACKED: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """dT [nk, C positions of the window] over a share of (query tiles, columns of g): sum of g [nk, bv] V^T [bv, C].
 
@@ -439,11 +439,16 @@ def table_gradients_window(
         y = y0 - back_y + row
         x = x0 - back_x + column
         inside = (y >= 0) & (y < CH) & (x >= 0) & (x < CW)
-        b0 = (step % blocks) * BV // VP
-        v = col % VP
-        offset = ((col // VP - b0) * svb + v)[None, :] + ((y * CW + x) * svm)[:, None]
-        mask = inside[:, None] & ((col < columns) & (b_first + col // VP < B) & (v < V))[None, :]
-        values = tl.load(v_ptr + tl.cast(b_first + b0, tl.int64) * svb + offset, mask=mask, other=0.0)
+        if PACKED:  # values are stored as [m, bv]
+            mask = inside[:, None] & (col < tl.minimum(columns, (B - b_first) * VP))[None, :]
+            offset = col[None, :] + ((y * CW + x) * svm)[:, None]
+            values = tl.load(v_ptr + b_first * VP + offset, mask=mask, other=0.0)
+        else:
+            b0 = (step % blocks) * BV // VP
+            v = col % VP
+            offset = ((col // VP - b0) * svb + v)[None, :] + ((y * CW + x) * svm)[:, None]
+            mask = inside[:, None] & ((col < columns) & (b_first + col // VP < B) & (v < V))[None, :]
+            values = tl.load(v_ptr + tl.cast(b_first + b0, tl.int64) * svb + offset, mask=mask, other=0.0)
         acc = tl.dot(g, tl.trans(values), acc, input_precision=PRECISION)
     de_ptr += tl.program_id(1).to(tl.int64) * (T * KP) * positions
     de_block = de_ptr + (nk[:, None] * positions + j[None, :])

@@ -278,12 +278,17 @@ def row_column(j, width):
 
 
 @triton.jit
-def values_at(v_ptr, m, exists, b0, v0, B, V, svb, svm, BB: tl.constexpr, VT: tl.constexpr):
-    """Values [m, bv] of any context positions; zero where they do not exist.
+def values_at(
+    v_ptr, m, exists, b0, v0, B, V, svb, svm, BB: tl.constexpr, VT: tl.constexpr, PACKED: tl.constexpr
+):  # fmt: skip
+    """Values [m, bv] of any context positions; zero where they do not exist. PACKED: stored as [m, bv], too.
 
     A scalar base and 32-bit offsets: pointers of 64 bits take twice the registers and instructions.
     """
     col = tl.arange(0, BB * VT)
+    if PACKED:
+        mask = exists[:, None] & (col < (B - b0) * VT)[None, :]
+        return tl.load(v_ptr + b0 * VT + (col[None, :] + (m * svm)[:, None]), mask=mask, other=0.0)
     v = v0 + col % VT
     mask = exists[:, None] & ((v < V) & (b0 + col // VT < B))[None, :]
     v_ptr += tl.cast(b0, tl.int64) * svb
@@ -295,7 +300,8 @@ def tile_lambdas(
     v_ptr, c_ptr, t_ptr, b0, v0, y0, x0, B, V, context_height, context_width, back_y, back_x, forward_y, forward_x,
     svb, svm,
     K: tl.constexpr, TY: tl.constexpr, TX: tl.constexpr, KP: tl.constexpr, VT: tl.constexpr,
-    BB: tl.constexpr, C: tl.constexpr, HAS_C: tl.constexpr, VALUE_ROWS: tl.constexpr, PRECISION: tl.constexpr,
+    BB: tl.constexpr, C: tl.constexpr, HAS_C: tl.constexpr, VALUE_ROWS: tl.constexpr, PACKED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """lambda^T [bv, nk] (VALUE_ROWS) or lambda [nk, bv] of a tile of queries.
 
@@ -314,7 +320,7 @@ def tile_lambdas(
         j = start + tl.arange(0, C)
         row, column = row_column(j, width)
         exists = j < count
-        x = values_at(v_ptr, m0 + row * context_width + column, exists, b0, v0, B, V, svb, svm, BB, VT)
+        x = values_at(v_ptr, m0 + row * context_width + column, exists, b0, v0, B, V, svb, svm, BB, VT, PACKED)
         line = tl.where(exists, t0 + row * span + column, 0)
         e = tl.load(t_ptr + (line[:, None] * ROWS + tl.arange(0, ROWS)[None, :]))
         if VALUE_ROWS:
@@ -353,7 +359,8 @@ def forward_window(
     q_ptr, v_ptr, c_ptr, t_ptr, y_ptr,
     B, V, QH, QW, CH, CW, back_y, back_x, forward_y, forward_x, sqb, sqn, sqh, svb, svm,
     K: tl.constexpr, H: tl.constexpr, TY: tl.constexpr, TX: tl.constexpr, KP: tl.constexpr, HP: tl.constexpr,
-    VT: tl.constexpr, BB: tl.constexpr, C: tl.constexpr, HAS_C: tl.constexpr, PRECISION: tl.constexpr,
+    VT: tl.constexpr, BB: tl.constexpr, C: tl.constexpr, HAS_C: tl.constexpr, PACKED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Relative positions on larger maps: every tile of queries reads the same small table (tables.py, T).
 
@@ -366,7 +373,7 @@ def forward_window(
     y0, x0 = tile_origin(tl.program_id(1), QW, TY, TX)
     lambdas = tile_lambdas(
         v_ptr, c_ptr, t_ptr, b0, v0, y0, x0, B, V, CH, CW, back_y, back_x, forward_y, forward_x, svb, svm,
-        K, TY, TX, KP, VT, BB, C, HAS_C, True, PRECISION,
+        K, TY, TX, KP, VT, BB, C, HAS_C, True, PACKED, PRECISION,
     )  # fmt: skip
     # One small product [16 values, k] [k, h] per query and group of 16 rows. In this order (queries outside, groups
     # inside) every warp already holds its left operands: nothing moves between threads.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-FOLD_PARTS = 8
+FOLD_PARTS = 4
 SMALL_CONTEXT = {2: 256, 4: 0}  # bytes per element -> context of which one block holds all
 
 
@@ -186,7 +186,7 @@ def expand_table(
     context = geometry.context_grid[0] * geometry.context_grid[1]
     row_block, column_block = 16, 128
     tables.expand[(-(-width // column_block), -(-tiles.columns // row_block))](
-        source, expanded, queries, context, tiles.columns, width,
+        source, expanded, queries, context, tiles.columns, width, width, 1,
         1 if geometry.query_grid is None else geometry.query_grid[1], geometry.context_grid[1],
         *geometry.scope, *geometry.centre, geometry.stride,
         K=source.shape[-2], U=geometry.intra_depth, KP=tiles.depth, DENSE=geometry.query_grid is None,
@@ -311,12 +311,16 @@ def fold_partial(partial: Tensor, table: Tensor, geometry: Geometry, centre: tup
     assert geometry.query_grid is not None
     K, U = table.shape[-2:]
     # Parts of the sum run side by side, a fixed number of them, so the order of summation never changes.
-    gradient = torch.empty(FOLD_PARTS, *table.shape, device=partial.device, dtype=torch.float32)
-    scope_block = min(64, power_of_two(geometry.scope[1]))
-    tables.fold[(geometry.scope[0] * -(-geometry.scope[1] // scope_block), K * U, FOLD_PARTS)](
+    query_width, context_width = geometry.query_grid[1], geometry.context_grid[1]
+    columns = min(32, max(4, power_of_two(query_width)))
+    context_columns = max(16, power_of_two(context_width))
+    pairs = columns * context_columns
+    shares = FOLD_PARTS * -(-query_width // columns)
+    gradient = torch.empty(shares, *table.shape, device=partial.device, dtype=torch.float32)
+    tables.fold[(geometry.scope[0], K * U, shares)](
         partial, gradient, partial.shape[2], partial.shape[1], partial.shape[0], *geometry.query_grid,
         *geometry.context_grid, *geometry.scope, *centre, geometry.stride,
-        K=K, U=U, KP=depth, QUERIES=2048 // scope_block, SCOPE=scope_block, PARTS=FOLD_PARTS,
-        WIDE=partial.numel() >= 2**31, num_warps=4,
+        K=K, U=U, KP=depth, R=max(1, min(16, 2048 // pairs)), NX=columns, CX=context_columns,
+        D=max(1, min(32, 8192 // pairs)), PARTS=FOLD_PARTS, WIDE=partial.numel() >= 2**31, num_warps=4,
     )  # fmt: skip
     return gradient.sum(0).to(table.dtype)

@@ -16,7 +16,7 @@ import triton.language as tl
 )  # fmt: skip
 def expand(
     table_ptr, e_ptr,
-    N, M, ME, NK, query_width, context_width, scope_y, scope_x, centre_y, centre_x, stride,
+    N, M, ME, NK, row_stride, column_stride, query_width, context_width, scope_y, scope_x, centre_y, centre_x, stride,
     K: tl.constexpr, U: tl.constexpr, KP: tl.constexpr, DENSE: tl.constexpr,
     ROW_BLOCK: tl.constexpr, COLUMN_BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -36,7 +36,7 @@ def expand(
         inside = inside & (i_y >= 0) & (i_y < scope_y) & (i_x >= 0) & (i_x < scope_x)
         pair = i_y * scope_x + i_x
     embedding = tl.load(table_ptr + (pair * K + k[None, :]) * U + u[:, None], mask=inside, other=0.0)
-    offset = row.to(tl.int64)[:, None] * NK + column[None, :]
+    offset = row.to(tl.int64)[:, None] * row_stride + column[None, :] * column_stride
     tl.store(e_ptr + offset, embedding.to(e_ptr.dtype.element_ty), mask=(row < ME)[:, None] & (column < NK)[None, :])
 
 
@@ -48,38 +48,42 @@ def fold(
     de_ptr, dtable_ptr,
     ME, rows, splits, query_height, query_width, context_height, context_width, scope_y, scope_x, centre_y, centre_x,
     stride,
-    K: tl.constexpr, U: tl.constexpr, KP: tl.constexpr, QUERIES: tl.constexpr, SCOPE: tl.constexpr,
-    PARTS: tl.constexpr, WIDE: tl.constexpr,
+    K: tl.constexpr, U: tl.constexpr, KP: tl.constexpr, R: tl.constexpr, NX: tl.constexpr, CX: tl.constexpr,
+    D: tl.constexpr, PARTS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Partial dE [splits, nk, ME] -> dtable [PARTS, scope_y, scope_x, K, U]: sums along equal relative positions.
+    """Partial dE [splits, nk, ME] -> dtable [shares, scope_y, scope_x, K, U]: sums along equal relative positions.
 
-    A fixed order of summation by one program per output, so the result repeats exactly.
-    Grid: (scope_y * scope_x blocks, K*U, PARTS).
+    First over splits and rows of queries, R of them a turn, for every pair of columns [NX queries, CX context]; then
+    along the diagonals, D at a time. A fixed order of summation, so the result repeats exactly.
+    Grid: (scope_y, K*U, shares): a share is one of PARTS of the rows and one of the blocks of NX columns of queries.
     """
-    blocks = (scope_x + SCOPE - 1) // SCOPE
-    i_y = tl.program_id(0) // blocks
-    i_x = (tl.program_id(0) % blocks) * SCOPE + tl.arange(0, SCOPE)
+    i_y = tl.program_id(0)
     k = tl.program_id(1) // U
     u = tl.program_id(1) % U
+    n_x = (tl.program_id(2) // PARTS) * NX + tl.arange(0, NX)
+    m_x = tl.arange(0, CX)
     shift = i_y - centre_y  # context row = query row * stride + shift
     first = tl.maximum(stride - 1 - shift, 0) // stride
     last = tl.minimum(tl.maximum(context_height - 1 - shift + stride, 0) // stride, query_height)
-    queries = tl.maximum(last - first, 0) * query_width
-    total = tl.zeros((SCOPE,), dtype=tl.float32)
-    # Splits and queries are one axis, dealt to the parts in turn: many loads in flight.
-    for start in range(tl.program_id(2) * QUERIES, splits * queries, QUERIES * PARTS):
-        place = start + tl.arange(0, QUERIES)
-        split = place // queries
-        n = first * query_width + place % queries
-        x = (n % query_width) * stride - centre_x
-        m = ((n // query_width) * stride + shift) * context_width + x
-        mask = (split < splits)[:, None] & (i_x < scope_x)[None, :]
-        context_x = x[:, None] + i_x[None, :]
-        mask = mask & (context_x >= 0) & (context_x < context_width)
+    count = tl.maximum(last - first, 0)
+    column = (n_x * KP * ME)[:, None] + (m_x * U)[None, :]
+    if WIDE:
+        column = (n_x.to(tl.int64) * KP * ME)[:, None] + (m_x * U)[None, :]
+    exists = (n_x < query_width)[:, None] & (m_x < context_width)[None, :]
+    total = tl.zeros((R, NX, CX), dtype=tl.float32)
+    for start in range(tl.program_id(2) % PARTS * R, splits * count, R * PARTS):
+        place = start + tl.arange(0, R)
+        split = place // count
+        n_y = first + place % count
         if WIDE:
-            row = (split.to(tl.int64) * rows + n * KP + k) * ME + m * U + u
-        else:
-            row = (split * rows + n * KP + k) * ME + m * U + u
-        total += tl.sum(tl.load(de_ptr + (row[:, None] + (i_x * U)[None, :]), mask=mask, other=0.0), axis=0)
-    offset = (((tl.program_id(2) * scope_y + i_y) * scope_x + i_x) * K + k) * U + u
-    tl.store(dtable_ptr + offset, total, mask=i_x < scope_x)
+            split = split.to(tl.int64)
+        row = (split * rows + n_y * query_width * KP + k) * ME + (n_y * stride + shift) * context_width * U + u
+        mask = (split < splits)[:, None, None] & exists[None, :, :]
+        total += tl.load(de_ptr + (row[:, None, None] + column[None, :, :]), mask=mask, other=0.0)
+    pairs = tl.sum(total, axis=0)
+    relative = m_x[None, :] - n_x[:, None] * stride + centre_x
+    for low in range(0, scope_x, D):
+        i_x = low + tl.arange(0, D)
+        hits = tl.where(relative[:, :, None] == i_x[None, None, :], pairs[:, :, None], 0.0)
+        offset = (((tl.program_id(2) * scope_y + i_y) * scope_x + i_x) * K + k) * U + u
+        tl.store(dtable_ptr + offset, tl.sum(tl.sum(hits, axis=1), axis=0), mask=i_x < scope_x)
