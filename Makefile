@@ -15,7 +15,7 @@ $(READY): pyproject.toml
 	@touch $(READY)
 
 demo: $(READY)  ## trains a small LambdaResNet and its convolutional twin on real digits, about two minutes
-	$(BIN)/lambdanets digits
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/lambdanets digits  # threads that wait do not spin: no crawl beside a busy browser
 
 lint: $(READY)
 	$(BIN)/ruff check .

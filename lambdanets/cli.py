@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -78,6 +78,17 @@ COMMANDS = {
 }
 
 
+def parse(arguments: Sequence[str]) -> Any:
+    """The command that a command line asks for, not run yet."""
+    return tyro.extras.subcommand_cli_from_dict(
+        COMMANDS | {"train": train_command(arguments)},
+        prog="lambdanets",
+        description="LambdaNetworks in PyTorch. `lambdanets COMMAND --help` explains a command; also: --version.",
+        args=arguments or ["--help"],
+        config=(tyro.conf.CascadeSubcommandArgs,),  # options of `train` may follow the recipe
+    )
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit status (2: the input was refused, with a sentence on stderr)."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
@@ -85,14 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"lambdanets {__version__}")
         return 0
     try:
-        command = tyro.extras.subcommand_cli_from_dict(
-            COMMANDS | {"train": train_command(arguments)},
-            prog="lambdanets",
-            description="LambdaNetworks in PyTorch. `lambdanets COMMAND --help` explains a command; also: --version.",
-            args=arguments or ["--help"],
-            config=(tyro.conf.CascadeSubcommandArgs,),  # options of `train` may follow the recipe
-        )
-        return command.run()
+        return parse(arguments).run()
     except (ValueError, OSError) as error:  # refused input: the sentence is for the user, the traceback is not
         print(f"lambdanets: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

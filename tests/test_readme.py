@@ -3,13 +3,17 @@
 import importlib.util
 import json
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 import torch
 
+from lambdanets.cli import parse
+
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+SHELL = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
@@ -29,6 +33,17 @@ def test_code_runs(path: Path):
     for match in PYTHON.finditer(text):  # the blocks of a document follow each other
         line = text[: match.start(1)].count("\n")
         exec(compile("\n" * line + match[1], str(path), "exec"), names)
+
+
+@every_document
+def test_commands_are_understood(path: Path):
+    """Every command line, with its options; `lambdanets` alone, at the start of a line or behind a pipe or torchrun."""
+    for block in SHELL.findall(path.read_text()):
+        for line in block.replace("\\\n", " ").splitlines():
+            found = re.search(r"(?:^|\| |-m )lambdanets (.*)", line)
+            words = shlex.split(found[1].partition(" < ")[0], comments=True) if found else ["--help"]
+            if "--help" not in words:
+                parse(words)  # ends the test where a word is not understood
 
 
 def test_the_readme_has_code():
