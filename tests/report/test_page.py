@@ -46,7 +46,7 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] not in ("style", "title"):
+        if self.open and self.open[-1] != "style":
             self.text[self.section] = " ".join((self.text.get(self.section, "") + " " + data).split())
 
     def count(self, tag: str) -> int:
@@ -72,7 +72,9 @@ def test_it_tells_what_happened(tmp_path: Path):
     ]
     other = write_run(tmp_path / "twin")
     page = read(write_report(write_run(tmp_path / "digits", extra=extra), beside=[other], pictures=5))
-    assert page.text[""].startswith("digits resnet26, placement=CCLL, image_size=28, scope=7 top-1 97.02%")
+    assert page.text[""].startswith(
+        "digits · lambdanets digits resnet26, placement=CCLL, image_size=28, scope=7 top-1 97.02%"
+    )
     assert "1.23 M" in page.text[""]
     assert "2 min 0 s" in page.text[""]
     assert "twin" in page.text["beside"]
@@ -90,6 +92,10 @@ def test_it_tells_what_happened(tmp_path: Path):
     assert "Dotted lines: skipped steps, resumed." in page.text["curves"]
     assert "label smoothing (0.1)" in page.text["curves"]
     assert "Of 400 images" in page.text["confusion"]
+    cells = [attributes.get("class") for tag, attributes in page.elements if tag == "rect"]
+    assert cells.count("right") == 10
+    assert cells.count("wrong") == 14
+    assert "6 taken for 9: 7 of 40 (17.5%)" in page.text["confusion"]
     mistakes = [attributes for tag, attributes in page.elements if tag == "img" and attributes.get("class") == "tiny"]
     assert len(mistakes) == 5
     assert "mnist/validation:" in page.text["mistakes"]
