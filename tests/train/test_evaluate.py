@@ -2,14 +2,21 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from lambdanets.cli import main
-from lambdanets.models import Card, Preprocessing
+from lambdanets.models import Card, Preprocessing, save_weights
+from lambdanets.models.hub import save_pretrained
+from lambdanets.recipes import debug
+from lambdanets.report.log import read_log
+from lambdanets.report.page import write_report
+from lambdanets.train.classify import Classify
 from lambdanets.train.evaluate import Clock, evaluate, find_images, match_classes
+from lambdanets.train.loop import fit
 from lambdanets.train.trained import open_trained
 from lambdanets.train.use import Using
 from tests.train.weights import MEAN, NAMES, OPTIONS, SIZE, STD, image_folder, scores_of, small_network, small_weights
@@ -51,9 +58,6 @@ def test_it_takes_what_people_have(tmp_path: Path, capsys):
     with torch.no_grad():
         network.get_classifier().weight.neg_()
     card = Card(Preprocessing(MEAN, STD, SIZE, 1.0), NAMES)
-    from lambdanets.models import save_weights
-    from lambdanets.models.hub import save_pretrained
-
     save_weights(network, tmp_path / "run" / "weights_raw.safetensors", card)
     save_pretrained(network, tmp_path / "model", card)
     data = tmp_path / "images"
@@ -185,3 +189,43 @@ def test_from_python(tmp_path: Path):
     found = evaluate(trained, find_images(str(path), str(tmp_path / "images")))
     assert 0 <= found.top1 <= found.top5 <= 1
     assert small_network().num_classes == len(trained.class_names)
+
+
+@pytest.fixture(scope="module")
+def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A few real steps on the embedded digits, made very small."""
+    config = debug()
+    model = replace(config.model, image_size=8, options=("widths=(4,4,8,8)", "depths=(1,1,1,1)", "scope=3"))
+    out = tmp_path_factory.mktemp("runs") / "run"
+    config = replace(config, model=model, out=out, device="cpu", epochs=0.2, log_every=4)
+    assert fit(Classify(config), config).finished
+    return out
+
+
+@pytest.mark.parametrize("weights", ["ema", "raw"])
+@pytest.mark.parametrize(("split", "examples"), [("auto", 1000), ("validation", 1000), ("held_out", 400)])
+def test_a_run_knows_its_images(trained_run: Path, capsys, weights: str, split: str, examples: int):
+    """And what it logged of them is what evaluation finds."""
+    found = run(capsys, trained_run, "--weights", weights, "--split", split, "--batch-size", 100)
+    name = "validation" if split == "auto" else split
+    logged = [one for one in read_log(trained_run / "log.jsonl").evaluated(weights) if one["split"] == name][-1]
+    assert found["split"] == name
+    assert found["examples"] == logged["examples"] == examples
+    assert found["top1"] == pytest.approx(logged["top1"])
+    assert found["top5"] == pytest.approx(logged["top5"])
+    assert found["loss"] == pytest.approx(logged["loss"], rel=1e-5)
+
+
+def test_a_run_has_no_other_split(trained_run: Path, capsys):
+    assert run(capsys, trained_run, "--split", "train")["examples"] == 4000
+    assert main(["evaluate", str(trained_run), "--split", "test", "--device", "cpu"]) == 2
+    assert "was evaluated on held_out and validation, not on test" in capsys.readouterr().err
+
+
+def test_the_report_of_a_real_run(trained_run: Path):
+    page = write_report(trained_run, pictures=3).read_text()
+    assert page.count('class="tiny"') == 3
+    assert "held out, averaged weights" in page
+    assert "Of 1,000 images" in page
+    assert page.count('class="heat"') == 2
+    assert "has not ended" not in page
