@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-FOLD_PARTS = 4
 SMALL_CONTEXT = {2: 256, 4: 0}  # bytes per element -> context of which one block holds all
 
 
@@ -310,17 +309,14 @@ def fold_partial(partial: Tensor, table: Tensor, geometry: Geometry, centre: tup
 
     assert geometry.query_grid is not None
     K, U = table.shape[-2:]
-    # Parts of the sum run side by side, a fixed number of them, so the order of summation never changes.
     query_width, context_width = geometry.query_grid[1], geometry.context_grid[1]
-    columns = min(32, max(4, power_of_two(query_width)))
-    context_columns = max(16, power_of_two(context_width))
-    pairs = columns * context_columns
-    shares = FOLD_PARTS * -(-query_width // columns)
-    gradient = torch.empty(shares, *table.shape, device=partial.device, dtype=torch.float32)
-    tables.fold[(geometry.scope[0], K * U, shares)](
+    columns, context_columns = min(32, max(4, power_of_two(query_width))), max(16, power_of_two(context_width))
+    blocks, pairs = -(-query_width // columns), columns * context_columns
+    gradient = torch.empty(blocks, *table.shape, device=partial.device, dtype=torch.float32)
+    tables.fold[(geometry.scope[0], K * U, blocks)](
         partial, gradient, partial.shape[2], partial.shape[1], partial.shape[0], *geometry.query_grid,
         *geometry.context_grid, *geometry.scope, *centre, geometry.stride,
         K=K, U=U, KP=depth, R=max(1, min(16, 2048 // pairs)), NX=columns, CX=context_columns,
-        D=max(1, min(32, 8192 // pairs)), PARTS=FOLD_PARTS, WIDE=partial.numel() >= 2**31, num_warps=4,
+        D=max(1, min(32, 8192 // pairs)), WIDE=partial.numel() >= 2**31, num_warps=4,
     )  # fmt: skip
-    return gradient.sum(0).to(table.dtype)
+    return (gradient[0] if blocks == 1 else gradient.sum(0)).to(table.dtype)

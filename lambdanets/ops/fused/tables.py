@@ -49,18 +49,18 @@ def fold(
     ME, rows, splits, query_height, query_width, context_height, context_width, scope_y, scope_x, centre_y, centre_x,
     stride,
     K: tl.constexpr, U: tl.constexpr, KP: tl.constexpr, R: tl.constexpr, NX: tl.constexpr, CX: tl.constexpr,
-    D: tl.constexpr, PARTS: tl.constexpr, WIDE: tl.constexpr,
+    D: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Partial dE [splits, nk, ME] -> dtable [shares, scope_y, scope_x, K, U]: sums along equal relative positions.
+    """Partial dE [splits, nk, ME] -> dtable [blocks, scope_y, scope_x, K, U]: sums along equal relative positions.
 
     First over splits and rows of queries, R of them a turn, for every pair of columns [NX queries, CX context]; then
     along the diagonals, D at a time. A fixed order of summation, so the result repeats exactly.
-    Grid: (scope_y, K*U, shares): a share is one of PARTS of the rows and one of the blocks of NX columns of queries.
+    Grid: (scope_y, K*U, blocks of NX columns of queries).
     """
     i_y = tl.program_id(0)
     k = tl.program_id(1) // U
     u = tl.program_id(1) % U
-    n_x = (tl.program_id(2) // PARTS) * NX + tl.arange(0, NX)
+    n_x = tl.program_id(2) * NX + tl.arange(0, NX)
     m_x = tl.arange(0, CX)
     shift = i_y - centre_y  # context row = query row * stride + shift
     first = tl.maximum(stride - 1 - shift, 0) // stride
@@ -71,7 +71,7 @@ def fold(
         column = (n_x.to(tl.int64) * KP * ME)[:, None] + (m_x * U)[None, :]
     exists = (n_x < query_width)[:, None] & (m_x < context_width)[None, :]
     total = tl.zeros((R, NX, CX), dtype=tl.float32)
-    for start in range(tl.program_id(2) % PARTS * R, splits * count, R * PARTS):
+    for start in range(0, splits * count, R):
         place = start + tl.arange(0, R)
         split = place // count
         n_y = first + place % count

@@ -15,7 +15,6 @@ WINDOW_CONTEXT = 256  # contexts above this take the window mode, where it can r
 WORKSPACE = 256 * 2**20  # bytes of g = dlambda that the backward holds at a time, at most
 SPREAD_ELEMENTS = 8192  # of g that a program makes in one turn
 SPREAD_PROGRAMS = 4  # per multiprocessor: the kernel that writes g has few registers to keep
-PACKED_BELOW = 128  # bytes of one position's values: a line of the cache
 WINDOW_HEADS = 16  # more heads would need more registers than there are
 
 
@@ -108,28 +107,11 @@ def tiles_of(grid: tuple[int, int], use: WindowTile) -> int:
     return -(-grid[0] // use.rows) * -(-grid[1] // use.width)
 
 
-def can_pack(v: Tensor) -> bool:
-    """Values [B,M,V] of few bytes a position, without padding, and small enough for 32-bit offsets."""
-    V = v.shape[2]
-    return V * v.element_size() < PACKED_BELOW and max(16, power_of_two(V)) == V and v.numel() < 2**31
-
-
-def pack(v: Tensor) -> Tensor:
-    """Values [B,M,V], stored as [M,B,V] where rows of V are short: kernels then read whole lines."""
-    return v.transpose(0, 1).contiguous().transpose(0, 1) if can_pack(v) else v
-
-
-def is_packed(v: Tensor) -> bool:
-    B, _, V = v.shape
-    return can_pack(v) and v.stride()[:2] == (V, B * V)
-
-
 def forward(q: Tensor, v: Tensor, c: Tensor | None, table: Tensor, geometry: Geometry) -> Tensor:
     """As forward, with one expanded table for all tiles of queries."""
-    from . import forward_kernels as kernels
+    from . import window_kernels as kernels
 
     assert geometry.query_grid is not None
-    v = pack(v)
     B, N, H, K = q.shape
     V = v.shape[2]
     depth = max(16, power_of_two(K))
@@ -144,7 +126,7 @@ def forward(q: Tensor, v: Tensor, c: Tensor | None, table: Tensor, geometry: Geo
         kernels.forward_window[grid](
             q, v, q if c is None else c, t, y, B, V, *window_geometry(geometry), *q.stride()[:3], *v.stride()[:2],
             K=K, H=H, TY=use.rows, TX=use.width, KP=depth, HP=max(8, power_of_two(H)), VT=value_tile, BB=batch_tile,
-            C=use.block, HAS_C=c is not None, PACKED=is_packed(v), PRECISION=precision_of(q.dtype),
+            C=use.block, HAS_C=c is not None, PRECISION=precision_of(q.dtype),
             num_warps=use.warps, num_stages=use.stages,
         )  # fmt: skip
     return y
@@ -175,7 +157,6 @@ def backward(
     needs: tuple[bool, bool, bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """Gradients of q, v, c and the table, those that are needed."""
-    v = pack(v)
     B, N, H, K = q.shape
     V = v.shape[2]
     call = WindowCall(geometry, table, q.dtype, q.element_size(), max(16, power_of_two(K)), max(16, power_of_two(V)))
@@ -192,7 +173,7 @@ def backward(
 
 
 def window_query_gradients(call: WindowCall, dy: Tensor, q: Tensor, v: Tensor, c: Tensor | None) -> Tensor:
-    from . import backward_kernels as kernels
+    from . import window_kernels as kernels
 
     B, N, H, K = q.shape
     V = v.shape[2]
@@ -206,7 +187,7 @@ def window_query_gradients(call: WindowCall, dy: Tensor, q: Tensor, v: Tensor, c
         dy, v, q if c is None else c, t, dq, B, V, *window_geometry(geometry), *dy.stride()[:3], *v.stride()[:2],
         K=K, H=H, KP=call.depth, HP=max(8, power_of_two(H)), TY=use.rows, TX=use.width, VT=value_tile,
         NV=-(-V // value_tile), BB=batch_tile, C=use.block, HAS_C=c is not None,
-        PACKED=is_packed(v), PRECISION=precision_of(q.dtype), num_warps=use.warps, num_stages=use.stages,
+        PRECISION=precision_of(q.dtype), num_warps=use.warps, num_stages=use.stages,
     )  # fmt: skip
     return dq
 
@@ -218,7 +199,7 @@ def window_value_and_table_gradients(
 
     dc is g's sum over queries, taken while it is in registers.
     """
-    from . import backward_kernels as kernels
+    from . import window_kernels as kernels
 
     B, N, H, K = q.shape
     M, V = v.shape[1:]
@@ -270,7 +251,7 @@ def window_value_and_table_gradients(
             kernels.table_gradients_window[(blocks, splits)](
                 g, v, partial, B, V, *where, splits, b_first, columns, partial.shape[2], *v.stride()[:2],
                 TY=on_table.rows, TX=on_table.width, KP=depth, VP=values, BV=on_table.columns, C=on_table.block,
-                PACKED=is_packed(v), PRECISION=precision, STAGES=on_table.stages, num_warps=on_table.warps,
+                PRECISION=precision, STAGES=on_table.stages, num_warps=on_table.warps,
             )  # fmt: skip
     if partial is not None:
         local = Geometry((on_table.rows, on_table.width), reach, scope, 1, 1)
