@@ -9,6 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from lambdanets.options import chosen_device
 
@@ -26,6 +28,12 @@ class World:
     size: int = 1
     device: torch.device = CPU
     restarts: int = 0  # how often an elastic torchrun has started these processes again
+
+    @property
+    def launch(self) -> str | None:
+        """What all processes of an elastic launch have in common, over restarts and machines that come and go."""
+        name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+        return None if name == "none" else name
 
     @property
     def main(self) -> bool:
@@ -84,12 +92,23 @@ def join(device: str | None = None) -> Iterator[World]:
     if size == 1:
         yield World(device=chosen)
         return
-    started_here = not dist.is_initialized()
-    if started_here:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo")
+    restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    start_group(chosen, restarts)
     try:
-        restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
         yield World(dist.get_rank(), dist.get_world_size(), chosen, restarts)
     finally:
-        if started_here:
-            dist.destroy_process_group()
+        dist.destroy_process_group()
+
+
+def start_group(device: torch.device, restarts: int) -> None:
+    """Meets the other processes.
+
+    After a restart, torchrun's store still holds the addresses of the processes that died (torch issue 135712), so each
+    try has a name of its own. Only on one machine: several count their restarts each for itself. There the variable
+    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 gives each try a new store.
+    """
+    store, rank, size = next(rendezvous("env://"))
+    if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
+        store = PrefixStore(f"try-{restarts}", store)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size)

@@ -61,7 +61,7 @@ def fit(task: Task, config: RunConfig, *, resume: bool = False, watch: Watch | N
     """
     with StopRequests() as stop, join(config.device) as world:
         try:
-            return Run(task, config, world, stop, watch).go(resume or world.restarts > 0)
+            return Run(task, config, world, stop, watch).go(resume)
         finally:
             task.close()
 
@@ -85,6 +85,8 @@ class Run:
         loaded = self.find_checkpoint(resume)
         if self.world.device.type == "cuda":
             torch.backends.cudnn.benchmark = True
+        elif self.config.sync_batch_norm:
+            raise ValueError("sync_batch_norm needs GPUs: torch has it for no other device")
         self.engine = Engine(self.task, self.config, self.world, self.steps)
         if loaded is not None:
             self.restore(loaded)
@@ -105,6 +107,7 @@ class Run:
 
     def find_checkpoint(self, resume: bool) -> dict[str, Any] | None:
         """What the main process finds in the folder, on all processes."""
+        (resume,) = self.world.any(resume or self.world.restarts > 0)
         found: dict[str, Any] | None = None
         error: str | None = None
         if self.world.main:
@@ -119,7 +122,7 @@ class Run:
 
     def read_checkpoint(self, resume: bool) -> dict[str, Any] | None:
         folder = self.config.out
-        if not resume:
+        if not resume and not self.restarted():
             if (folder / LOG).exists():
                 raise ValueError(f"{folder} already holds a run: --resume goes on with it, or choose another --out")
             return None
@@ -133,6 +136,18 @@ class Run:
                 f"this one has {self.steps} and {self.epoch_steps}: resume with the configuration it started with"
             )
         return state | {"path": loaded.path.name, "damaged": loaded.damaged}
+
+    def restarted(self) -> bool:
+        """Whether the run in the folder was started by the same elastic launch, which has now lost a machine."""
+        path = self.config.out / LOG
+        if self.world.launch is None or not path.exists():
+            return False
+        with path.open(encoding="utf-8") as file:
+            first = file.readline()
+        try:
+            return json.loads(first)["launch"] == self.world.launch
+        except (ValueError, KeyError, TypeError):  # torn by the crash: it was a start that got nowhere
+            return False
 
     def restore(self, state: dict[str, Any]) -> None:
         self.engine.load(state["engine"])
@@ -171,6 +186,7 @@ class Run:
             steps_per_epoch=self.epoch_steps,
             peak_rate=config.schedule.peak(config.batch_size),
             processes=self.world.size,
+            launch=self.world.launch,
             micro_batch=share.micro_batch,
             accumulation=share.parts,
             note=". ".join(self.notes()),
