@@ -7,6 +7,7 @@ import pickle
 import struct
 import tarfile
 import zlib
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +48,7 @@ def test_a_pickle_by_another_name_is_not_run(tmp_path: Path, name: str):
     mark = tmp_path / "mark"
     members = [("00000.jpg", jpeg(0)), (name, pickle.dumps(Trap(mark)))][name.endswith("jpg") :]
     write_tar(tmp_path / "x.tar", members)
-    with pytest.raises(ValueError, match="label|not a readable"):
+    with pytest.raises(ValueError, match=r"label|not a readable"):
         decode(open_source(tmp_path).read(0))  # type: ignore[arg-type]
     assert not mark.exists()
 
@@ -67,13 +68,13 @@ def test_a_pickle_by_another_name_is_not_run(tmp_path: Path, name: str):
 )
 def test_only_web_urls_are_opened(tmp_path: Path, url: str):
     mark = tmp_path / "mark"
-    with pytest.raises(ValueError, match="refused|no spaces"):
+    with pytest.raises(ValueError, match=r"refused|no spaces"):
         open_source(url.format(mark=mark))
     assert not mark.exists()
 
 
 def test_a_brace_list_cannot_bring_in_a_command(tmp_path: Path):
-    with pytest.raises(ValueError, match="pipe:.*refused"):
+    with pytest.raises(ValueError, match=r"pipe:.*refused"):
         expand("{http://host/a.tar,pipe:true}")
     with pytest.raises(ValueError, match="refused"), opened("pipe:true"):
         pass
@@ -101,7 +102,7 @@ def test_a_decompression_bomb_is_refused_before_it_unpacks(
     size: tuple[int, int], monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ):
     monkeypatch.setattr(decoding, "load", lambda image: pytest.fail("it was decoded"))
-    with pytest.raises(BrokenImageError, match="pixels|not a readable"):
+    with pytest.raises(BrokenImageError, match=r"pixels|not a readable"):
         decode(png_of(*size))
     assert not recwarn.list
 
@@ -142,10 +143,8 @@ def test_flipped_bytes_never_raise_anything_else():
         for _ in range(60):
             bad = good.copy()
             bad[generator.integers(0, len(bad), 5)] = generator.integers(0, 256, 5)
-            try:
+            with suppress(BrokenImageError):
                 assert decode(bad.tobytes()).mode == "RGB"
-            except BrokenImageError:
-                pass
 
 
 def test_a_run_goes_on_among_broken_files(tmp_path: Path):
@@ -212,7 +211,7 @@ def test_a_header_that_lies_about_its_size(tmp_path: Path, size: int, kind: byte
     (tmp_path / "x.tar").write_bytes(good.rstrip(b"\0") + bytes(-len(good.rstrip(b"\0")) % 512))
     with (tmp_path / "x.tar").open("ab") as file:
         file.write(header("bad.jpg", size, kind) + bytes(512))
-    with pytest.raises(ValueError, match="x.tar"):
+    with pytest.raises(ValueError, match=r"x.tar"):
         open_source(tmp_path / "x.tar")
 
 
@@ -227,10 +226,9 @@ def test_a_truncated_shard_is_named(tmp_path: Path, keep: int):
 
 
 def test_a_shard_spoilt_in_the_middle_is_named(tmp_path: Path):
-    data = bytearray(write_tar(tmp_path / "good.tar", samples(20)).read_bytes())
-    data[len(data) // 2 // 512 * 512 :][:1] = b""
-    (tmp_path / "bad.tar").write_bytes(bytes(data[: len(data) // 2]) + b"junk" + bytes(data[len(data) // 2 :]))
-    with pytest.raises(ValueError, match="bad.tar"):
+    data = write_tar(tmp_path / "good.tar", samples(20)).read_bytes()
+    (tmp_path / "bad.tar").write_bytes(data[: len(data) // 2] + b"junk" + data[len(data) // 2 :])
+    with pytest.raises(ValueError, match=r"bad.tar"):
         open_source(tmp_path / "bad.tar")
 
 

@@ -13,7 +13,7 @@ import torch
 from lambdanets.data import cache
 from lambdanets.data.augment import Augment
 from lambdanets.data.broken import BrokenImages, TooManyBrokenError
-from lambdanets.data.loader import Batch, Loader, LoaderOptions
+from lambdanets.data.loader import Batch, Loader, LoaderOptions, Positions
 from lambdanets.data.source import open_source
 from lambdanets.data.transforms import evaluation, training
 from lambdanets.models.hub import Preprocessing
@@ -54,6 +54,24 @@ def test_orders_and_crops_differ_between_epochs():
     again = torch.argsort(first.indices), torch.argsort(second.indices)
     assert not torch.equal(first.indices, second.indices)
     assert not torch.equal(first.images[again[0]], second.images[again[1]])
+
+
+def test_each_sample_has_its_own_crop():
+    source = Numbered(8)
+    source.images[:] = source.images[0]
+    (batch,) = Loader(source, CHANGE, options(8)).epoch(0)
+    assert len({image.numpy().tobytes() for image in batch.images}) == 8
+
+
+def test_workers_read_into_the_next_epoch(monkeypatch: pytest.MonkeyPatch):
+    starts = []
+    original = Positions.__iter__
+    monkeypatch.setattr(Positions, "__iter__", lambda self: starts.append(self.start) or original(self))
+    loader = Loader(Numbered(22), CHANGE, options())
+    epochs(loader, 3)
+    assert starts == [(0, 0)]
+    list(loader.epoch(5, 2))
+    assert starts == [(0, 0), (5, 2)]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -125,7 +143,7 @@ def test_nothing_else_is_drawn_from():
 
 def test_a_broken_image_is_replaced_named_and_counted():
     chosen = np.arange(40)
-    source = Numbered(60, broken=[7])
+    source = Numbered(1000, broken=[7])
     runs = []
     for _ in range(2):
         loader = Loader(source, CENTRE, options(8), indices=chosen)

@@ -40,7 +40,7 @@ def test_class_folders(tmp_path: Path):
     assert names(source)[3:5] == ["ant/deep/x.PNG", "cat/000.jpg"]
     assert source.read(4) == jpeg(0)
     assert splits_of(tmp_path / "set") == ("train",)
-    with pytest.raises(NoSplitError, match="no validation images, only train.*hold out"):
+    with pytest.raises(NoSplitError, match=r"no validation images, only train.*hold out"):
         open_source(tmp_path / "set", split="validation")
 
 
@@ -54,7 +54,7 @@ def test_split_folders_share_the_training_classes(tmp_path: Path):
     assert names(open_source(tmp_path))[0] == "train/a/000.jpg"
     assert list(distinct_splits(tmp_path)) == ["train", "validation"]
     write_folder(tmp_path / "val" / "new", {"x": 1})
-    with pytest.raises(ValueError, match="'new'.*the training images do not have"):
+    with pytest.raises(ValueError, match=r"'new'.*the training images do not have"):
         open_source(tmp_path, split="validation")
 
 
@@ -71,9 +71,9 @@ def test_images_without_folders_have_no_labels(tmp_path: Path):
 
 
 def test_an_empty_folder_says_what_is_expected(tmp_path: Path):
-    with pytest.raises(ValueError, match="no images.*a folder for each class"):
+    with pytest.raises(ValueError, match=r"no images.*a folder for each class"):
         open_source(tmp_path)
-    with pytest.raises(ValueError, match="no such folder.*mnist.*csv.*tar"):
+    with pytest.raises(ValueError, match=r"no such folder.*mnist.*csv.*tar"):
         open_source(tmp_path / "missing")
 
 

@@ -1,0 +1,110 @@
+"""`lambdanets data`: what it writes, lists and measures."""
+
+import json
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import webdataset
+from PIL import Image
+
+from lambdanets.cli import main
+from lambdanets.data.source import open_source
+from tests.data.helpers import encoded, jpeg, picture, write_folder
+
+
+def two_splits(folder: Path) -> Path:
+    write_folder(folder / "train", {"ant": 5, "bee": 8})
+    write_folder(folder / "val", {"ant": 2, "bee": 1}, first=100)
+    return folder
+
+
+def test_pack_keeps_bytes_and_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    two_splits(tmp_path / "set")
+    (tmp_path / "set" / "train" / "bee" / "999.jpg").write_bytes(b"garbage")
+    assert main(["data", "pack", str(tmp_path / "set"), str(tmp_path / "shards"), "--images-per-shard", "4"]) == 0
+    out = capsys.readouterr().out
+    assert "train: 13 images in 4 shards" in out
+    assert "train/bee/999.jpg: not a readable" in out
+    for split in ("train", "validation"):
+        folder, packed = open_source(tmp_path / "set", split=split), open_source(tmp_path / "shards", split=split)
+        assert packed.class_names == ("ant", "bee")
+        content = sorted((folder.read(i), folder.labels[i]) for i in range(len(folder)) if folder.read(i) != b"garbage")
+        assert sorted((packed.read(i), packed.labels[i]) for i in range(len(packed))) == content
+    labels = open_source(tmp_path / "shards").labels
+    assert np.any(labels[:-1] > labels[1:])  # mixed
+    assert main(["data", "pack", str(tmp_path / "set"), str(tmp_path / "shards")]) == 2
+    assert "has shards already" in capsys.readouterr().err
+
+
+def test_packing_twice_gives_the_same_files(tmp_path: Path):
+    two_splits(tmp_path / "set")
+    for name in ("one", "two"):
+        main(["data", "pack", str(tmp_path / "set"), str(tmp_path / name)])
+    one, two = ({p.name: p.read_bytes() for p in (tmp_path / name).iterdir()} for name in ("one", "two"))
+    assert one == two
+    assert set(one) == {"train-00000.tar", "val-00000.tar", "classes.txt"}
+
+
+def test_webdataset_reads_what_pack_writes(tmp_path: Path):
+    two_splits(tmp_path / "set")
+    main(["data", "pack", str(tmp_path / "set"), str(tmp_path / "shards")])
+    stream = webdataset.WebDataset(str(tmp_path / "shards" / "val-00000.tar"), shardshuffle=False).decode("pil")  # type: ignore[attr-defined]
+    found = list(stream.to_tuple("jpg", "cls"))
+    assert len(found) == 3
+    assert sorted(label for _, label in found) == [0, 0, 1]
+    assert found[0][0].size == (40, 32)
+
+
+def test_the_digits_pack_as_png(tmp_path: Path):
+    main(["data", "pack", "mnist", str(tmp_path / "shards"), "--images-per-shard", "3000"])
+    with tarfile.open(tmp_path / "shards" / "val-00000.tar") as tar:
+        assert sum(name.endswith(".png") for name in tar.getnames()) == 1000
+    assert np.bincount(open_source(tmp_path / "shards").labels).tolist() == [400] * 10
+
+
+def test_check_finds_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    folder = two_splits(tmp_path / "set")
+    for name, size in {"wide": (40, 32), "tall": (32, 40)}.items():  # the same bytes in another shape are no copies
+        (folder / "train" / "ant" / f"{name}.png").write_bytes(encoded(Image.new("RGB", size, (9, 9, 9)), "PNG"))
+    assert main(["data", "check", str(folder)]) == 0
+    assert capsys.readouterr().out == "18 images (train 15, validation 3) of 2 classes\n"
+    (folder / "train" / "ant" / "bad.jpg").write_bytes(jpeg(0)[:300])
+    (folder / "train" / "bee" / "twice.jpg").write_bytes(jpeg(0))  # ant/000, with another label
+    pixels = encoded(picture(50), "PNG")
+    (folder / "train" / "bee" / "x.png").write_bytes(pixels)
+    (folder / "val" / "bee" / "x.webp").write_bytes(encoded(picture(50), "WEBP", lossless=True))
+    (folder / "train" / "none").mkdir()
+    assert main(["data", "check", str(folder), "--json", str(tmp_path / "found.json")]) == 1
+    out = capsys.readouterr().out
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert [one["name"] for one in found["unreadable"]] == ["train: train/ant/bad.jpg"]
+    assert [[place["name"] for place in group] for group in found["duplicates"]] == [
+        ["train/ant/000.jpg", "train/bee/twice.jpg"]
+    ]
+    assert [[place["name"] for place in group] for group in found["leaked"]] == [["train/bee/x.png", "val/bee/x.webp"]]
+    assert found["empty_classes"] == ["none"]
+    for words in ("1 unreadable", "1 in more than one split", "1 the same pixels with different labels", "none"):
+        assert words in out
+
+
+def test_speed_measures_all_ways(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    write_folder(tmp_path / "set", {"a": 6, "b": 6})
+    options = ["--image-size", "16", "--rounds", "1", "--randaugment-layers", "1", "--json", str(tmp_path / "s.json")]
+    assert main(["data", "speed", str(tmp_path / "set"), *options]) == 0
+    rows = json.loads((tmp_path / "s.json").read_text())["rows"]
+    assert [row["name"] for row in rows] == [
+        "decoding alone",
+        "torchvision, normalized there",
+        "torchvision, uint8",
+        "lambdanets",
+        "lambdanets, cache in memory",
+    ]
+    assert all(row["per_core"] > 0 for row in rows)
+    assert "lambdanets, cache in memory" in capsys.readouterr().out
+
+
+def test_a_wrong_place_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["data", "check", str(tmp_path / "nothing")]) == 2
+    assert "no such folder" in capsys.readouterr().err
