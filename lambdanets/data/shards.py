@@ -118,6 +118,10 @@ def open_shards(every: Sequence[Path], split: str) -> ShardSource:
     return ShardSource(shards, indices, names)
 
 
+def has_shards(folder: Path) -> bool:
+    return any(entry.name.endswith(SHARDS) for entry in os.scandir(folder))
+
+
 def shard_paths(where: str | Path) -> list[Path]:
     """The shards of a folder, a glob or a brace list; at least one."""
     from braceexpand import braceexpand

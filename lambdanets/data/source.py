@@ -134,7 +134,7 @@ def open_source(where: str | Path, *, split: str = "train") -> Source:
     if path.is_dir():
         if any(idx.idx_files(path, name) for name in SPLITS):
             return idx.open_idx(path, split)
-        if any(entry.name.endswith(shards.SHARDS) for entry in path.iterdir()):
+        if shards.has_shards(path):
             return shards.open_shards(shards.shard_paths(path), split)
         return folders.open_folder(path, split)
     if path.suffix.lower() == ".csv" and path.is_file():
@@ -149,6 +149,14 @@ def open_source(where: str | Path, *, split: str = "train") -> Source:
 
 def splits_of(where: str | Path) -> tuple[str, ...]:
     """The splits that `open_source` finds there; "validation" and "test" may be the same images."""
+    from lambdanets.data import embedded, folders, idx, shards
+
+    path = Path(where).expanduser()
+    if str(where) in embedded.EMBEDDED:
+        return tuple(SPLITS)
+    others = path.is_dir() and (shards.has_shards(path) or any(idx.idx_files(path, name) for name in SPLITS))
+    if path.is_dir() and not others:  # without reading the names of a million files
+        return tuple(folders.split_folders(path)) or ("train",)
     found = []
     for split in SPLITS:
         try:
