@@ -14,15 +14,37 @@ from lambdanets.ops import Dense, Positions, Relation, Relative
 from lambdanets.ops.problem import KEY_NORMS, embeddings_of, with_embeddings
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
-# The longest side by number of axes; the second row is for the few large maps that kernels take in several tiles.
-SIDES = {1: 40, 2: 9, 3: 4}
-LARGE_SIDES = {1: 290, 2: 17, 3: 4}
-# Sizes that a kernel compiles for, (dtype, H, K, V, U): few, so that few kernels compile.
+SIDES = {1: 40, 2: 9, 3: 4}  # the longest side by number of axes
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What a kernel compiles for; all else is drawn freely and compiles nothing again.
+
+    Maps have sides from `low` to `high`: they decide which of the kernels run, as does `scope` (largest, 0: whole map).
+    """
+
+    dtype: str
+    heads: int
+    key_depth: int
+    value_depth: int
+    intra_depth: int
+    dims: int
+    low: int
+    high: int
+    scope: int
+    content: bool = True
+    sliced: bool = False
+    wide_embeddings: bool = False
+
+
+# Few, so that few kernels compile: every type, every mode of the kernels, aligned rows and others.
 KERNEL_GRID = (
-    ("bfloat16", 4, 16, 32, 1),
-    ("bfloat16", 3, 8, 24, 2),
-    ("float16", 4, 16, 16, 1),
-    ("float32", 2, 4, 8, 1),
+    Compiled("bfloat16", 4, 16, 32, 1, 2, 17, 24, 15, wide_embeddings=True),  # larger maps: windows
+    Compiled("bfloat16", 3, 8, 24, 2, 2, 1, 5, 11, content=False, sliced=True),
+    Compiled("float16", 4, 16, 16, 1, 2, 12, 14, 29),
+    Compiled("bfloat16", 4, 16, 16, 1, 2, 17, 19, 0, content=False),  # larger maps, whole scope
+    Compiled("float32", 2, 4, 16, 1, 1, 20, 250, 40),
 )
 
 
@@ -102,25 +124,24 @@ def draw(seed: int, number: int) -> Case:
         small_workspace=chance(0.4),
         poisoned=chance(0.5),
     )
-    large = False
-    if kernel_sizes:  # mostly what kernels can run, with more examples and now and then a large map
-        dtype, heads, key_depth, value_depth, intra_depth = rng.choice(KERNEL_GRID)
-        large = chance(0.05)
+    if not kernel_sizes:
+        case = replace(case, wide_embeddings=case.dtype in ("bfloat16", "float16") and chance(0.3))
+        case = place(case, rng)
+    else:  # mostly what kernels can run, with more examples
+        sizes = rng.choice(KERNEL_GRID)
+        named = ("dtype", "heads", "key_depth", "value_depth", "content", "sliced", "wide_embeddings")
         case = replace(
             case,
-            dtype=dtype,
-            heads=heads,
-            key_depth=key_depth,
-            value_depth=value_depth,
-            intra_depth=intra_depth if intra_depth > 1 else rng.choice((0, 1)),
-            multi_head=case.multi_head and chance(0.1),
-            batch=rng.randint(1, 2 if large else 5),
+            **{name: getattr(sizes, name) for name in named},
+            intra_depth=sizes.intra_depth if sizes.intra_depth > 1 else rng.choice((0, 1)),
+            multi_head=False,
+            batch=rng.randint(1, 5),
             mask=case.mask and chance(0.1),
-            context_mask=case.context_mask and chance(0.1),
+            context_mask=case.context_mask and chance(0.3),
             causal=case.causal if chance(0.1) else False,
+            frozen=rng.choice(("", "", "queries", "embeddings")),
         )
-    case = replace(case, wide_embeddings=case.dtype in ("bfloat16", "float16") and chance(0.3))
-    case = place(case, rng, large)
+        case = place_for_kernels(case, sizes, rng)
     if case.positions == "none":
         case = replace(case, content=True)
     if case.frozen == "keys" and not case.content:
@@ -128,28 +149,49 @@ def draw(seed: int, number: int) -> Case:
     return case
 
 
-def place(case: Case, rng: Random, large: bool) -> Case:
+def place_for_kernels(case: Case, sizes: Compiled, rng: Random) -> Case:
+    """Relative positions of one stride, now and then with a dilation (which kernels refuse); some dense ones."""
+    query_grid = tuple(rng.randint(sizes.low, sizes.high) for _ in range(sizes.dims))
+    if sizes.high <= 5 and rng.random() < 0.2:
+        M = prod(query_grid) if case.causal else rng.randint(1, sizes.high**sizes.dims)
+        return replace(case, positions="dense", query_grid=(prod(query_grid),), context_grid=(M,))
+    context_grid, stride = query_grid, 1
+    kind = rng.choice(("same", "same", "strided", "other"))
+    if kind == "strided" and sizes.high <= 5:
+        stride = rng.randint(1, 3)
+        query_grid = tuple(-(-side // stride) for side in context_grid)
+    elif kind == "other" and not case.causal:
+        context_grid = tuple(rng.randint(sizes.low, sizes.high) for _ in range(sizes.dims))
+    whole = tuple(2 * max(q, m) - 1 for q, m in zip(query_grid, context_grid, strict=True))
+    return replace(
+        case,
+        positions="relative",
+        query_grid=query_grid,
+        context_grid=context_grid,
+        scope=tuple(rng.randint(1, sizes.scope) for _ in whole) if sizes.scope else whole,
+        dilation=(2 if rng.random() < 0.03 else 1,) * sizes.dims,
+        stride=(stride,) * sizes.dims,
+    )
+
+
+def place(case: Case, rng: Random) -> Case:
     """The case with grids and positions."""
-    kinds = ("relative", "relative", "relative", "relative", "dense", "relation", "none")
-    positions = rng.choice(kinds[:5] if case.kernel_sizes else kinds)
-    dims = rng.choice((1, 2, 2) if case.kernel_sizes else (1, 2, 2, 2, 3))
-    longest = (LARGE_SIDES if large else SIDES)[dims]
+    positions = rng.choice(("relative", "relative", "relative", "relative", "dense", "relation", "none"))
+    dims = rng.choice((1, 2, 2, 2, 3))
+    longest = SIDES[dims]
     query_grid = tuple(rng.randint(1, longest) for _ in range(dims))
-    if large:  # large along every axis
-        query_grid = tuple(longest - rng.randint(0, longest // 8) for _ in range(dims))
     if positions != "relative":
         M = prod(query_grid) if case.causal or rng.random() < 0.5 else rng.randint(1, SIDES[1])
         return replace(case, positions=positions, query_grid=(prod(query_grid),), context_grid=(M,))
     stride, dilation, context_grid = (1,) * dims, (1,) * dims, query_grid
     kind = rng.choice(("same", "same", "strided", "other"))
-    if kind == "strided":  # what a layer with a stride asks for; a kernel has one stride for all axes
+    if kind == "strided":  # what a layer with a stride asks for
         stride = tuple(rng.randint(1, 3) for _ in range(dims))
-        stride = (stride[0],) * dims if case.kernel_sizes else stride
         context_grid = query_grid
         query_grid = tuple(-(-side // step) for side, step in zip(context_grid, stride, strict=True))
     elif kind == "other":
         context_grid = tuple(rng.randint(1, longest) for _ in range(dims))
-    if rng.random() < (0.05 if case.kernel_sizes else 0.3):
+    if rng.random() < 0.3:
         dilation = tuple(rng.randint(1, 3) for _ in range(dims))
     whole = tuple(2 * max(q, m) - 1 for q, m in zip(query_grid, context_grid, strict=True))
     scope = whole if rng.random() < 0.25 else tuple(rng.randint(1, max(3, size + 2)) for size in whole)

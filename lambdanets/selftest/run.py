@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from lambdanets.ops import fused
 from lambdanets.ops.choose import BACKENDS, NAMES
 from lambdanets.options import chosen_device, optional
 from lambdanets.selftest.cases import Case, Inputs, build, draw
@@ -197,6 +198,8 @@ def report(
         style = "red" if tally.failures or name in idle else None
         table.add_row(name, str(tally.cases), str(tally.failures), worst, half, escape(remark), style=style)
     console.print(table)
+    if tallies.get("fused", Tally()).cases and not fused.interpreted():
+        console.print(f"{fused.compiled_kernels()} kernels were compiled for the cases of fused.", highlight=False)
     for failure in failures[:SHOWN_FAILURES]:
         console.print(f"FAILED {failure.backend}: {failure.what}", style="red", markup=False, soft_wrap=True)
         console.print(f"  {failure.case.words()}", markup=False, highlight=False, soft_wrap=True)
