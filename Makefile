@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-fast test-kernels test-gpu lint format clean
+.PHONY: demo test test-fast test-slow test-kernels test-gpu lint format clean
 
 # Again only when the project's requirements change.
 $(READY): pyproject.toml
@@ -30,6 +30,9 @@ test: lint test-fast test-kernels  ## lint, types and the fast tests
 
 test-fast: $(READY)
 	$(BIN)/python -m pytest -n 2 --cov --cov-report=
+
+test-slow: $(READY)  ## runs that are killed and resumed, several processes, two hosts: minutes
+	$(BIN)/python -m pytest -m slow --durations=10
 
 test-kernels: $(READY)  ## the GPU kernels under Triton's interpreter, values and every gradient
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 tests/ops/test_fused.py --cov --cov-append --cov-report=term:skip-covered

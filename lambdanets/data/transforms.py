@@ -5,6 +5,7 @@ Training transforms draw from Python's `random`, which the loader seeds for each
 
 import math
 import random
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -151,10 +152,18 @@ def normalize(images: Tensor, preprocessing: Preprocessing, dtype: torch.dtype =
         raise ValueError(
             f"mean {preprocessing.mean} and std {preprocessing.std} for images of {channels} channels: one of each"
         )
+    scale_C11, shift_C11 = scale_and_shift(preprocessing, images.device)
+    return (images.float() * scale_C11 + shift_C11).to(dtype)
+
+
+@lru_cache(maxsize=16)
+def scale_and_shift(preprocessing: Preprocessing, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Kept, because a copy to a GPU waits for all that it has to do."""
     scale = [1 / (255 * std) for std in preprocessing.std]
     shift = [-mean / std for mean, std in zip(preprocessing.mean, preprocessing.std, strict=True)]
-    scale_C11, shift_C11 = (torch.tensor(row, device=images.device).view(-1, 1, 1) for row in (scale, shift))
-    return (images.float() * scale_C11 + shift_C11).to(dtype)
+    with torch.inference_mode(False):
+        scale_C, shift_C = (torch.tensor(row, device=device) for row in (scale, shift))
+    return scale_C.view(-1, 1, 1), shift_C.view(-1, 1, 1)
 
 
 def height_width(size: int | tuple[int, int]) -> tuple[int, int]:

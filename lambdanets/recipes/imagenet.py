@@ -7,7 +7,7 @@ the end. `data.path` is a folder with train/ and val/, or shards (`lambdanets da
 from dataclasses import dataclass
 from pathlib import Path
 
-from lambdanets.data.transforms import Augment
+from lambdanets.data.augment import Augment
 from lambdanets.train.config import DataConfig, Ema, ModelConfig, Optimizer, Schedule, TrainConfig
 
 HELD_OUT = 0.02

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from lambdanets.data.transforms import Augment
+from lambdanets.data.augment import Augment
 from lambdanets.train.config import DataConfig, Ema, ModelConfig, Optimizer, Schedule, TrainConfig
 
 DIGITS = DataConfig(path="mnist", channels=1, mean=(0.1307,), std=(0.3081,), crop=1.0)  # MNIST's own numbers
@@ -57,18 +57,18 @@ def demo() -> TrainConfig:
             name="lambda_resnet_tiny",
             image_size=28,
             embedding_std=0.1,
-            options=("widths=(16,32,64,128)", "depths=(1,1,1,1)", "scope=7"),
+            options=("widths=(8,16,32,64)", "depths=(1,1,1,1)"),
         ),
         data=DIGITS,
         augment=Augment(crop_scale=None, padding=2, flip=0.0),
         optimizer=Optimizer(momentum=0.9, weight_decay=5e-4, nesterov=True),
-        schedule=Schedule(kind="cosine", rate=0.1, per_batch=128, warmup_epochs=1.0),
+        schedule=Schedule(kind="cosine", rate=0.4, per_batch=128, warmup_epochs=1.0),
         ema=Ema(decay=0.99),
         label_smoothing=0.1,
         epochs=8.0,
-        batch_size=128,
+        batch_size=32,
         evaluate_every=2,
-        log_every=10,
+        log_every=25,
     )
 
 

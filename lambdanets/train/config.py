@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from lambdanets.data.transforms import Augment
+from lambdanets.data.augment import Augment
 from lambdanets.models.config import NetworkConfig
 from lambdanets.models.hub import Preprocessing
 from lambdanets.options import optional

@@ -1,0 +1,223 @@
+"""Runs that are killed, and data that is broken, through the command's own task. Nothing is lost and nothing stops."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lambdanets.data.augment import Augment
+from lambdanets.data.broken import TooManyBrokenError
+from lambdanets.train.checkpoint import complete, load_newest
+from lambdanets.train.classify import Classify
+from lambdanets.train.config import DataConfig, Ema, ModelConfig, Schedule, TrainConfig
+from lambdanets.train.loop import fit
+from tests.train.tasks import final, same
+from tests.train.test_loop import records
+from tests.train.test_processes import ROOT, environment
+
+KILLS = 20
+
+
+def program(out, **settings):
+    command = [sys.executable, "-m", "tests.train.program", str(out), json.dumps(settings)]
+    return subprocess.Popen(command, cwd=ROOT, env=environment(), stderr=subprocess.PIPE)
+
+
+def wait_for(process, out, lines):
+    """Until the log has so many lines, or the process has ended: whether it still runs."""
+    log = Path(out) / "log.jsonl"
+    while process.poll() is None:
+        if log.exists() and log.read_bytes().count(b"\n") >= lines:
+            return True
+        time.sleep(0.002)
+    return False
+
+
+@pytest.mark.slow
+def test_twenty_kills_change_nothing(tmp_path):
+    """SIGKILL at random moments, also while a checkpoint is written; the last run ends with the very same weights."""
+    settings = dict(epochs=60.0, checkpoint_minutes=0.0, log_every=3)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert program(whole, **settings).wait(300) == 0
+    total = (whole / "log.jsonl").read_bytes().count(b"\n")
+    generator = random.Random(20)
+    kills, newest = 0, 0
+    while kills < KILLS:
+        process = program(killed, resume=True, **settings)
+        log = killed / "log.jsonl"
+        before = log.read_bytes().count(b"\n") if log.exists() else 0
+        if not wait_for(process, killed, before + generator.randint(1, total // KILLS)):
+            break
+        time.sleep(generator.random() * 0.02)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        kills += 1
+        found = load_newest(killed / "checkpoints")
+        if found is not None:  # whole, and never older than before
+            assert not found.damaged
+            assert found.state["step"] >= newest
+            newest = found.state["step"]
+    assert kills == KILLS
+    assert program(killed, resume=True, **settings).wait(300) == 0
+    assert records_of(killed, "resumed")
+    assert same(final(whole), final(killed))
+
+
+def records_of(folder, event):
+    """Of a log with torn lines."""
+    found = []
+    for line in (folder / "log.jsonl").read_text().splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return [record for record in found if record["event"] == event]
+
+
+@pytest.mark.slow
+def test_sigterm_writes_a_checkpoint_first(tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    settings = dict(epochs=40.0, log_every=2)
+    assert program(whole, **settings).wait(300) == 0
+    process = program(parts, **settings)
+    assert wait_for(process, parts, 4)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 143
+    newest = complete(parts / "checkpoints")[-1]
+    assert f"step-{records(parts, 'end')[0]['step']:09d}" in newest.name
+    assert program(parts, resume=True, **settings).wait(300) == 0
+    assert same(final(whole), final(parts))
+
+
+# Images
+
+
+def folder_of_images(folder, count=60, classes=3, broken=()):
+    """Made-up images whose brightness says their class; `broken` ones are cut off or garbage."""
+    generator = np.random.default_rng(3)
+    for i in range(count):
+        split = "val" if i % 5 == 4 else "train"
+        place = folder / split / f"class{i % classes}"
+        place.mkdir(parents=True, exist_ok=True)
+        pixels = generator.integers(0, 100, (20, 24, 3)) + 70 * (i % classes)
+        path = place / f"{i:03d}.png"
+        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(path)
+        if i in broken:
+            data = path.read_bytes()
+            path.write_bytes(data[: len(data) // 2] if i % 2 else os.urandom(300))
+    return folder
+
+
+def image_config(images, out, **changes):
+    settings = dict(
+        out=out,
+        epochs=3.0,
+        batch_size=8,
+        device="cpu",
+        log_every=2,
+        model=ModelConfig(
+            name="lambda_resnet_tiny",
+            image_size=16,
+            drop_rate=0.1,
+            drop_path_rate=0.1,
+            options=("widths=(4,4,8,8)", "depths=(1,1,1,1)", "scope=3", "heads=2", "key_depth=4"),
+        ),
+        data=DataConfig(path=str(images), workers=0),
+        augment=Augment(crop_scale=(0.5, 1.0), randaugment_layers=1, randaugment_magnitude=5),
+        schedule=Schedule(rate=0.05, per_batch=0, warmup_epochs=1.0),
+        ema=Ema(decay=0.9),
+    )
+    return TrainConfig(**(settings | changes))
+
+
+def weights(folder):
+    from safetensors.torch import load_file
+
+    return load_file(str(folder / "weights.safetensors")) | {
+        f"raw.{name}": t for name, t in load_file(str(folder / "weights_raw.safetensors")).items()
+    }
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_images_stop_and_resume_to_the_last_bit(tmp_path, workers):
+    """Augmentation, dropout, stochastic depth, batch norm, EMA; with worker processes and without."""
+    images = folder_of_images(tmp_path / "images")
+    data = DataConfig(path=str(images), workers=workers)
+    fit(Classify(c := image_config(images, tmp_path / "whole")), c)
+    first = image_config(images, tmp_path / "parts", data=data)
+
+    def stop(record):
+        if record["event"] == "step" and record["step"] == 8:
+            signal.raise_signal(signal.SIGTERM)
+
+    assert fit(Classify(first), first, watch=stop).step == 8
+    assert fit(Classify(first), first, resume=True).finished
+    assert same(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
+
+
+def test_a_run_of_images_leaves_what_others_read(tmp_path):
+    from safetensors import safe_open
+    from safetensors.torch import load_file
+
+    from lambdanets.models.hub import from_pretrained, read_card
+
+    images = folder_of_images(tmp_path / "images")
+    config = image_config(images, tmp_path / "run")
+    result = fit(Classify(config), config)
+    assert set(result.scores) == {"ema", "raw"}
+    card = read_card(tmp_path / "run" / "weights.safetensors")
+    assert card.class_names == ("class0", "class1", "class2")
+    assert card.preprocessing.size == 16
+    assert card.metrics["validation_top1"] == result.scores["ema"]["validation"]["top1"]
+    assert card.recipe["batch_size"] == 8
+    predictions = load_file(str(tmp_path / "run" / "predictions.safetensors"))
+    assert predictions["logits"].shape == (12, 3)
+    assert predictions["logits"].dtype == torch.float16
+    right = (predictions["logits"].argmax(1) == predictions["labels"]).double().mean()
+    assert float(right) == result.scores["ema"]["validation"]["top1"]
+    with safe_open(str(tmp_path / "run" / "predictions.safetensors"), "pt") as file:
+        assert file.metadata()["split"] == "validation"
+    start = load_file(str(tmp_path / "run" / "start.safetensors"))
+    network = from_pretrained(tmp_path / "run" / "weights.safetensors")
+    assert start.keys() == {name for name, _ in network.named_parameters() if name.endswith("positions.table")}
+    assert all(not torch.equal(start[name], dict(network.named_parameters())[name]) for name in start)
+
+
+def test_one_broken_image_in_a_hundred_is_replaced_and_named(tmp_path):
+    images = folder_of_images(tmp_path / "images", 120, broken=(10, 21))
+    config = image_config(images, tmp_path / "run")
+    result = fit(Classify(config), config)
+    assert result.finished
+    broken = records(tmp_path / "run", "broken_image")
+    assert {Path(r["name"]).name for r in broken} == {"010.png", "021.png"}
+    assert all(r["reason"] for r in broken)
+
+
+def test_too_many_broken_images_stop_the_run_with_their_names(tmp_path):
+    images = folder_of_images(tmp_path / "images", 60, broken=range(0, 60, 2))
+    config = image_config(images, tmp_path / "run")
+    with pytest.raises(TooManyBrokenError, match=r"\.png"):
+        fit(Classify(config), config)
+
+
+def test_a_folder_without_validation_images_holds_some_out(tmp_path):
+    images = folder_of_images(tmp_path / "images") / "train"
+    config = image_config(images, tmp_path / "run", epochs=1.0)
+    result = fit(Classify(config), config)
+    assert result.scores["ema"]["held_out"]["examples"] == 6
+    assert records(tmp_path / "run", "start")[0]["examples"] == 42
+
+
+def test_one_class_is_refused(tmp_path):
+    images = folder_of_images(tmp_path / "images", 12, classes=1)
+    with pytest.raises(ValueError, match="at least two"):
+        Classify(image_config(images, tmp_path / "run"))
