@@ -12,6 +12,7 @@ from lambdanets import __version__
 from lambdanets.convert.command import Convert
 from lambdanets.data.command import Data
 from lambdanets.measure.bench import BenchLayer, BenchOp
+from lambdanets.measure.draw import BenchPlot
 from lambdanets.measure.networks import BenchNetwork
 from lambdanets.recipes.command import train_command
 from lambdanets.report.command import Report
@@ -54,7 +55,8 @@ class Bench:
     what: Annotated[
         Annotated[BenchOp, tyro.conf.subcommand("op")]
         | Annotated[BenchLayer, tyro.conf.subcommand("layer")]
-        | Annotated[BenchNetwork, tyro.conf.subcommand("network")],
+        | Annotated[BenchNetwork, tyro.conf.subcommand("network")]
+        | Annotated[BenchPlot, tyro.conf.subcommand("plot")],
         tyro.conf.arg(name=""),
     ]
 

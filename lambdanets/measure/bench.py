@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor, nn
 
-from lambdanets.measure import show
+from lambdanets.measure import draw, show
 from lambdanets.measure.cases import (
     DOWNSAMPLING,
     SCOPES,
@@ -59,6 +59,8 @@ class BenchLayer:
     """Queries for each lambda."""
     key_depth: int = 16
     """Depth of queries and keys."""
+    against: tuple[Literal["public", "convolution", "attention"], ...] = ("public", "convolution", "attention")
+    """Whom whole layers are measured beside: public lambda layers, the 3x3 convolution, on a GPU attention."""
     all_backends: bool = False
     """Our layer with each backend, not only the one that it chooses."""
     modes: tuple[Literal["inference", "training"], ...] = ("inference", "training")
@@ -189,7 +191,7 @@ class Runner:
         formats: dict[str, str] = {}
         families: dict[str, str] = {}
         for contender in contenders(self.device, self.options.all_backends):
-            if mode not in contender.modes:
+            if mode not in contender.modes or contender.family not in ("ours", *self.options.against):
                 continue
             reason = contender.why_not(case)
             if reason is None:
@@ -276,7 +278,7 @@ def bench(options: BenchLayer, what: str, *, operation: bool, layers: bool, cons
     device = chosen_device(options.device)
     options = with_defaults(options, device)
     if options.plot is not None:
-        show.check_plotting()
+        draw.check_plotting()
     cases = make_cases(
         tuple(map(Shape.parse, options.shapes)),
         tuple(map(parse_scope, options.scopes)),
@@ -303,7 +305,7 @@ def bench(options: BenchLayer, what: str, *, operation: bool, layers: bool, cons
     show.tables(runner.rows, runner.left_out, console)
     console.print(f"written to {output}", highlight=False, soft_wrap=True)
     if options.plot is not None:
-        show.plot(runner.rows, options.plot)
+        draw.draw(as_json(options, what, device, runner), options.plot)
         console.print(f"drawn in {options.plot}", highlight=False, soft_wrap=True)
     for mismatch in runner.mismatches:
         console.print(f"no number, the check failed: {mismatch}", style="red", markup=False, soft_wrap=True)

@@ -29,8 +29,14 @@ def cpu_model() -> str:
 
 
 def commit() -> str | None:
-    """The commit of the checkout that this package was imported from, with a mark if it was changed since."""
+    """The commit of the checkout that this package was imported from, with a mark if it was changed since.
+
+    In a copy made by `git archive` it stands in a file: git writes it there (see .gitattributes).
+    """
     folder = Path(__file__).parent
+    archived = folder.parent.parent / ".git_archival.txt"
+    if archived.exists() and "$" not in archived.read_text():
+        return archived.read_text().removeprefix("commit:").strip()
 
     def git(*arguments: str) -> str:
         return subprocess.run(

@@ -1,10 +1,8 @@
-"""Tables and a picture of what `bench` measured."""
+"""Tables of what `bench` measured."""
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from statistics import geometric_mean
 from typing import TYPE_CHECKING
 
@@ -85,32 +83,3 @@ def summary(layers: list[Row]) -> Iterable[str]:
                 f"{mode}: the best public layer takes {min(ratios):.2f} to {max(ratios):.2f} times as long as ours, "
                 f"{geometric_mean(ratios):.2f} in the (geometric) mean of {len(ratios)} cases"
             )
-
-
-def check_plotting() -> None:
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("--plot needs matplotlib: pip install 'lambdanets[bench]'")
-
-
-def plot(rows: list[Row], path: Path) -> None:
-    """Times of all contenders, one panel for each kind and mode."""
-    import matplotlib
-
-    matplotlib.use("Agg")  # a file, no window
-    from matplotlib import pyplot
-
-    panels = list(dict.fromkeys((row.kind, row.mode) for row in rows))
-    figure, axes = pyplot.subplots(len(panels), 1, figsize=(10, 4 * len(panels)), squeeze=False, layout="constrained")
-    for axis, (kind, mode) in zip(axes[:, 0], panels, strict=True):
-        chosen = [row for row in rows if (row.kind, row.mode) == (kind, mode)]
-        cases = list(dict.fromkeys(row.case.name for row in chosen))
-        for name in dict.fromkeys(row.contender for row in chosen):
-            points = [(cases.index(row.case.name), row.milliseconds) for row in chosen if row.contender == name]
-            axis.plot(*zip(*points, strict=True), "o-", label=name)
-        axis.set(title=f"{kind}, {mode}", ylabel="milliseconds", yscale="log", xticks=range(len(cases)))
-        axis.set_xticklabels(cases, rotation=30, ha="right", fontsize=8)
-        axis.grid(alpha=0.3)
-        axis.legend(fontsize=7, ncols=2)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)

@@ -139,3 +139,33 @@ def test_parsing():
 def test_machine_without_git(monkeypatch):
     monkeypatch.setenv("PATH", "")
     assert machine.commit() is None
+
+
+def test_commit_of_an_archive(monkeypatch, tmp_path):
+    package = tmp_path / "lambdanets" / "measure"
+    package.mkdir(parents=True)
+    monkeypatch.setattr(machine, "__file__", str(package / "machine.py"))
+    monkeypatch.setenv("PATH", "")
+    (tmp_path / ".git_archival.txt").write_text("commit: $Format:%H$\n")
+    assert machine.commit() is None  # a checkout: git did not fill it in
+    (tmp_path / ".git_archival.txt").write_text("commit: 0123abc\n")
+    assert machine.commit() == "0123abc"
+
+
+def test_only_those_that_are_asked_for(tmp_path):
+    output = tmp_path / "result.json"
+    assert (
+        main(["bench", "layer", "--device", "cpu", "--quick", "--against", "convolution", "--output", str(output)]) == 0
+    )
+    assert {row["family"] for row in json.loads(output.read_text())["rows"]} == {"ours", "convolution"}
+
+
+def test_growth_is_drawn_against_the_side(tmp_path):
+    pytest.importorskip("matplotlib")
+    row = {"kind": "layer", "mode": "inference", "family": "ours", "scope": None, "milliseconds": 1.0, "peak_bytes": 5}
+    rows = [
+        {**row, "shape": f"{n}x{n}x8", "contender": name} for n in (4, 8, 16, 32) for name in ("ours", "conv3x3 + BN")
+    ]
+    (tmp_path / "result.json").write_text(json.dumps({"rows": rows}))
+    assert main(["bench", "plot", str(tmp_path / "result.json"), str(tmp_path / "growth.svg")]) == 0
+    assert "side of the map" in (tmp_path / "growth.svg").read_text()

@@ -8,7 +8,8 @@ Derivation and layouts: README.md beside this file.
 import functools
 import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,13 @@ __all__ = ["fused_content", "fused_dense", "fused_relative", "why_not"]
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-@torch.compiler.assume_constant_result
+def constant_when_compiling(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.compiler.assume_constant_result`, which would import the compiler, and with it Triton, at once."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@constant_when_compiling
 def interpreted() -> bool:
     """Triton's interpreter runs the kernels on the CPU, for tests."""
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes")
@@ -29,7 +36,7 @@ def capability(index: int) -> tuple[int, int]:
     return torch.cuda.get_device_capability(index)
 
 
-@torch.compiler.assume_constant_result
+@constant_when_compiling
 def why_not(
     device: torch.device, dtype: torch.dtype, key_depth: int, value_depth: int, heads: int,
     intra_depth: int = 1, dims: int = 2, *, dilation: int = 1, multi_head: bool = False, masked: bool = False,

@@ -1,0 +1,105 @@
+"""Pictures of what `bench` measured, from its JSON: `lambdanets bench plot RESULT.json PICTURE.png`."""
+
+import importlib.util
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+
+MIB = 2**20
+GROWTH_SIDES = 4  # from so many sides of the map on, cost is drawn against the side
+
+
+@dataclass(frozen=True)
+class BenchPlot:
+    """Draws a result of `bench op` or `bench layer`: times by case or, for many map sizes, time and memory by size."""
+
+    result: Annotated[Path, tyro.conf.Positional]
+    """The JSON file that the benchmark wrote."""
+    picture: Annotated[Path, tyro.conf.Positional]
+    """Where to draw, such as growth.png or growth.svg."""
+
+    def run(self) -> int:
+        check_plotting()
+        draw(json.loads(self.result.read_text()), self.picture)
+        print(f"drawn in {self.picture}")
+        return 0
+
+
+def check_plotting() -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ValueError("a plot needs matplotlib: pip install 'lambdanets[bench]'")
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")  # a file, no window
+    from matplotlib import pyplot
+
+    rows = result["rows"]
+    sides = {side(row) for row in rows}
+    if len(sides) >= GROWTH_SIDES and len({row["shape"].split("x")[2] for row in rows}) == 1:
+        figure = growth(rows, pyplot)
+    else:
+        figure = times(rows, pyplot)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def side(row: dict[str, Any]) -> int:
+    return int(row["shape"].split("x")[0])
+
+
+def scope_name(row: dict[str, Any]) -> str:
+    return "global" if row["scope"] is None else f"scope {row['scope']}"
+
+
+def times(rows: list[dict[str, Any]], pyplot: Any) -> Any:
+    """Times of all contenders, one panel for each kind and mode."""
+    panels = list(dict.fromkeys((row["kind"], row["mode"]) for row in rows))
+    figure, axes = pyplot.subplots(len(panels), 1, figsize=(10, 4 * len(panels)), squeeze=False, layout="constrained")
+    for axis, (kind, mode) in zip(axes[:, 0], panels, strict=True):
+        chosen = [row for row in rows if (row["kind"], row["mode"]) == (kind, mode)]
+        cases = list(dict.fromkeys(f"{row['shape']} {scope_name(row)}" for row in chosen))
+        for name in dict.fromkeys(row["contender"] for row in chosen):
+            own = [row for row in chosen if row["contender"] == name]
+            points = [(cases.index(f"{row['shape']} {scope_name(row)}"), row["milliseconds"]) for row in own]
+            axis.plot(*zip(*points, strict=True), "o-", label=name)
+        axis.set(title=f"{kind}, {mode}", ylabel="milliseconds", yscale="log", xticks=range(len(cases)))
+        axis.set_xticklabels(cases, rotation=30, ha="right", fontsize=8)
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=7, ncols=2)
+    return figure
+
+
+def growth(rows: list[dict[str, Any]], pyplot: Any) -> Any:
+    """Time and peak memory against the side of the map, with what linear and quadratic growth look like."""
+    modes = list(dict.fromkeys(row["mode"] for row in rows))
+    columns = (("milliseconds", 1, "milliseconds"), ("peak_bytes", MIB, "peak memory, MiB"))
+    figure, axes = pyplot.subplots(len(modes), 2, figsize=(11, 4 * len(modes)), squeeze=False, layout="constrained")
+    for line, mode in zip(axes, modes, strict=True):
+        for axis, (field, unit, label) in zip(line, columns, strict=True):
+            chosen = [row for row in rows if row["mode"] == mode and row["contender"] in ("ours", "conv3x3 + BN")]
+            for name in dict.fromkeys((row["contender"], scope_name(row)) for row in chosen):
+                if name[0] != "ours" and name[1] != scope_name(chosen[0]):
+                    continue  # a convolution has no scope: once is enough
+                own = [row for row in chosen if (row["contender"], scope_name(row)) == name]
+                points = sorted((side(row), row[field] / unit) for row in own)
+                axis.plot(*zip(*points, strict=True), "o-", label=f"ours, {name[1]}" if name[0] == "ours" else name[0])
+                if name[0] == "ours":
+                    (x, y), last = points[-1], points[0][0]
+                    for power in (1, 2):  # in the number of positions
+                        below = y * (last / x) ** (2 * power)
+                        axis.plot([last, x], [below, y], ":", color="grey", linewidth=0.8, zorder=0)
+            sides = sorted({side(row) for row in chosen})
+            axis.set(title=mode, xlabel="side of the map", ylabel=label, xscale="log", yscale="log", xticks=sides)
+            axis.set_xticklabels(sides)
+            axis.minorticks_off()
+            axis.grid(alpha=0.3)
+            axis.legend(fontsize=8)
+    figure.supxlabel("dotted: linear and quadratic in the number of positions", fontsize=8)
+    return figure
