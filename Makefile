@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-fast test-slow test-kernels test-gpu lint format clean
+.PHONY: demo test test-fast test-slow test-kernels test-gpu sanitize lint format clean
 
 # Again only when the project's requirements change.
 $(READY): pyproject.toml
@@ -41,6 +41,12 @@ test-kernels: $(READY)  ## the GPU kernels under Triton's interpreter, values an
 test-gpu: $(READY)  ## the kernels and the operation on a CUDA device
 	$(BIN)/python -m pytest tests/ops/test_fused.py
 	$(BIN)/lambdanets selftest --device cuda --minutes 3
+
+# One small case of every mode of the kernels. Without torch's cache an access beyond a tensor is one beyond its memory.
+SANITIZED := (test_windows and square or test_relative and (square or middle) or test_content and wide or test_dense and 300) and bfloat16
+sanitize: $(READY)  ## the kernels under compute-sanitizer, on a CUDA device
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 9 $(BIN)/python -m pytest tests/ops/test_fused.py -k "$(SANITIZED)"
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool racecheck --error-exitcode 9 $(BIN)/python -m pytest tests/ops/test_fused.py -k "$(SANITIZED)"
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .coverage
