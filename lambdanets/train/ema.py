@@ -27,16 +27,16 @@ class MovingAverage:
     def __init__(self, model: nn.Module) -> None:
         self.source = model
         self.module = copy.deepcopy(model).eval().requires_grad_(False)
-        pairs = zip(self.module.parameters(), model.parameters(), strict=True)
-        self.pairs = [(mine, theirs) for mine, theirs in pairs if theirs.requires_grad]
+        pairs = list(zip(self.module.parameters(), model.parameters(), strict=True))
+        self.mine = [mine.detach() for mine, theirs in pairs if theirs.requires_grad]
+        self.theirs = [theirs.detach() for _, theirs in pairs if theirs.requires_grad]
 
     @torch.no_grad()
     def update(self, weight: Tensor) -> None:
         """Moves by `weight` (1 - decay; 0 for a step that was undone), a scalar on the device."""
-        mine, theirs = [m for m, _ in self.pairs], [t.detach() for _, t in self.pairs]
-        moves = foreach.sub(theirs, mine)
+        moves = foreach.sub(self.theirs, self.mine)
         foreach.mul_(moves, weight)
-        foreach.add_(mine, moves)
+        foreach.add_(self.mine, moves)
 
     @torch.no_grad()
     def network(self) -> nn.Module:

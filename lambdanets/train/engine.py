@@ -69,7 +69,8 @@ class Engine:
 
     def step(self, step: int, batches: Iterator[Any], share: Share, rate: float) -> Any:
         """Takes the micro-batches of a step and moves the weights; returns the last micro-batch."""
-        self.model.train()
+        if not self.model.training:
+            self.model.train()
         self.statistics.begin()
         values, batch = None, None
         for part in range(share.parts):
@@ -171,4 +172,4 @@ class Engine:
         self.sums = None
         if state["sums"] is not None:  # of all processes: one goes on with them
             self.sums = state["sums"].to(self.world.device) * float(self.world.main)
-        self.statistics.forget()
+        self.statistics.read()

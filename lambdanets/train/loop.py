@@ -18,10 +18,11 @@ from lambdanets.train.distributed import World, join
 from lambdanets.train.engine import Engine
 from lambdanets.train.guard import NotFiniteError, diagnose
 from lambdanets.train.jsonable import to_json
-from lambdanets.train.log import CHECKPOINTS, CONFIG, LOG, RunLog
+from lambdanets.train.log import CHECKPOINTS, CONFIG, RunLog
 from lambdanets.train.memory import fitting_share, make_share
 from lambdanets.train.precision import autocast
 from lambdanets.train.prefetch import on_device
+from lambdanets.train.resume import find_checkpoint
 from lambdanets.train.schedule import learning_rate
 from lambdanets.train.signals import StopRequests
 from lambdanets.train.task import Task
@@ -82,7 +83,7 @@ class Run:
         self.saved: int | None = None  # the step of the last checkpoint
 
     def go(self, resume: bool) -> Result:
-        loaded = self.find_checkpoint(resume)
+        loaded = find_checkpoint(self.config, self.world, resume, self.steps, self.epoch_steps)
         if self.world.device.type == "cuda":
             torch.backends.cudnn.benchmark = True
         elif self.config.sync_batch_norm:
@@ -104,50 +105,6 @@ class Run:
             return self.finish()
 
     # The beginning
-
-    def find_checkpoint(self, resume: bool) -> dict[str, Any] | None:
-        """What the main process finds in the folder, on all processes."""
-        (resume,) = self.world.any(resume or self.world.restarts > 0)
-        found: dict[str, Any] | None = None
-        error: str | None = None
-        if self.world.main:
-            try:
-                found = self.read_checkpoint(resume)
-            except (ValueError, OSError) as refused:
-                error = str(refused)
-        found, error = self.world.share((found, error))
-        if error is not None:
-            raise ValueError(error)
-        return found
-
-    def read_checkpoint(self, resume: bool) -> dict[str, Any] | None:
-        folder = self.config.out
-        if not resume and not self.restarted():
-            if (folder / LOG).exists():
-                raise ValueError(f"{folder} already holds a run: --resume goes on with it, or choose another --out")
-            return None
-        loaded = checkpoint.load_newest(folder / CHECKPOINTS)
-        if loaded is None:
-            return None
-        state = loaded.state
-        if (state["steps"], state["epoch_steps"]) != (self.steps, self.epoch_steps):
-            raise ValueError(
-                f"the checkpoints in {folder} are of a run of {state['steps']} steps, {state['epoch_steps']} an epoch; "
-                f"this one has {self.steps} and {self.epoch_steps}: resume with the configuration it started with"
-            )
-        return state | {"path": loaded.path.name, "damaged": loaded.damaged}
-
-    def restarted(self) -> bool:
-        """Whether the run in the folder was started by the same elastic launch, which has now lost a machine."""
-        path = self.config.out / LOG
-        if self.world.launch is None or not path.exists():
-            return False
-        with path.open(encoding="utf-8") as file:
-            first = file.readline()
-        try:
-            return json.loads(first)["launch"] == self.world.launch
-        except (ValueError, KeyError, TypeError):  # torn by the crash: it was a start that got nowhere
-            return False
 
     def restore(self, state: dict[str, Any]) -> None:
         self.engine.load(state["engine"])

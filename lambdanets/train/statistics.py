@@ -17,6 +17,7 @@ class RunningStatistics:
 
     def __init__(self, model: nn.Module, world: World) -> None:
         self.world = world
+        self.true = torch.tensor(True, device=world.device)
         buffers = [b for b in model.buffers() if b.numel()]
         by_kind: dict[torch.dtype, list[Tensor]] = {}
         for buffer in buffers:
@@ -35,13 +36,11 @@ class RunningStatistics:
 
     def merged(self) -> Tensor:
         """After the last one: takes the mean of all processes; returns whether all is finite."""
-        finite = None
+        finite = self.true
         for group in self.groups:
             if group.floating:
-                self.world.mean_(group.new)
-                found = group.new.isfinite().all()
-                finite = found if finite is None else finite & found
-        return torch.tensor(True, device=self.world.device) if finite is None else finite
+                finite = finite & self.world.mean_(group.new).isfinite().all()
+        return finite
 
     def commit(self, finite: Tensor) -> None:
         """The new values, or the old ones if the step is not `finite`."""
@@ -51,49 +50,48 @@ class RunningStatistics:
     def put_back(self) -> None:
         """As they were at `begin`."""
         for group in self.groups:
-            assert group.kept is not None
-            group.put(group.kept)
+            group.put_back()
 
-    def forget(self) -> None:
+    def read(self) -> None:
         """The buffers were changed from outside (weights were loaded)."""
         for group in self.groups:
-            group.kept = None
+            group.read()
 
 
 class Group:
-    """Buffers of one dtype."""
-
-    kept: Tensor | None = None  # what they hold between steps
-    new: Tensor
+    """Buffers of one dtype. All views are made once: hundreds of them in every step would cost the host too much."""
 
     def __init__(self, tensors: list[Tensor]) -> None:
-        self.tensors, self.sizes = tensors, [t.numel() for t in tensors]
+        self.tensors = tensors
         self.floating = tensors[0].is_floating_point()
+        self.flat = [t.detach().view(-1) for t in tensors]
+        self.kept = torch.cat(self.flat)  # what they hold between steps
+        self.new = torch.empty_like(self.kept)
+        pieces = self.kept.split([t.numel() for t in tensors])
+        self.views = [piece.view_as(t) for piece, t in zip(pieces, tensors, strict=True)]
         self.parts = 0
-
-    def flat(self) -> Tensor:
-        return torch.cat([t.detach().reshape(-1) for t in self.tensors])
-
-    def put(self, flat: Tensor) -> None:
-        views = [v.view_as(t) for v, t in zip(flat.split(self.sizes), self.tensors, strict=True)]
-        foreach.copy_(self.tensors, views)
 
     def begin(self) -> None:
-        if self.kept is None:
-            self.kept = self.flat()
         self.parts = 0
 
+    def read(self) -> None:
+        """The buffers were changed from outside."""
+        torch.cat(self.flat, out=self.kept)
+
+    def put_back(self) -> None:
+        foreach.copy_(self.tensors, self.views)
+
     def collect(self, last: bool) -> None:
-        assert self.kept is not None
-        now = self.flat()
-        self.new = self.new.add_(now) if self.parts and self.floating else now
+        if self.parts and self.floating:
+            self.new += torch.cat(self.flat)
+        else:
+            torch.cat(self.flat, out=self.new)
         self.parts += 1
         if not last:
-            self.put(self.kept)
+            self.put_back()
         elif self.parts > 1 and self.floating:
-            self.new.div_(self.parts)
+            self.new /= self.parts
 
     def commit(self, finite: Tensor) -> None:
-        assert self.kept is not None
-        self.kept = torch.where(finite, self.new, self.kept)
-        self.put(self.kept)
+        torch.where(finite, self.new, self.kept, out=self.kept)
+        self.put_back()

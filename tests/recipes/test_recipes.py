@@ -1,0 +1,154 @@
+"""Recipes hold the paper's numbers, and every one can be built, written down and asked for."""
+
+import json
+import re
+
+import pytest
+
+from lambdanets.cli import main
+from lambdanets.models.registry import configure
+from lambdanets.recipes import ROWS_350, imagenet_90, imagenet_350, imagenette, mobilenet_350
+from lambdanets.recipes.command import RECIPES
+from lambdanets.train.config import TrainConfig
+from lambdanets.train.jsonable import from_json, to_json
+
+IMAGES = 1_281_167 * 0.98
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_is_whole(name):
+    recipe = RECIPES[name]
+    config = recipe.make()
+    assert config.recipe == name
+    assert str(config.out) == f"runs/{name}"
+    assert from_json(TrainConfig, json.loads(json.dumps(to_json(config)))) == config
+    configure(config.model.name, **config.model.arguments())
+    for word in ("Command:", "Hardware:"):
+        assert word in recipe.document
+    if name not in ("debug",):
+        assert "Expected:" in recipe.document
+    steps = config.epochs * IMAGES / config.batch_size
+    if name.startswith("imagenet_"):
+        assert steps > 20_000  # or the decays of 0.9999 would not settle
+        assert config.model.batch_norm_momentum == 1e-4
+        assert config.ema.decay == 0.9999
+        assert config.data.held_out == 0.02
+
+
+def test_the_90_epoch_setup_is_the_papers():
+    config = imagenet_90()
+    assert (config.epochs, config.batch_size, config.optimizer.weight_decay) == (90, 4096, 1e-4)
+    assert config.schedule.peak(config.batch_size) == pytest.approx(1.6)
+    assert (config.schedule.kind, config.schedule.warmup_epochs, config.label_smoothing) == ("cosine", 5, 0.1)
+    assert (config.optimizer.kind, config.optimizer.momentum, config.optimizer.nesterov) == ("sgd", 0.9, False)
+    assert (config.augment.randaugment_layers, config.augment.flip, config.model.drop_rate) == (0, 0.5, 0)
+
+
+def test_the_350_epoch_rows_are_the_papers():
+    assert len(ROWS_350) == 13
+    config = imagenet_350(152, 224)
+    assert (config.model.name, config.model.image_size) == ("lambda_resnet152", 224)
+    assert (config.augment.randaugment_layers, config.augment.randaugment_magnitude) == (2, 15)
+    assert (config.model.drop_rate, config.model.drop_path_rate) == (0.3, 0.1)
+    assert (config.epochs, config.optimizer.weight_decay) == (350, 4e-5)
+    early = {row.name for row in ROWS_350 if imagenet_350(row.depth, row.image_size).early_stopping}
+    assert early == {"imagenet_350_350_288", "imagenet_350_350_320", "imagenet_350_420_320"}
+    assert {imagenet_350(row.depth, row.image_size).batch_size for row in ROWS_350} == {2048, 4096}
+    with pytest.raises(ValueError, match="no row of depth 50 at 224"):
+        imagenet_350(50, 224)
+
+
+def test_the_hours_in_the_text_follow_from_the_papers_seconds():
+    """On 8 TPUv3 cores: seconds for 1024 images, 350 epochs."""
+    table = dict(re.findall(r"\| (\d+ at \d+) \| [^|]+ \| (\d+) \|", imagenet_350.__doc__))
+    assert len(table) == len(ROWS_350)
+    for row in ROWS_350:
+        hours = row.seconds * 350 * 1_281_167 / 1024 / 3600
+        assert int(table[f"{row.depth} at {row.image_size}"]) == round(hours)
+
+
+def test_the_mobile_setup_is_the_papers():
+    config = mobilenet_350()
+    assert (config.optimizer.kind, config.optimizer.momentum, config.optimizer.weight_decay) == ("rmsprop", 0.9, 1e-5)
+    assert (config.schedule.peak(4096), config.schedule.peak(64)) == (0.1, 0.1)
+    assert (config.schedule.kind, config.schedule.factor, config.schedule.every) == ("exponential", 0.99, 3)
+    assert (config.model.drop_rate, config.epochs, config.batch_size) == (0.2, 350, 4096)
+
+
+def test_imagenette_is_regularised_but_settles():
+    config = imagenette()
+    assert (config.augment.randaugment_layers, config.model.image_size) == (2, 128)
+    assert config.model.batch_norm_momentum == 0.1
+    assert config.ema.horizon == 0.1
+
+
+# The command
+
+
+def test_help_of_a_recipe_says_what_it_costs(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "imagenet_90", "--help"])
+    out = capsys.readouterr().out
+    for word in (
+        "Hardware",
+        "Hours",
+        "78.4",
+        "--model.name",
+        "--data.path",
+        "--schedule.rate",
+        "--model.embedding-std",
+    ):
+        assert word in out
+    assert "(default: None)" not in out
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    assert "Hardware" not in capsys.readouterr().out  # a list has titles only
+
+
+def test_debug_trains_and_resumes_from_the_command_line(tmp_path, capsys):
+    out = str(tmp_path / "run")
+    arguments = [
+        "train",
+        "debug",
+        "--epochs",
+        "0.1",
+        "--out",
+        out,
+        "--no-report",
+        "--device",
+        "cpu",
+        "--batch-size",
+        "32",
+    ]
+    assert main([*arguments, "--model.options", "widths=(4,4,8,8)", "depths=(1,1,1,1)", "scope=3", "key_depth=4"]) == 0
+    text = capsys.readouterr().out
+    assert "parameters" in text
+    assert "validation (ema)" in text
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["batch_size"] == 32
+    assert main(["train", "resume", out, "--no-report"]) == 0
+    assert "resumed at step 11 of 11" in capsys.readouterr().out
+    assert main(arguments) == 2
+    assert "already holds a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "resume", "nowhere"], ["nowhere has no config.json"]),
+        (["train", "imagenette", "--data.path", "nowhere"], ["nowhere", "no such"]),
+        (["train", "debug", "--model.name", "resnet5O"], ["unknown model 'resnet5O'", "resnet50"]),
+        (["train", "debug", "--model.options", "scop=7"], ["scope"]),
+        (["train", "debug", "--batch-size", "0"], ["batch_size is at least 1, not 0"]),
+        (["train", "debug", "--device", "toaster"], ["toaster"]),
+    ],
+)
+def test_refusals_are_sentences(arguments, words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    try:
+        status = main(arguments)
+    except SystemExit as ended:  # the parser's own refusals
+        status = ended.code
+    captured = capsys.readouterr()
+    assert status == 2
+    assert all(word in captured.err + captured.out for word in words), captured.err + captured.out
+    assert "Traceback" not in captured.err

@@ -1,0 +1,92 @@
+"""Configurations: JSON and back, and sentences for what is wrong in one."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lambdanets.data.augment import Augment
+from lambdanets.train.config import DataConfig, Ema, ModelConfig, Optimizer, RunConfig, Schedule, TrainConfig
+from lambdanets.train.jsonable import from_json, to_json
+
+CONFIGS = {
+    "default": TrainConfig(),
+    "changed": TrainConfig(
+        out=Path("somewhere/else"),
+        model=ModelConfig(name="resnet50", placement="CCLL", options=("scope=7", "heads=8"), image_size=96),
+        data=DataConfig(path="x", validation="y", channels=1, mean=(0.5,), std=(0.25,), workers=3),
+        augment=Augment(crop_scale=None, padding=4, flip=0.0),
+        optimizer=Optimizer(kind="rmsprop"),
+        schedule=Schedule(kind="drops", drops=(0.5, 0.75)),
+        ema=Ema(decay=0.0),
+        micro_batch=4,
+    ),
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_json_and_back(config):
+    assert from_json(TrainConfig, json.loads(json.dumps(to_json(config)))) == config
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        ("epocs", 3, ["unknown key epocs", "did you mean epochs?"]),
+        ("model.nme", "x", ["model.nme", "did you mean model.name?"]),
+        ("batch_size", "many", ["batch_size is a whole number", "'many'"]),
+        ("batch_size", 2.5, ["batch_size is a whole number", "2.5"]),
+        ("batch_size", True, ["batch_size is a whole number", "True"]),
+        ("epochs", "long", ["epochs is a number", "'long'"]),
+        ("compile", 1, ["compile is true or false", "1"]),
+        ("optimizer.kind", "adam", ["optimizer.kind is one of 'sgd', 'rmsprop'", "'adam'"]),
+        ("schedule.drops", 0.5, ["schedule.drops is a list", "0.5"]),
+        ("schedule.drops", ["half"], ["schedule.drops[0] is a number", "'half'"]),
+        ("model", "resnet50", ["model is an object", "'resnet50'"]),
+        ("out", 3, ["out is", "3"]),
+    ],
+)
+def test_what_is_wrong_is_named(path, value, words):
+    data = json.loads(json.dumps(to_json(TrainConfig())))
+    *parents, last = path.split(".")
+    place = data
+    for name in parents:
+        place = place[name]
+    place[last] = value
+    with pytest.raises(ValueError, match=re.escape(words[0])) as refused:
+        from_json(TrainConfig, data)
+    assert words[-1] in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: RunConfig(batch_size=0), "batch_size is at least 1, not 0"),
+        (lambda: RunConfig(epochs=0.0), "epochs is more than 0"),
+        (lambda: RunConfig(micro_batch=0), "micro_batch is at least 1"),
+        (lambda: TrainConfig(label_smoothing=1.0), "label_smoothing"),
+        (lambda: Ema(decay=1.0), "ema.decay"),
+        (lambda: DataConfig(channels=1), "one number for each of 1 channels"),
+        (lambda: DataConfig(held_out=1.0), "data.held_out"),
+        (lambda: DataConfig(crop=0.0), "data.crop"),
+        (lambda: ModelConfig(options=("scope",)), "name=value"),
+        (lambda: ModelConfig(batch_norm_momentum=0.0), "batch_norm_momentum"),
+        (lambda: ModelConfig(options=("scop=7",)).row(), "did you mean scope"),
+        (lambda: ModelConfig(options=("image_size=(64,32)",)).size, "square"),
+    ],
+)
+def test_values_that_cannot_be(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+def test_model_options_reach_the_network():
+    config = ModelConfig(
+        name="resnet50", placement="CCLL", embedding_std=0.02, options=("scope=(7,7,23,23)", "se=True")
+    )
+    row = config.row()
+    assert (row.scope, row.se, row.embedding_std, row.placement) == ((7, 7, 23, 23), True, 0.02, "CCLL")
+    assert replace(config, image_size=96).size == 96
+    assert config.size == 224
