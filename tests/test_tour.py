@@ -1,4 +1,4 @@
-"""The tour that `make demo` runs."""
+"""The tour of the layer."""
 
 import builtins
 import io
