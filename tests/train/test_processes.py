@@ -3,8 +3,10 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -89,6 +91,23 @@ def test_an_elastic_run_whose_worker_is_killed_finishes(tmp_path):
     assert len(resumed) == 1
     assert resumed[0]["step"] >= 12
     close(final(tmp_path / "whole"), final(tmp_path / "killed"), 0.0)
+
+
+@pytest.mark.slow
+def test_sigterm_to_torchrun_is_one_checkpoint_of_all(tmp_path):
+    settings = json.dumps({"epochs": 5000.0, "log_every": 4})
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += ["-m", "tests.train.program", str(tmp_path / "run"), settings]
+    started = subprocess.Popen(command, cwd=ROOT, env=environment(), stderr=subprocess.PIPE)
+    log = tmp_path / "run" / "log.jsonl"
+    while started.poll() is None and not (log.exists() and log.read_bytes().count(b"\n") >= 3):
+        time.sleep(0.05)
+    started.send_signal(signal.SIGTERM)
+    started.communicate(timeout=60)
+    (end,) = records(tmp_path / "run", "end")
+    assert "stopped by SIGTERM" in end["reason"]
+    (saved,) = records(tmp_path / "run", "checkpoint")
+    assert saved["step"] == end["step"]
 
 
 @pytest.mark.slow
