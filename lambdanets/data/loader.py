@@ -42,6 +42,8 @@ class LoaderOptions:
     seed: int = 0
     rank: int = 0
     world: int = 1
+    parts: int = 1
+    """Batches of a step, under gradient accumulation: an epoch has whole steps only."""
     prefetch: int = 4
     """Batches that each worker reads ahead."""
     pin: bool | None = None
@@ -154,7 +156,7 @@ class Positions(Sampler):
         self.start: tuple[int, int] = (0, 0)  # epoch, batch
         length, size, rank, world = len(indices), options.batch_size, options.rank, options.world
         if training:
-            self.batches = order.training_batches(length, size, world)
+            self.batches = order.training_batches(length, size * options.parts, world) * options.parts
         else:
             self.batches = order.evaluation_batches(length, size, rank, world)
 

@@ -73,8 +73,8 @@ class World:
         return box[0]
 
     def wait(self) -> None:
-        if self.size > 1:
-            dist.barrier()
+        """Until all processes are here."""
+        self.any(False)
 
 
 @contextmanager

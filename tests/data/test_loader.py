@@ -14,7 +14,7 @@ from lambdanets.data import cache
 from lambdanets.data.augment import Augment
 from lambdanets.data.broken import BrokenImages, TooManyBrokenError
 from lambdanets.data.loader import Batch, Loader, LoaderOptions, Positions
-from lambdanets.data.source import open_source
+from lambdanets.data.source import ArraySource, open_source
 from lambdanets.data.transforms import evaluation, training
 from lambdanets.models.hub import Preprocessing
 from tests.data.helpers import Numbered, write_folder
@@ -268,3 +268,11 @@ def test_wrong_options_are_refused(wrong: dict, message: str):
         LoaderOptions(**wrong)
     with pytest.raises(ValueError, match="3 training images do not fill a batch of 4"):
         Loader(Numbered(3), CENTRE, options())
+
+
+def test_an_epoch_has_whole_steps_only():
+    """Under accumulation: then one epoch's batches go on into the next one's without a restart of the workers."""
+    source = ArraySource(np.zeros((50, 4, 4), np.uint8), np.zeros(50, np.int64), ["a"], "x")
+    options = LoaderOptions(batch_size=4, world=2, parts=4)
+    loader = Loader(source, training(4, channels=1), options)
+    assert len(loader) == 4  # 50 images hold one step of 4 batches of 2 * 4
