@@ -9,7 +9,7 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -256,7 +256,7 @@ class Loader:
             found = next(stream)
             self.running = ((epoch, batch + 1) if batch + 1 < len(self) else (epoch + 1, 0)), stream
             new = self.count.add(len(found), found.broken, found.gave_up)
-            yield Batch(found.images, found.labels, found.indices, new, found.gave_up)
+            yield replace(found, broken=new)
 
 
 def empty_bytes(shape: tuple[int, ...]) -> Tensor:

@@ -35,8 +35,13 @@ class SqueezeExcitation2d(nn.Module):
         self.fc1 = nn.Conv2d(channels, hidden, 1, device=device, dtype=dtype)
         self.fc2 = nn.Conv2d(hidden, channels, 1, device=device, dtype=dtype)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *, context_mask: Tensor | None = None) -> Tensor:
+        """x [B, channels, height, width]; `context_mask`, bool [B, height, width], is False where it is padding."""
         if x.ndim != 4 or x.shape[1] != self.channels:
             raise ValueError(f"x must be [batch, {self.channels}, height, width], got {list(x.shape)}")
-        squeezed = x.mean((2, 3), keepdim=True)  # [B, C, 1, 1]
+        if context_mask is None:
+            squeezed = x.mean((2, 3), keepdim=True)  # [B, C, 1, 1]
+        else:
+            counted = context_mask[:, None].to(x.dtype)
+            squeezed = (x * counted).sum((2, 3), keepdim=True) / counted.sum((2, 3), keepdim=True).clamp(min=1)
         return x * self.fc2(self.fc1(squeezed).relu()).sigmoid()
