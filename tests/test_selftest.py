@@ -129,7 +129,7 @@ def test_cases_cover_every_variant():
         lambda c: not c.content,
     ):
         assert sum(map(wanted, relative)) >= 5
-    names = ("dtype", "heads", "key_depth", "value_depth", "content", "sliced", "wide_embeddings")
+    names = ("dtype", "heads", "key_depth", "value_depth", "content", "wide_embeddings")
     drawn = {tuple(getattr(c, name) for name in names) for c in cases if c.kernel_sizes}
     assert drawn == {tuple(getattr(sizes, name) for name in names) for sizes in KERNEL_GRID}
     assert any(c.kernel_sizes and c.positions == "dense" for c in cases)

@@ -153,7 +153,8 @@ def run_case(case: Case, device: torch.device, tallies: dict[str, Tally]) -> lis
 
 
 def why_not(case: Case, name: str, reasons: dict[str, str | float]) -> str | None:
-    if name in COMPILED and not case.kernel_sizes:
+    chosen = next(iter(reasons)) if name == "auto" else name  # the first one runs
+    if chosen in COMPILED and not case.kernel_sizes:
         return "sizes outside the grid that kernels are compiled for"
     if name in BACKENDS and case.positions == "none":
         return "content lambdas alone are the same code for all backends, run as auto"

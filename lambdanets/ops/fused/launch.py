@@ -310,8 +310,9 @@ def fold_partial(partial: Tensor, table: Tensor, geometry: Geometry, centre: tup
     assert geometry.query_grid is not None
     K, U = table.shape[-2:]
     query_width, context_width = geometry.query_grid[1], geometry.context_grid[1]
-    columns = 4 if query_width <= 4 else min(32, max(16, power_of_two(query_width)))  # few variants
-    context_columns = max(16, power_of_two(context_width))
+    # Few variants: narrow (windows, sequences) or by powers of two.
+    columns = 4 if query_width <= 4 else min(32, max(16, power_of_two(query_width)))
+    context_columns = max(32 if columns == 4 else 16, power_of_two(context_width))
     blocks, pairs = -(-query_width // columns), columns * context_columns
     gradient = torch.empty(blocks, *table.shape, device=partial.device, dtype=torch.float32)
     tables.fold[(geometry.scope[0], K * U, blocks)](
