@@ -1,0 +1,111 @@
+"""What a detector and its training are, as data."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+import tyro
+
+from lambdanets.options import optional
+from lambdanets.train.config import ModelConfig, RunConfig, at_least
+
+
+@dataclass(frozen=True, kw_only=True)
+class Heads:
+    """What stands on the backbone: torchvision's feature pyramid, region proposals, box head and mask head."""
+
+    channels: int = 256
+    """Of the pyramid and of the convolutions in the heads."""
+    hidden: int = 1024
+    """Of the box head's fully connected layers."""
+    convolutions: int = 0
+    """3x3 convolutions in the box head: 4, then one fully connected layer; 0: none, and two of them."""
+    mask_convolutions: int = 4
+    """3x3 convolutions in the mask head."""
+    norm: bool = False
+    """Batch norm in pyramid, box head and mask head: for training from scratch."""
+    anchors: tuple[float, ...] = (32.0, 64.0, 128.0, 256.0, 512.0)
+    """The side of the anchors of each level, in pixels of the canvas: small objects need small ones."""
+    ratios: tuple[float, ...] = (0.5, 1.0, 2.0)
+    """Height / width of anchors."""
+    canonical: float = 224.0
+    """Objects of this side are pooled from the third level, half as large ones from the second."""
+    proposals: int = 1000
+    """That the region proposals hand on, for each picture."""
+    sampled: int = 512
+    """Proposals of a picture that the heads are trained on; a quarter of them objects."""
+    detections: int = 100
+    """The most that are found in a picture. COCO's own number; dense pictures need more. Evaluation counts as many."""
+    least_score: float = 0.05
+    """Below it nothing is reported."""
+    overlap: float = 0.5
+    """Of two boxes of one class that overlap more (intersection over union), the better one stays."""
+
+    def __post_init__(self) -> None:
+        at_least(self, 1, "channels", "hidden", "mask_convolutions", "proposals", "sampled", "detections")
+        at_least(self, 0, "convolutions")
+        if len(self.anchors) != 5:
+            raise ValueError(f"heads.anchors has one side for each of the 5 levels, not {len(self.anchors)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectData:
+    """The pictures."""
+
+    path: str = "shapes"
+    """A folder with COCO annotations, a COCO file, or "shapes": a set that is made from a seed."""
+    images: Annotated[str | None, optional("PATH")] = None
+    """The folder or tar of pictures, if `path` is a file or they are elsewhere."""
+    validation: Annotated[str | None, optional("PATH")] = None
+    """Pictures to evaluate on, if they are elsewhere; by default those of `path`."""
+    validation_images: Annotated[str | None, optional("PATH")] = None
+    """The folder or tar of their pictures, if `validation` is a file."""
+    masks: Literal["auto", "yes", "no"] = "auto"
+    """Whether outlines are learnt; auto: if most of the annotations have one."""
+    empty: bool = True
+    """Also train on pictures without any object."""
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    """Subtracted from each channel of pixels in [0, 1]."""
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    """What each channel is divided by."""
+    workers: Annotated[int | None, optional("N")] = None
+    """Processes of each training process that read pictures; by default its share of the cores; 0: none."""
+    cache: Literal["none", "memory"] = "none"
+    """memory: decode every picture once and keep its pixels."""
+    max_broken: float = 0.05
+    """The fraction of unreadable pictures that stops the run; below it they are replaced, counted and named."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jitter:
+    """What is changed at random in training."""
+
+    scale: tuple[float, float] = (0.1, 2.0)
+    """The longer side becomes the canvas times a number from here; what is too large is cropped."""
+    flip: float = 0.5
+    """The probability of a mirror image."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale[0] <= self.scale[1]:
+            raise ValueError(f"jitter.scale is two positive numbers, the smaller one first, not {self.scale}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectConfig(RunConfig):
+    """A detector of objects."""
+
+    recipe: Annotated[str, tyro.conf.Suppress] = "custom"
+    """Where the settings come from."""
+    model: ModelConfig = ModelConfig(name="lambda_resnet50")
+    """The backbone."""
+    heads: Heads = Heads()
+    data: DetectData = DetectData()
+    jitter: Jitter = field(default_factory=Jitter)
+    size: int = 1024
+    """The side of the square canvas, in training and evaluation. Any number works, a multiple of 32 best."""
+    evaluate_batch: int = 8
+    """Pictures at once in evaluation, in each process."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 32, "size")
+        at_least(self, 1, "evaluate_batch")

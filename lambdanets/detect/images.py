@@ -1,0 +1,99 @@
+"""The files of pictures: a folder, or tar files that are read in place. Only names that are listed can be read."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from lambdanets.data.decode import LIMITS, BrokenImageError
+from lambdanets.data.folders import images_below, is_image
+from lambdanets.data.shards import members_of, unpacked
+from lambdanets.data.source import read_file
+
+
+class ImageFiles(Protocol):
+    """Encoded pictures by name."""
+
+    def find(self, name: str) -> str | None:
+        """The name here of a picture that annotations call so: with or without leading folders; None if missing."""
+        ...
+
+    def read(self, name: str) -> bytes: ...
+
+
+class Names:
+    """What is there, and under which short name, where that is unique."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = frozenset(names)
+        self.short: dict[str, str | None] = {}
+        for name in names:
+            last = os.path.basename(name)
+            self.short[last] = None if last in self.short else name
+
+    def find(self, name: str) -> str | None:
+        if name in self.names:
+            return name
+        return self.short.get(os.path.basename(name.replace("\\", "/")))
+
+
+class FolderImages:
+    """The images below a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.names = Names(images_below(folder))
+
+    def find(self, name: str) -> str | None:
+        return self.names.find(os.path.normpath(name) if name else name)
+
+    def read(self, name: str) -> bytes:
+        if name not in self.names.names:
+            raise BrokenImageError(f"{name} is not among the images of {self.folder}")
+        return read_file(self.folder / name)
+
+
+class TarImages:
+    """The images in tar files, gzipped ones unpacked once into the cache folder."""
+
+    def __init__(self, tars: Sequence[Path]) -> None:
+        self.places: dict[str, tuple[str, int, int]] = {}
+        for tar in tars:
+            path = unpacked(tar)
+            for member in members_of(path, tar):
+                if is_image(os.path.basename(member.name)):
+                    self.places[member.name.removeprefix("./")] = (str(path), member.offset, member.size)
+        self.names = Names(list(self.places))
+        self.handles: dict[str, int] = {}
+
+    def find(self, name: str) -> str | None:
+        return self.names.find(name)
+
+    def read(self, name: str) -> bytes:
+        path, offset, size = self.places[name]
+        if size > LIMITS.bytes:
+            raise BrokenImageError(f"{size:,} bytes, more than the limit of {LIMITS.bytes:,}")
+        if path not in self.handles:
+            self.handles[path] = os.open(path, os.O_RDONLY)
+        data = os.pread(self.handles[path], size, offset)  # has no position: forked workers may share the handle
+        if len(data) < size:
+            raise BrokenImageError(f"the tar ends after {len(data):,} of {size:,} bytes")
+        return data
+
+    def __del__(self) -> None:
+        for handle in getattr(self, "handles", {}).values():
+            os.close(handle)
+
+    def __getstate__(self) -> dict:
+        return self.__dict__ | {"handles": {}}
+
+
+def open_images(where: Path | Sequence[Path]) -> ImageFiles:
+    """A folder, a tar, or several tars."""
+    if isinstance(where, Path) and where.is_dir():
+        return FolderImages(where)
+    tars = [where] if isinstance(where, Path) else list(where)
+    for tar in tars:
+        if not tar.is_file():
+            raise ValueError(f"{tar}: there is no such folder or tar of pictures")
+    return TarImages(tars)

@@ -1,0 +1,291 @@
+"""torchvision's Mask R-CNN (or Faster R-CNN, without masks) on one of our networks."""
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchvision.models.detection.anchor_utils import AnchorGenerator
+from torchvision.models.detection.faster_rcnn import FastRCNNConvFCHead, FastRCNNPredictor, TwoMLPHead
+from torchvision.models.detection.generalized_rcnn import GeneralizedRCNN
+from torchvision.models.detection.image_list import ImageList
+from torchvision.models.detection.mask_rcnn import MaskRCNNHeads, MaskRCNNPredictor
+from torchvision.models.detection.roi_heads import RoIHeads
+from torchvision.models.detection.rpn import RegionProposalNetwork, RPNHead
+from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
+from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
+from torchvision.ops.poolers import initLevelMapper
+
+from lambdanets.data.transforms import normalize
+from lambdanets.detect.config import Heads
+from lambdanets.detect.padding import Padding, Size, float_output
+from lambdanets.detect.transforms import unpacked
+from lambdanets.models.hub import Preprocessing
+from lambdanets.models.network import FeatureNetwork
+from lambdanets.models.registry import create_model
+from lambdanets.train.config import ModelConfig
+
+LEVELS = 4  # stages c2 to c5
+NAMES = [str(level) for level in range(LEVELS)]
+LEAST_OBJECTNESS = 1e-30  # a proposal from outside of a picture has less
+
+
+class Backbone(nn.Module):
+    """A network's stages c2 to c5 and a feature pyramid over them, with one more level on top."""
+
+    def __init__(self, body: FeatureNetwork, channels: int, norm: Callable[..., nn.Module] | None) -> None:
+        super().__init__()
+        self.body = body
+        self.fpn = FeaturePyramidNetwork(body.feature_info.channels(), channels, LastLevelMaxPool(), norm)
+        self.out_channels = channels
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return self.fpn(OrderedDict(zip(NAMES, self.body(x), strict=True)))
+
+
+class HeadNorm(nn.BatchNorm2d):
+    """Batch norm that lets pass what has no object to look at."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if len(input):
+            return super().forward(input)
+        return input * self.weight[:, None, None] + self.bias[:, None, None]  # all weights have a gradient
+
+
+class Anchors(AnchorGenerator):
+    """Anchors whose distance is the level's stride, and does not depend on how large the canvas is."""
+
+    def __init__(self, sizes: Sequence[float], ratios: Sequence[float], strides: Sequence[int]) -> None:
+        super().__init__(tuple((s,) for s in sizes), (tuple(ratios),) * len(sizes))
+        self.strides = strides
+
+    def forward(self, image_list: ImageList, feature_maps: list[Tensor]) -> list[Tensor]:
+        first = feature_maps[0]
+        dtype = first.dtype if first.dtype == torch.float64 else torch.float32
+        self.set_cell_anchors(dtype, first.device)
+        grids = [list(level.shape[-2:]) for level in feature_maps]
+        steps: Any = [[stride, stride] for stride in self.strides]
+        anchors = torch.cat(self.grid_anchors(grids, steps))
+        return [anchors] * len(image_list.image_sizes)
+
+
+class Proposals(RegionProposalNetwork):
+    """Region proposals that learn nothing from what lies outside of a picture."""
+
+    def assign_targets_to_anchors(
+        self, anchors: list[Tensor], targets: list[dict[str, Tensor]]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        labels, boxes = super().assign_targets_to_anchors(anchors, targets)
+        for label_A, anchors_A4, target in zip(labels, anchors, targets, strict=True):
+            height, width = target["size"].unbind()
+            x, y = (anchors_A4[:, :2] + anchors_A4[:, 2:]).unbind(1)  # twice the centre
+            label_A.masked_fill_((label_A == 0) & ((x >= 2 * width) | (y >= 2 * height)), -1.0)
+        return labels, boxes
+
+
+class Pooling(MultiScaleRoIAlign):
+    """RoIAlign whose scales are known, and that finds a picture's edge continued where its padding begins.
+
+    That is what it does at the edge of a canvas, too.
+    """
+
+    def __init__(self, strides: Sequence[int], output: int, canonical: float) -> None:
+        super().__init__(NAMES, output, 2)
+        self.scales: Any = [1 / stride for stride in strides]
+        first, last = (round(math.log2(stride)) for stride in (strides[0], strides[-1]))
+        # torchvision counts levels by strides, which start at 4; ours may start at 1
+        self.map_levels: Any = initLevelMapper(first, last, canonical_scale=int(canonical), canonical_level=first + 2)
+
+    def forward(self, x: dict[str, Tensor], boxes: list[Tensor], image_shapes: list[Size]) -> Tensor:
+        if not self.training:
+            maps = zip(NAMES, self.scales, strict=True)
+            x = OrderedDict((name, continued(x[name], image_shapes, scale)) for name, scale in maps)
+        return super().forward(x, boxes, image_shapes)
+
+
+def continued(x: Tensor, sizes: Sequence[Size], scale: float) -> Tensor:
+    """The map with one more row and column of each picture."""
+    ends = [(math.ceil(height * scale), math.ceil(width * scale)) for height, width in sizes]
+    height, width = x.shape[2:]
+    if all(bottom >= height and right >= width for bottom, right in ends):
+        return x
+    x = x.clone()
+    for one, (bottom, right) in zip(x, ends, strict=True):
+        if bottom < height:
+            one[:, bottom] = one[:, bottom - 1]
+        if right < width:
+            one[:, :, right] = one[:, :, right - 1]
+    return x
+
+
+class Canvas(nn.Module):
+    """What stands in for torchvision's resizing: pictures are on their canvas already."""
+
+    def __init__(self, preprocessing: Preprocessing, padding: Padding) -> None:
+        super().__init__()
+        self.preprocessing, self.padding = preprocessing, padding
+        self.sizes: Sequence[Size] | None = None
+
+    def forward(self, images: Tensor, targets: Any = None) -> tuple[ImageList, Any]:
+        canvas = (images.shape[2], images.shape[3])
+        sizes = list(self.sizes) if self.sizes is not None else [canvas] * len(images)
+        self.padding.set(sizes, canvas, images.device)
+        return ImageList(self.padding.clear(images), sizes), targets
+
+    def postprocess(self, result: Any, image_shapes: Any, original_image_sizes: Any) -> Any:
+        return result
+
+
+class Detector(GeneralizedRCNN):
+    """Images uint8 [B, 3, height, width] to losses (training) or detections, in pixels of the canvas."""
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        rpn: RegionProposalNetwork,
+        roi_heads: RoIHeads,
+        preprocessing: Preprocessing,
+        channels_last: bool = True,
+    ) -> None:
+        padding = Padding()
+        super().__init__(backbone, rpn, roi_heads, Canvas(preprocessing, padding))
+        self.channels_last = channels_last
+        padding.attach(backbone)
+        padding.attach(rpn.head)
+        rpn.head.register_forward_hook(padding.forget_outside)
+        roi_heads.box_predictor.register_forward_hook(float_output)
+        if roi_heads.mask_predictor is not None:
+            roi_heads.mask_predictor.register_forward_hook(float_output)
+
+    @property
+    def masks(self) -> bool:
+        return self.roi_heads.has_mask()
+
+    def forward(  # type: ignore[override]
+        self,
+        images: Tensor,
+        targets: Sequence[dict[str, Tensor]] | None = None,
+        sizes: Sequence[Size] | None = None,
+    ) -> Any:
+        """Losses by name in training; in eval mode boxes, labels, scores and mask probabilities [N, 1, 28, 28].
+
+        Args:
+            images: pictures in the corner of a canvas.
+            targets: boxes [N, 4] and labels [N] of each, and masks, bool or packed ("packed").
+            sizes: height and width of each picture; the canvas's without it.
+        """
+        dtype = next(self.parameters()).dtype
+        inputs = normalize(images, self.transform.preprocessing, dtype)
+        if self.channels_last:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        self.transform.sizes = sizes
+        if targets is not None:
+            shapes = sizes or [(images.shape[2], images.shape[3])] * len(images)
+            sizes_B2 = torch.tensor(shapes, device=images.device)
+            targets = [
+                self.target(one, size, size_2, dtype)
+                for one, size, size_2 in zip(targets, shapes, sizes_B2, strict=True)
+            ]
+        return super().forward(inputs, targets)  # type: ignore[arg-type]
+
+    def target(self, given: dict[str, Tensor], size: Size, size_2: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+        found = {"boxes": given["boxes"].to(dtype), "labels": given["labels"], "size": size_2}
+        if self.masks:
+            found["masks"] = unpacked(given["packed"], size[1]) if "packed" in given else given["masks"]
+        return found
+
+    def compile(self, *args: Any, **options: Any) -> None:
+        """The network alone: what follows has another shape for every picture."""
+        self.backbone.body.compile(*args, **options)
+
+    def no_weight_decay(self) -> set[str]:
+        return {name for name, parameter in self.named_parameters() if parameter.ndim <= 1}
+
+
+def make_backbone(model: ModelConfig, size: int | Size) -> FeatureNetwork:
+    """The stages of a network, with weights for classification if `model.pretrained` says so."""
+    arguments = model.arguments()
+    arguments.pop("drop_rate", None)
+    if model.pretrained is None or model.image_size is None:
+        arguments["image_size"] = size
+    body = create_model(model.name, model.pretrained or False, features_only=True, out_indices=LEVELS, **arguments)
+    reductions = body.feature_info.reduction()
+    if any(2 * a != b for a, b in zip(reductions, reductions[1:], strict=False)):
+        raise ValueError(
+            f"{model.name} makes its maps smaller by {reductions}: a feature pyramid needs four stages, each half as "
+            f"large as the one before, as ResNets have"
+        )
+    for module in body.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module.momentum = model.batch_norm_momentum
+    body.set_grad_checkpointing(model.grad_checkpointing)
+    return body
+
+
+def make_detector(
+    model: ModelConfig,
+    heads: Heads,
+    classes: int,
+    *,
+    masks: bool = True,
+    size: int | Size = 1024,
+    preprocessing: Preprocessing | None = None,
+    channels_last: bool = True,
+) -> Detector:
+    """A new detector of `classes` classes (without background).
+
+    Args:
+        model: the backbone.
+        heads: everything else.
+        classes: how many.
+        masks: whether it also finds outlines.
+        size: the largest canvas, for backbones with layers that see the whole input; others take any.
+        preprocessing: mean and std.
+        channels_last: memory format of the images.
+    """
+    body = make_backbone(model, size)
+    norm = partial(HeadNorm, momentum=model.batch_norm_momentum) if heads.norm else None
+    backbone = Backbone(body, heads.channels, norm)
+    strides = body.feature_info.reduction()
+    anchors = Anchors(heads.anchors, heads.ratios, [*strides, 2 * strides[-1]])
+    rpn = Proposals(
+        anchors,
+        RPNHead(heads.channels, len(heads.ratios)),
+        fg_iou_thresh=0.7,
+        bg_iou_thresh=0.3,
+        batch_size_per_image=256,
+        positive_fraction=0.5,
+        pre_nms_top_n={"training": 2 * heads.proposals, "testing": heads.proposals},
+        post_nms_top_n={"training": 2 * heads.proposals, "testing": heads.proposals},
+        nms_thresh=0.7,
+        score_thresh=LEAST_OBJECTNESS,
+    )
+    roi_heads = RoIHeads(
+        Pooling(strides, 7, heads.canonical),
+        box_head(heads, norm),
+        FastRCNNPredictor(heads.hidden, classes + 1),
+        fg_iou_thresh=0.5,
+        bg_iou_thresh=0.5,
+        batch_size_per_image=heads.sampled,
+        positive_fraction=0.25,
+        bbox_reg_weights=None,
+        score_thresh=heads.least_score,
+        nms_thresh=heads.overlap,
+        detections_per_img=heads.detections,
+    )
+    if masks:
+        roi_heads.mask_roi_pool = Pooling(strides, 14, heads.canonical)
+        widths = [heads.channels] * heads.mask_convolutions
+        roi_heads.mask_head = MaskRCNNHeads(heads.channels, widths, 1, norm)
+        roi_heads.mask_predictor = MaskRCNNPredictor(heads.channels, heads.channels, classes + 1)
+    return Detector(backbone, rpn, roi_heads, preprocessing or Preprocessing(), channels_last)
+
+
+def box_head(heads: Heads, norm: Callable[..., nn.Module] | None) -> nn.Module:
+    if not heads.convolutions:
+        return TwoMLPHead(heads.channels * 7 * 7, heads.hidden)
+    widths = [heads.channels] * heads.convolutions
+    return FastRCNNConvFCHead((heads.channels, 7, 7), widths, [heads.hidden], norm)

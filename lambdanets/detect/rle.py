@@ -1,0 +1,109 @@
+"""Masks as COCO writes them: run lengths down the columns, as numbers or packed into text, and polygons.
+
+Own arithmetic in numpy, so that training and writing results need no COCO library.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+BITS, MORE, SIGN = 5, 0x20, 0x10  # of a letter of packed run lengths
+FIRST_LETTER, LETTERS = 48, 64
+
+
+def encode_crop(crop_HW: np.ndarray, left: int, top: int, height: int) -> list[int]:
+    """Run lengths of a mask that is zero outside of a crop, in a picture of `height` rows, without the last run."""
+    rows_XY = np.ascontiguousarray(crop_HW.T, dtype=np.int8)
+    edges = np.diff(np.pad(rows_XY, ((0, 0), (1, 1))), axis=1)
+    column, row = np.nonzero(edges == 1)
+    starts = (left + column) * height + top + row
+    column, row = np.nonzero(edges == -1)
+    ends = (left + column) * height + top + row
+    apart = np.flatnonzero(starts[1:] != ends[:-1])  # a run over the end of a column goes on in the next
+    starts, ends = starts[np.r_[0, apart + 1]] if len(starts) else starts, ends[np.r_[apart, len(ends) - 1]]
+    changes = np.stack([starts, ends], axis=1).ravel()
+    return np.diff(changes, prepend=0).tolist()
+
+
+def encode(mask_HW: np.ndarray, left: int = 0, top: int = 0, size: tuple[int, int] | None = None) -> dict:
+    """{"size": [height, width], "counts": text}: the mask, or the mask at (left, top) in a picture of `size`."""
+    height, width = mask_HW.shape if size is None else size
+    counts = encode_crop(mask_HW, left, top, height) if mask_HW.any() else []
+    left_over = height * width - sum(counts)
+    if left_over or not counts:
+        counts.append(left_over)
+    return {"size": [height, width], "counts": pack(counts)}
+
+
+def decode(counts: Sequence[int] | np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """bool [height, width] of run lengths, which start with zeros."""
+    height, width = size
+    values = np.arange(len(counts)) % 2 == 1
+    return np.repeat(values, counts).reshape(width, height).T
+
+
+def pack(counts: Sequence[int]) -> str:
+    """COCO's text: every run as the difference to the one two before, five bits a letter, low ones first."""
+    letters = []
+    for i, count in enumerate(counts):
+        rest = count - counts[i - 2] if i > 2 else count
+        more = True
+        while more:
+            low, rest = rest & 0x1F, rest >> BITS
+            more = rest != (-1 if low & SIGN else 0)
+            letters.append(low | (MORE if more else 0))
+    return (np.array(letters, np.uint8) + FIRST_LETTER).tobytes().decode("ascii")
+
+
+def unpack(text: str) -> list[int]:
+    """The run lengths of COCO's text. A ValueError if it is none."""
+    codes = np.frombuffer(text.encode("ascii", "replace"), np.uint8).astype(int) - FIRST_LETTER
+    if ((codes < 0) | (codes >= LETTERS)).any():
+        raise ValueError("run lengths with letters that COCO does not use")
+    counts: list[int] = []
+    value = shift = 0
+    for code in codes.tolist():
+        value |= (code & 0x1F) << shift
+        shift += BITS
+        if shift > 60:
+            raise ValueError("a run length without an end")
+        if not code & MORE:
+            if code & SIGN:
+                value -= 1 << shift
+            if len(counts) > 2:
+                value += counts[-2]
+            counts.append(value)
+            value = shift = 0
+    if shift:
+        raise ValueError("run lengths that end in the middle of one")
+    return counts
+
+
+def fill_polygon(points: Sequence[float] | np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """bool [height, width]: the pixels whose centres are inside x0, y0, x1, y1, ... (even-odd rule)."""
+    height, width = size
+    x, y = np.asarray(points, np.float64).reshape(-1, 2).T
+    next_x, next_y = np.roll(x, -1), np.roll(y, -1)
+    first = max(0, int(np.floor(y.min() - 0.5)))
+    last = min(height, int(np.ceil(y.max() + 0.5)))
+    mask = np.zeros((height, width), bool)
+    if last <= first:
+        return mask
+    centres = np.arange(first, last)[:, None] + 0.5
+    crosses = (y <= centres) != (next_y <= centres)  # [rows, edges]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        at = x + (centres - y) * (next_x - x) / (next_y - y)
+    row, edge = np.nonzero(crosses)
+    column = np.clip(np.ceil(at[row, edge] - 0.5), 0, width).astype(np.int64)
+    turns = np.zeros((last - first, width + 1), np.uint8)
+    np.bitwise_xor.at(turns, (row, column), 1)
+    mask[first:last] = np.bitwise_xor.accumulate(turns, axis=1)[:, :width].astype(bool)
+    return mask
+
+
+def bounds(mask_HW: np.ndarray) -> tuple[int, int, int, int] | None:
+    """(left, top, right, bottom) of the pixels that are set; None if there are none."""
+    columns, rows = np.flatnonzero(mask_HW.any(axis=0)), np.flatnonzero(mask_HW.any(axis=1))
+    if not len(columns):
+        return None
+    return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1

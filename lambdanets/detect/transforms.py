@@ -1,0 +1,120 @@
+"""Pictures and their objects to the canvas of the network. All randomness is Python's `random`, seeded by the loader."""
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision import tv_tensors
+from torchvision.transforms.v2 import functional as V
+
+from lambdanets.data.decode import BrokenImageError, load
+from lambdanets.detect.config import Jitter
+from lambdanets.detect.scenes import Picture
+
+LEAST_SIDE = 1.0  # pixels of what a crop leaves of a box
+Scene = tuple[Image.Image, Picture]
+
+
+@dataclass(frozen=True, eq=False)
+class Sample:
+    """A picture that fits the canvas; the canvas itself is filled when a batch is made."""
+
+    pixels: np.ndarray  # uint8 [height, width, 3]
+    boxes_N4: Tensor  # float32, left, top, right, bottom
+    labels_N: Tensor
+    packed_NHW: Tensor | None  # masks, eight pixels a byte
+
+
+class Training:
+    """Large-scale jitter: a random size, a random crop of it where it is larger than the canvas, a flip."""
+
+    def __init__(self, size: int, jitter: Jitter, masks: bool) -> None:
+        self.size, self.jitter, self.masks = size, jitter, masks
+
+    def __call__(self, scene: Scene) -> Sample:
+        image, picture = whole(scene)
+        canvas = picture.size
+        trained = np.flatnonzero(~picture.crowd_N)
+        boxes = tv_tensors.BoundingBoxes(
+            torch.from_numpy(picture.boxes_N4[trained]),
+            format=tv_tensors.BoundingBoxFormat.XYXY,
+            canvas_size=canvas,  # type: ignore[call-overload]
+        )
+        window, out = self.window(canvas)
+        image, boxes = V.resized_crop(image, *window, out), V.resized_crop(boxes, *window, out)
+        flipped = random.random() < self.jitter.flip
+        if flipped:
+            image, boxes = V.horizontal_flip(image), V.horizontal_flip(boxes)
+        boxes = V.clamp_bounding_boxes(boxes)
+        sides = boxes[:, 2:] - boxes[:, :2]
+        kept = (sides >= LEAST_SIDE).all(dim=1)
+        packed = None
+        if self.masks:
+            masks = self.cut([picture.segments[i] for i in trained[kept.numpy()]], canvas, window, out, flipped)
+            seen = masks.flatten(1).any(dim=1)
+            kept[kept.clone()] = seen
+            packed = torch.from_numpy(np.packbits(masks[seen].numpy(), axis=2))
+        pixels = np.asarray(image.permute(1, 2, 0))
+        return Sample(
+            pixels, boxes.as_subclass(Tensor)[kept], torch.from_numpy(picture.labels_N[trained])[kept], packed
+        )
+
+    def window(self, canvas: tuple[int, int]) -> tuple[tuple[int, int, int, int], list[int]]:
+        """(top, left, height, width) of the crop in the picture, and its size on the canvas."""
+        scale = self.size * random.uniform(*self.jitter.scale) / max(canvas)
+        down, across = (min(side, max(1, round(self.size / scale))) for side in canvas)
+        top, left = (random.randint(0, side - cut) for side, cut in zip(canvas, (down, across), strict=True))
+        out = [min(self.size, max(1, round(cut * scale))) for cut in (down, across)]
+        return (top, left, down, across), out
+
+    def cut(self, segments: list, canvas: tuple[int, int], window: tuple, out: list[int], flipped: bool) -> Tensor:
+        """Masks uint8 [N, height, width] of what the crop shows."""
+        top, left, down, across = window
+        drawn = np.zeros((len(segments), down, across), np.uint8)
+        for place, segment in zip(drawn, segments, strict=True):
+            place[:] = segment.mask(canvas)[top : top + down, left : left + across]
+        masks = tv_tensors.Mask(torch.from_numpy(drawn))
+        if len(segments):
+            masks = V.resize(masks, out)
+        else:
+            masks = torch.zeros(0, *out, dtype=torch.uint8)
+        return (V.horizontal_flip(masks) if flipped else masks).as_subclass(Tensor)
+
+
+class Fitting:
+    """The whole picture, as large as the canvas allows: for evaluation."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __call__(self, scene: Scene) -> Sample:
+        image, picture = whole(scene)
+        image = V.resize(image, fitted(picture.size, self.size))
+        none = torch.empty(0, 4), torch.empty(0, dtype=torch.int64)
+        return Sample(np.asarray(image.permute(1, 2, 0)), *none, None)
+
+
+def fitted(size: tuple[int, int], canvas: int) -> list[int]:
+    """Height and width of a picture whose longer side is the canvas's."""
+    scale = canvas / max(size)
+    return [max(1, round(side * scale)) for side in size]
+
+
+def whole(scene: Scene) -> tuple[tv_tensors.Image, Picture]:
+    """The pixels, if they are what the annotations are about."""
+    image, picture = scene
+    image = load(image)
+    if (image.height, image.width) != picture.size:
+        raise BrokenImageError(
+            f"the picture is {image.width} x {image.height}, its annotations are for {picture.width} x {picture.height}"
+        )
+    return tv_tensors.Image(torch.from_numpy(np.array(image)).permute(2, 0, 1)), picture
+
+
+def unpacked(packed_NHW: Tensor, width: int) -> Tensor:
+    """Masks uint8 [N, height, width] of packed ones, where they are."""
+    bits = torch.arange(7, -1, -1, device=packed_NHW.device, dtype=torch.uint8)
+    return (packed_NHW[..., None].bitwise_right_shift(bits) & 1).flatten(2)[:, :, :width]
