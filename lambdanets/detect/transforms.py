@@ -54,7 +54,7 @@ class Training:
         packed = None
         if self.masks:
             masks = self.cut([picture.segments[i] for i in trained[kept.numpy()]], canvas, window, out, flipped)
-            seen = masks.flatten(1).any(dim=1)
+            seen = (masks != 0).flatten(1).any(dim=1)
             kept[kept.clone()] = seen
             packed = torch.from_numpy(np.packbits(masks[seen].numpy(), axis=2))
         pixels = np.asarray(image.permute(1, 2, 0))

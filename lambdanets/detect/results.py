@@ -1,0 +1,88 @@
+"""What a detector found, in pixels of the original pictures: as data, and as COCO writes it."""
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from lambdanets.detect import rle
+from lambdanets.detect.scenes import Category
+
+Result = dict[str, Any]  # an entry of a COCO result file
+
+
+@dataclass(frozen=True, eq=False)
+class Detection:
+    """One object."""
+
+    box: tuple[float, float, float, float]  # left, top, right, bottom
+    label: int  # from 1
+    score: float
+    mask: dict[str, Any] | None = None  # run lengths of the whole picture
+
+    def as_coco(self, image_id: int, categories: Sequence[Category]) -> Result:
+        left, top, right, bottom = self.box
+        found: Result = {
+            "image_id": image_id,
+            "category_id": categories[self.label - 1].id,
+            "bbox": [round(v, 3) for v in (left, top, right - left, bottom - top)],
+            "score": round(self.score, 6),
+        }
+        return found if self.mask is None else found | {"segmentation": self.mask}
+
+
+def detections(output: dict[str, Tensor], size: tuple[int, int], original: tuple[int, int]) -> list[Detection]:
+    """What a detector put out for a picture that has `size` (height, width) on the canvas and `original` on disk."""
+    scale = np.array([original[1] / size[1], original[0] / size[0]] * 2)
+    boxes_N4 = output["boxes"].double().cpu().numpy() * scale
+    labels, scores = output["labels"].tolist(), output["scores"].double().tolist()
+    masks_NHW = output["masks"][:, 0].float().cpu().numpy() if "masks" in output else None
+    found = []
+    for i, box in enumerate(boxes_N4):
+        mask = None if masks_NHW is None else pasted(masks_NHW[i], box, original)
+        left, top, right, bottom = box.tolist()
+        found.append(Detection((left, top, right, bottom), labels[i], scores[i], mask))
+    return found
+
+
+def pasted(probabilities_HW: np.ndarray, box: np.ndarray, size: tuple[int, int]) -> dict[str, Any]:
+    """A mask of probabilities in its box as run lengths: a pixel belongs to it if its centre has one half or more."""
+    left, top, right, bottom = box.tolist()
+    first_x, first_y = max(0, math.floor(left)), max(0, math.floor(top))
+    last_x, last_y = min(size[1], math.ceil(right)), min(size[0], math.ceil(bottom))
+    rows = interpolation(first_y, last_y, top, bottom, probabilities_HW.shape[0])
+    columns = interpolation(first_x, last_x, left, right, probabilities_HW.shape[1])
+    return rle.encode(rows @ probabilities_HW @ columns.T >= 0.5, first_x, first_y, size)
+
+
+def interpolation(first: int, last: int, begin: float, end: float, cells: int) -> np.ndarray:
+    """[pixels, cells]: how much each cell counts for pixels first .. last, where the cells span begin .. end."""
+    centres = (np.arange(first, max(first, last)) + 0.5 - begin) / max(end - begin, 1e-6) * cells - 0.5
+    return np.maximum(0.0, 1.0 - np.abs(centres[:, None] - np.arange(cells)))
+
+
+def write_results(path: Path, results: Sequence[Result]) -> Path:
+    """A COCO result file, under its name only when it is complete."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(list(results)) + "\n")
+    os.replace(part, path)
+    return path
+
+
+def read_results(path: Path) -> list[Result]:
+    try:
+        data = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(data, list) or not all(isinstance(one, dict) for one in data):
+        raise ValueError(f"{path} is no COCO result file: a list of detections was expected")
+    for i, one in enumerate(data):
+        if not {"image_id", "category_id", "score"} <= one.keys() or not {"bbox", "segmentation"} & one.keys():
+            raise ValueError(f"{path}: detection {i} needs image_id, category_id, score, and bbox or segmentation")
+    return data

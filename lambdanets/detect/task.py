@@ -1,0 +1,228 @@
+"""Detection, as a task of the training loop."""
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from lambdanets.data.broken import BrokenImages
+from lambdanets.data.loader import LoaderOptions
+from lambdanets.data.split import held_out
+from lambdanets.detect import precision
+from lambdanets.detect.coco import DetectionSet, open_set, splits_of
+from lambdanets.detect.config import DetectConfig
+from lambdanets.detect.loader import SceneBatch, SceneLoader
+from lambdanets.detect.network import Detector, make_detector
+from lambdanets.detect.results import Result, detections, write_results
+from lambdanets.detect.transforms import Fitting, Training
+from lambdanets.detect.weights import FILES, about, save_detector
+from lambdanets.models.hub import Preprocessing
+from lambdanets.options import chosen_device
+from lambdanets.train.distributed import World
+from lambdanets.train.task import Outcome, Share, Task
+
+OWN_HELD_OUT = 0.1  # where there is nothing else to evaluate on
+MOST_WORKERS = 16
+DETECTIONS, PROBLEMS = "detections.json", "problems.txt"
+SHOWN_PROBLEMS = 50  # in the log; the file has them all
+
+
+class Detect(Task):
+    """Objects of a detection set: boxes, and outlines where the annotations have them."""
+
+    def __init__(self, config: DetectConfig) -> None:
+        self.config, data = config, config.data
+        self.data = open_set(data.path, "train", images=data.images, masks=data.masks)
+        scenes = self.data.scenes
+        self.masks = scenes.masks
+        self.score = "mask_ap" if self.masks else "box_ap"
+        if config.early_stopping and not precision.available():
+            raise ValueError(f"early_stopping watches average precision, and {precision.MISSING}")
+        chosen = np.array(
+            [i for i, picture in enumerate(scenes.pictures) if data.empty or (~picture.crowd_N).any()], np.int64
+        )
+        self.indices, self.held = chosen, np.empty(0, np.int64)
+        if data.validation is not None or "validation" in splits_of(data.path):
+            self.split = "validation"
+            where, images = (data.validation, data.validation_images) if data.validation else (data.path, None)
+            split = "validation" if "validation" in splits_of(where) else "train"
+            self.evaluated = open_set(
+                where, split, images=images, masks="yes" if self.masks else "no", categories=scenes.categories
+            )
+        else:
+            self.split, self.evaluated = "held_out", self.data
+            names = [scenes.pictures[i].name for i in chosen]
+            kept, held = held_out(np.zeros(len(chosen)), OWN_HELD_OUT, names=names)
+            self.indices, self.held = chosen[kept], chosen[held]
+        self.examples = len(self.indices)
+        self.preprocessing = Preprocessing(mean=data.mean, std=data.std, size=config.size, crop=1.0)
+        self.loaders: dict[Any, SceneLoader] = {}
+        self.noticed: list[dict[str, Any]] = [
+            {"event": "bad_annotation", "name": problem.where, "reason": problem.reason}
+            for problem in self.problems[:SHOWN_PROBLEMS]
+        ]
+        self.results: list[Result] | None = None  # of the last evaluation, for the report
+
+    @property
+    def problems(self) -> list[Any]:
+        others = () if self.evaluated is self.data else self.evaluated.scenes.problems
+        return [*self.data.scenes.problems, *others]
+
+    # Training
+
+    def model(self) -> Detector:
+        config = self.config
+        return make_detector(
+            config.model,
+            config.heads,
+            len(self.data.scenes.categories),
+            masks=self.masks,
+            size=config.size,
+            preprocessing=self.preprocessing,
+            channels_last=config.channels_last,
+        )
+
+    def batches(self, epoch: int, first_step: int, share: Share) -> Iterator[Any]:
+        key = ("train", share.micro_batch)
+        if key not in self.loaders:
+            transform = Training(self.config.size, self.config.jitter, self.masks)
+            options = self.loader_options(share.rank, share.world, share.micro_batch)
+            self.loaders[key] = SceneLoader(
+                self.data, transform, self.config.size, options, indices=self.indices, training=True
+            )
+        for batch in self.loaders[key].epoch(epoch, first_step * share.parts):
+            assert isinstance(batch, SceneBatch)
+            self.notice(batch)
+            yield batch.images, list(batch.targets), list(batch.sizes)
+
+    def loss(self, model: nn.Module, batch: Any) -> Outcome:
+        images, targets, sizes = batch
+        losses = model(images, targets, sizes)
+        total = torch.stack([loss.float() if loss.dtype != torch.float64 else loss for loss in losses.values()]).sum()
+        return Outcome(total, {name: loss.detach() * len(images) for name, loss in losses.items()}, len(images))
+
+    # Evaluation
+
+    def evaluate(self, model: nn.Module, world: World, final: bool) -> dict[str, dict[str, float]]:
+        found: list[tuple[int, list[Result]]] = []
+        for batch in self.evaluation_loader(world).epoch(0):
+            assert isinstance(batch, SceneBatch)
+            self.notice(batch)
+            if len(batch):
+                images = batch.images.to(world.device, non_blocking=True)
+                found += self.answers(model(images, sizes=batch.sizes), batch)
+        numbers: dict[str, float] = {}
+        if world.size > 1:
+            found = [one for part in world.gather(found) for one in part]
+        if world.main:
+            numbers = self.measured(sorted(found, key=lambda one: one[0]), keep=final and self.results is None)
+        return {self.split: world.share(numbers)}
+
+    def answers(self, outputs: list[Any], batch: SceneBatch) -> list[tuple[int, list[Result]]]:
+        scenes = self.evaluated.scenes
+        found = []
+        for output, size, index in zip(outputs, batch.sizes, batch.indices.tolist(), strict=True):
+            picture = scenes.pictures[index]
+            one = detections(output, size, picture.size)
+            found.append((index, [detection.as_coco(picture.id, scenes.categories) for detection in one]))
+        return found
+
+    def measured(self, found: list[tuple[int, list[Result]]], keep: bool) -> dict[str, float]:
+        results = [one for _, part in found for one in part]
+        numbers: dict[str, float] = {}
+        if precision.available():
+            truth = self.evaluated.scenes.as_coco(index for index, _ in found)
+            scores = precision.average_precision(
+                truth, results, masks=self.masks, detections=self.config.heads.detections
+            )
+            numbers = scores.numbers
+        elif not any(event.get("event") == "no_evaluator" for event in self.noticed):
+            self.noticed.append({"event": "no_evaluator", "reason": precision.MISSING})
+        if keep:
+            self.results = results
+        return numbers | {"detections": len(results) / max(len(found), 1), "examples": len(found)}
+
+    def evaluation_loader(self, world: World) -> SceneLoader:
+        if "evaluation" not in self.loaders:
+            options = self.loader_options(world.rank, world.size, self.config.evaluate_batch)
+            indices = self.held if self.split == "held_out" else None
+            self.loaders["evaluation"] = SceneLoader(
+                self.evaluated, Fitting(self.config.size), self.config.size, options, indices=indices, training=False
+            )
+        return self.loaders["evaluation"]
+
+    # What the loop asks
+
+    def loader_options(self, rank: int, world: int, batch_size: int) -> LoaderOptions:
+        data = self.config.data
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        workers = data.workers
+        if workers is None:  # on a CPU the network needs the cores
+            cores = (os.cpu_count() or 1) // local
+            workers = min(cores, MOST_WORKERS) if chosen_device(self.config.device).type == "cuda" else cores // 4
+        return LoaderOptions(
+            batch_size=batch_size,
+            workers=workers,
+            seed=self.config.seed,
+            rank=rank,
+            world=world,
+            prefetch=2,
+            cache=data.cache,
+            broken=BrokenImages(data.max_broken),
+        )
+
+    def notice(self, batch: SceneBatch) -> None:
+        self.noticed += [{"event": "broken_image", "name": one.name, "reason": one.reason} for one in batch.broken]
+
+    def events(self) -> list[dict[str, Any]]:
+        found, self.noticed = self.noticed, []
+        return found
+
+    def describe(self) -> dict[str, Any]:
+        evaluated = len(self.held) if self.split == "held_out" else len(self.evaluated)
+        return {
+            "classes": len(self.data.scenes.categories),
+            "objects": self.data.scenes.objects,
+            "masks": self.masks,
+            "evaluated": {self.split: evaluated},
+            "bad_annotations": len(self.problems),
+        }
+
+    def save(
+        self,
+        folder: Path,
+        moment: Literal["start", "end"],
+        models: dict[str, nn.Module],
+        scores: dict[str, dict[str, dict[str, float]]],
+    ) -> None:
+        if moment == "start":
+            if self.problems:
+                (folder / PROBLEMS).write_text("".join(f"{problem}\n" for problem in self.problems))
+            return
+        for name, model in models.items():
+            assert isinstance(model, Detector)
+            metrics = {
+                f"{split}_{key}": value
+                for split, numbers in scores[name].items()
+                for key, value in numbers.items()
+                if math.isfinite(value)
+            }
+            card = about(self.config, self.data.scenes.categories, self.masks, metrics)
+            save_detector(model, folder / FILES[name], card)
+        if "ema" not in models:
+            os.replace(folder / FILES["raw"], folder / FILES["ema"])
+        write_results(folder / DETECTIONS, self.results or [])
+
+    def close(self) -> None:
+        self.loaders.clear()  # and with them their worker processes
+
+
+def evaluated_set(config: DetectConfig) -> tuple[DetectionSet, np.ndarray]:
+    """What a run was evaluated on, and which of its pictures."""
+    task = Detect(config)
+    return task.evaluated, task.held if task.split == "held_out" else np.arange(len(task.evaluated))

@@ -1,0 +1,114 @@
+"""Weights of a detector: one safetensors file that says what it is, so that it can be used alone."""
+
+import json
+import os
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from lambdanets import __version__
+from lambdanets.detect.config import DetectConfig, Heads
+from lambdanets.detect.network import Detector, make_detector
+from lambdanets.detect.scenes import Category
+from lambdanets.models.hub import Preprocessing, read_state
+from lambdanets.train.config import ModelConfig
+from lambdanets.train.jsonable import from_json, to_json
+
+KEY = "lambdanets_detector"
+FILES = {"ema": "weights.safetensors", "raw": "weights_raw.safetensors"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class About:
+    """What weights say about themselves."""
+
+    model: ModelConfig
+    heads: Heads
+    categories: tuple[Category, ...]
+    masks: bool
+    size: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    metrics: dict[str, Any] = field(default_factory=dict)
+    recipe: dict[str, Any] = field(default_factory=dict)
+    version: str = __version__
+
+    @property
+    def preprocessing(self) -> Preprocessing:
+        return Preprocessing(mean=self.mean, std=self.std, size=self.size, crop=1.0)
+
+    def build(self) -> Detector:
+        """A new detector of this kind."""
+        return make_detector(
+            self.model,
+            self.heads,
+            len(self.categories),
+            masks=self.masks,
+            size=self.size,
+            preprocessing=self.preprocessing,
+        )
+
+
+def about(config: DetectConfig, categories: tuple[Category, ...], masks: bool, metrics: dict[str, Any]) -> About:
+    """Of what a run trains."""
+    return About(
+        model=replace(config.model, pretrained=None),
+        heads=config.heads,
+        categories=categories,
+        masks=masks,
+        size=config.size,
+        mean=config.data.mean,
+        std=config.data.std,
+        metrics=metrics,
+        recipe=to_json(config),
+    )
+
+
+def save_detector(detector: Detector, path: Path, card: About) -> Path:
+    from safetensors.torch import save_model
+
+    part = path.with_name(path.name + ".part")
+    save_model(detector, str(part), metadata={"format": "pt", KEY: json.dumps(to_json(card))})
+    os.replace(part, path)
+    return path
+
+
+def find_weights(what: str, weights: str = "ema") -> Path:
+    """The file of a run folder, or the file itself."""
+    path = Path(what).expanduser()
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise FileNotFoundError(f"{what} is neither the folder of a run nor a .safetensors file")
+    wanted = path / FILES[weights]
+    if wanted.is_file():
+        return wanted
+    there = [name for name in FILES.values() if (path / name).is_file()]
+    if there:
+        raise FileNotFoundError(f"{path} has no {wanted.name}, only {there[0]}: choose the other --weights")
+    raise FileNotFoundError(
+        f"{path} has no weights: they are written when a run ends. `lambdanets detect train resume {path}` goes on"
+    )
+
+
+def read_about(path: Path) -> About:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            text = (file.metadata() or {}).get(KEY)
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+    if text is None:
+        raise ValueError(f"{path} holds no detector: `lambdanets detect train` makes one")
+    return from_json(About, json.loads(text), "the header of the weights")
+
+
+def load_detector(path: Path) -> tuple[Detector, About]:
+    """The detector of a file, in eval mode on the CPU."""
+    card = read_about(path)
+    detector = card.build()
+    missing, unexpected = detector.load_state_dict(read_state(path), strict=False)
+    if missing or unexpected:
+        raise ValueError(f"{path} does not fit what it says it is: {[*missing, *unexpected][:4]}")
+    return detector.eval(), card
