@@ -250,14 +250,15 @@ class Runner:
                     weight.data = weight.data.contiguous(memory_format=memory_format)
             x = case.image(self.device).contiguous(memory_format=memory_format)
             step = partial(layer_step, module, x.requires_grad_(mode == "training"))
-            first = once(step, self.device)
-            hopeless = found and first > 3 * min(time for time, _ in found.values())
-            found[name] = (first if hopeless else self.roughly(step), step)
+            step()  # compiles, allocates
+            second = once(step, self.device)
+            hopeless = found and second > 3 * min(time for time, _ in found.values())
+            found[name] = (second if hopeless else self.roughly(step), step)
         name = min(found, key=lambda name: found[name][0])
         return name, found[name][1]
 
     def roughly(self, step: Callable[[], object]) -> float:
-        """Seconds of a step that ran once already. Launches from Python would hide what differs on a GPU."""
+        """Seconds of a step that ran before. Launches from Python would hide what differs on a GPU."""
         twice = [once(step, self.device) for _ in range(2)]
         if self.device.type != "cuda" or min(twice) > LAUNCHES:
             return min(twice)
