@@ -51,10 +51,34 @@ def body(name: str, results: Path) -> str:
         if layers:
             parts.append(f"\nWhole layers, {mode}: ours in milliseconds, the others as multiples of ours.\n\n")
             parts.append(table(layers, layer_cell))
+            parts.append(hard_baseline(layers))
         if operations:
             parts.append(f"\nThe operation alone, {mode}: milliseconds, with * for what `auto` chooses.\n\n")
             parts.append(table(operations, operation_cell))
     return "".join(parts)
+
+
+HARD = {"ours, folded": "conv3x3, BN folded", "ours, compiled": "conv3x3 + BN, compiled"}
+
+
+def hard_baseline(rows: list[Row]) -> str:
+    """Ours over the convolution in its best mode, both folded (inference) or compiled (training), channels-last."""
+    lines = []
+    for shape, scope in dict.fromkeys((row["shape"], row["scope"]) for row in rows):
+        found = {row["contender"]: row for row in rows if (row["shape"], row["scope"]) == (shape, scope)}
+        for ours, theirs in HARD.items():
+            pair = [found.get(ours), found.get(theirs)]
+            if any(row is None or row["memory_format"] != "channels_last" for row in pair):
+                continue
+            mine, other = (row["milliseconds"] for row in pair if row is not None)
+            lines.append(f"| {shape} | {scope or 'global'} | {mine:.3g} | {other:.3g} | {mine / other:.2f} |\n")
+    if not lines:
+        return ""
+    names = "folded" if rows[0]["mode"] == "inference" else "compiled"
+    title = (
+        f"\nAgainst the hard baseline, {rows[0]['mode']}, both {names}: milliseconds, and ours over the convolution.\n"
+    )
+    return title + "\n| map | scope | ours | conv3x3 | ratio |\n| --- | --- | ---: | ---: | ---: |\n" + "".join(lines)
 
 
 def layer_cell(row: Row) -> str:
