@@ -1,5 +1,6 @@
 """The processes of a run. torchrun starts them and says who is who in the environment; alone, nothing is needed."""
 
+import gc
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -97,6 +98,7 @@ def join(device: str | None = None) -> Iterator[World]:
     try:
         yield World(dist.get_rank(), dist.get_world_size(), chosen, restarts)
     finally:
+        gc.collect()  # networks that still refer to the group would end it at exit, when its threads cannot be joined
         dist.destroy_process_group()
 
 

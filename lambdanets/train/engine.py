@@ -1,5 +1,6 @@
 """One step: micro-batches, gradients, guard, update, average. The host never waits for the device in here."""
 
+import inspect
 import random
 from collections import deque
 from collections.abc import Iterator
@@ -63,7 +64,10 @@ class Engine:
         if self.world.size == 1:
             return model
         ids = [self.world.device.index] if self.world.device.type == "cuda" else None
-        return DistributedDataParallel(model, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True)
+        known = inspect.signature(DistributedDataParallel).parameters
+        old = "broadcast_buffers"  # its name before torch 2.15; our running statistics are equal at any time
+        options: dict[str, Any] = {"forward_sync_buffers" if "forward_sync_buffers" in known else old: False}
+        return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, **options)
 
     # One step
 
