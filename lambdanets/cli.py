@@ -15,6 +15,8 @@ from lambdanets.measure.bench import BenchLayer, BenchOp
 from lambdanets.measure.draw import BenchPlot
 from lambdanets.measure.networks import BenchNetwork
 from lambdanets.recipes.command import train_command
+from lambdanets.recipes.compare import Compare
+from lambdanets.recipes.detect import detect_command
 from lambdanets.report.command import Report
 from lambdanets.reproduce.command import Models, Reproduce
 from lambdanets.selftest import Selftest
@@ -66,8 +68,10 @@ class Bench:
 
 COMMANDS = {
     "bench": Bench,
+    "compare": Compare,
     "convert": Convert,
     "data": Data,
+    "detect": detect_command(),
     "digits": Digits,
     "evaluate": Evaluate,
     "models": Models,
@@ -83,7 +87,7 @@ COMMANDS = {
 def parse(arguments: Sequence[str]) -> Any:
     """The command that a command line asks for, not run yet."""
     return tyro.extras.subcommand_cli_from_dict(
-        COMMANDS | {"train": train_command(arguments)},
+        COMMANDS | {"train": train_command(arguments), "detect": detect_command(arguments)},
         prog="lambdanets",
         description="LambdaNetworks in PyTorch. `lambdanets COMMAND --help` explains a command; also: --version.",
         args=arguments or ["--help"],

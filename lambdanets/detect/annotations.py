@@ -283,5 +283,3 @@ def number_of(value: Any) -> float | None:
 def side(value: Any) -> int | None:
     number = number_of(value)
     return int(number) if number is not None and number == int(number) and 1 <= number <= LARGEST_SIDE else None
-
-

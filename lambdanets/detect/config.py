@@ -95,7 +95,7 @@ class DetectConfig(RunConfig):
 
     recipe: Annotated[str, tyro.conf.Suppress] = "custom"
     """Where the settings come from."""
-    model: ModelConfig = ModelConfig(name="lambda_resnet50")
+    model: ModelConfig = field(default_factory=ModelConfig)
     """The backbone."""
     heads: Heads = Heads()
     data: DetectData = DetectData()

@@ -92,6 +92,4 @@ class SceneLoader(Loader):
         training: bool = True,
     ) -> None:
         super().__init__(data, transform, options, indices=indices, training=training)  # type: ignore[arg-type]
-        self.examples = SceneExamples(
-            self.source, data.scenes, transform, canvas, self.indices, options, training
-        )
+        self.examples = SceneExamples(self.source, data.scenes, transform, canvas, self.indices, options, training)

@@ -4,6 +4,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -142,6 +143,10 @@ class Canvas(nn.Module):
 class Detector(GeneralizedRCNN):
     """Images uint8 [B, 3, height, width] to losses (training) or detections, in pixels of the canvas."""
 
+    transform: Canvas
+    backbone: Backbone
+    roi_heads: RoIHeads
+
     def __init__(
         self,
         backbone: Backbone,
@@ -213,7 +218,7 @@ def make_backbone(model: ModelConfig, size: int | Size) -> FeatureNetwork:
         arguments["image_size"] = size
     body = create_model(model.name, model.pretrained or False, features_only=True, out_indices=LEVELS, **arguments)
     reductions = body.feature_info.reduction()
-    if any(2 * a != b for a, b in zip(reductions, reductions[1:], strict=False)):
+    if any(2 * a != b for a, b in pairwise(reductions)):
         raise ValueError(
             f"{model.name} makes its maps smaller by {reductions}: a feature pyramid needs four stages, each half as "
             f"large as the one before, as ResNets have"
@@ -247,7 +252,29 @@ def make_detector(
         channels_last: memory format of the images.
     """
     body = make_backbone(model, size)
-    norm = partial(HeadNorm, momentum=model.batch_norm_momentum) if heads.norm else None
+    return assemble(
+        body,
+        heads,
+        classes,
+        masks=masks,
+        preprocessing=preprocessing,
+        channels_last=channels_last,
+        momentum=model.batch_norm_momentum,
+    )
+
+
+def assemble(
+    body: FeatureNetwork,
+    heads: Heads,
+    classes: int,
+    *,
+    masks: bool = True,
+    preprocessing: Preprocessing | None = None,
+    channels_last: bool = True,
+    momentum: float = 0.1,
+) -> Detector:
+    """A detector on a backbone of your own: any `create_model(..., features_only=True, out_indices=4)`."""
+    norm = partial(HeadNorm, momentum=momentum) if heads.norm else None
     backbone = Backbone(body, heads.channels, norm)
     strides = body.feature_info.reduction()
     anchors = Anchors(heads.anchors, heads.ratios, [*strides, 2 * strides[-1]])

@@ -53,7 +53,7 @@ def average_precision(
         dropped = "segmentation" if name == "box" else "bbox"
         found = [{key: value for key, value in one.items() if key != dropped} for one in kept]
         given = COCO(truth, use_deepcopy=True)
-        evaluation = COCOeval_faster(given, given.loadRes(found), KINDS[name])
+        evaluation = COCOeval_faster(given, given.loadRes(found), KINDS[name])  # type: ignore[arg-type]
         evaluation.params.maxDets = [1, 10, max(COCO_DETECTIONS, detections)]
         evaluation.evaluate()
         evaluation.accumulate()

@@ -1,4 +1,4 @@
-"""Pictures and their objects to the canvas of the network. All randomness is Python's `random`, seeded by the loader."""
+"""Pictures and their objects to the network's canvas. All randomness is Python's `random`, seeded by the loader."""
 
 import random
 from dataclasses import dataclass
@@ -77,10 +77,7 @@ class Training:
         for place, segment in zip(drawn, segments, strict=True):
             place[:] = segment.mask(canvas)[top : top + down, left : left + across]
         masks = tv_tensors.Mask(torch.from_numpy(drawn))
-        if len(segments):
-            masks = V.resize(masks, out)
-        else:
-            masks = torch.zeros(0, *out, dtype=torch.uint8)
+        masks = V.resize(masks, out) if len(segments) else torch.zeros(0, *out, dtype=torch.uint8)
         return (V.horizontal_flip(masks) if flipped else masks).as_subclass(Tensor)
 
 

@@ -20,8 +20,8 @@ def coco_mask_rcnn(depth: int = 101) -> DetectConfig:
 
     - Command: torchrun --nproc-per-node 8 -m lambdanets detect train coco_mask_rcnn --data.path COCO, on as many
       machines as there are; --model.name lambda_resnet152 for the other row.
-    - Hardware: the paper's was 128 TPUv3 cores, 2 images each. Here as many GPUs as there are: a batch that does not fit
-      is accumulated, and batch norm is synchronised over processes.
+    - Hardware: the paper's was 128 TPUv3 cores, 2 images each. Here as many GPUs as there are: a batch that does not
+      fit is accumulated, and batch norm is synchronised over processes.
     - Expected: the paper's box AP 49.4 (small 31.7) and mask AP 43.5 (small 25.9), where ResNet-101 with SE
       (--model.name resnet_rs101) has 48.5 (29.9) and 42.8 (24.0).
 
@@ -133,9 +133,9 @@ def shapes() -> DetectConfig:
             hidden=128,
             mask_convolutions=2,
             norm=True,
-            anchors=(12.0, 24.0, 40.0, 64.0, 96.0),
+            anchors=(20.0, 34.0, 52.0, 76.0, 100.0),
             ratios=(0.7, 1.0, 1.4),
-            canonical=48.0,
+            canonical=160.0,
             proposals=100,
             sampled=48,
             detections=20,

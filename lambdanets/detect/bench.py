@@ -1,0 +1,287 @@
+"""`lambdanets detect bench`: time and memory of a training step of Mask R-CNN with several backbones, in one run."""
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any, Literal
+
+import torch
+import tyro
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from lambdanets.detect.config import Heads
+from lambdanets.measure.machine import describe
+from lambdanets.measure.networks import Entry, cuda_lost
+from lambdanets.measure.show import wide
+from lambdanets.measure.throughput import free_memory
+from lambdanets.measure.timing import once, peak_bytes
+from lambdanets.options import chosen_device, optional
+
+FLEX = "flex_attention"
+NETWORKS = (
+    "resnet_rs101",
+    "lambda_resnet101",
+    "resnet_rs101,se=False",
+    "lambda_resnet101,layer=global_attention",
+    f"lambda_resnet101,layer={FLEX}",
+    "resnet_rs101",  # again: has the machine changed meanwhile?
+)
+CLASSES, WARM_UP = 80, 3
+
+
+@dataclass(frozen=True)
+class BenchRow:
+    """One backbone at one size: a result, or the error that stopped it."""
+
+    network: str
+    height: int
+    width: int
+    batch: int
+    precision: str
+    compiled: bool
+    parameters: int | None = None
+    seconds: float | None = None  # of a training step, the median
+    fastest: float | None = None
+    backbone_seconds: float | None = None  # forward and backward of the backbone and its pyramid alone
+    peak_bytes: int | None = None
+    loss: float | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class BenchDetector:
+    """A training step of Mask R-CNN (forward, backward, SGD) with several backbones: time and peak memory.
+
+    Pictures and objects are made up, the same for all. Every row is measured on its own; an error stops only it.
+    """
+
+    names: Annotated[tuple[str, ...], tyro.conf.Positional, optional("NAME ...")] = ()
+    """Backbones, such as lambda_resnet101 or resnet_rs101,se=False. By default LambdaResNet-101 beside ResNet-RS-101
+    with and without SE, and beside global self-attention in the same blocks, eager and by flex_attention."""
+    sizes: tuple[str, ...] = ("1024x1024", "1333x800")
+    """Pictures, WIDTHxHEIGHT."""
+    batch: int = 4
+    """Pictures of a step."""
+    objects: int = 10
+    """In every picture."""
+    dtype: tuple[Literal["float32", "bfloat16"], ...] = ("bfloat16",)
+    """bfloat16: autocast over float32 weights."""
+    compile: Literal["no", "yes", "both"] = "no"
+    """torch.compile of the backbone."""
+    padded: bool = False
+    """Every other picture is smaller than the canvas, so that its padding has to be masked."""
+    repeats: int = 20
+    """Timed steps."""
+    seconds: float = 15.0
+    """Time no further step after this long with one row (three are timed anyway)."""
+    minutes: Annotated[float | None, optional("MINUTES")] = None
+    """Start no further row after this long."""
+    device: Annotated[str | None, optional("DEVICE")] = None
+    """cpu or cuda; by default a GPU if there is one."""
+    output: Annotated[Path | None, optional("PATH")] = None
+    """The JSON file; benchmarks/results/detect-DEVICE.json by default."""
+
+    def run(self) -> int:
+        return bench(self)
+
+
+def bench(options: BenchDetector) -> int:
+    device = chosen_device(options.device)
+    entries = [Entry.parse(text) for text in options.names or NETWORKS]
+    for entry in entries:
+        without_layer(entry).check()
+    sizes = [read_size(text) for text in options.sizes]
+    output = options.output or Path("benchmarks/results") / f"detect-{device.type}.json"
+    compiled = {"no": (False,), "yes": (True,), "both": (False, True)}[options.compile]
+    rows: list[BenchRow] = []
+    about, start, lost = describe(device), time.monotonic(), None
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark = True
+    for height, width in sizes:
+        for precision in dict.fromkeys(options.dtype):
+            for c in compiled:
+                for entry in entries:
+                    row = BenchRow(entry.text, height, width, options.batch, precision, c)
+                    if lost is None and options.minutes and time.monotonic() - start > 60 * options.minutes:
+                        lost = f"not measured: --minutes {options.minutes:g} were over"
+                    row = replace(row, error=lost) if lost else measure(entry, row, options, device)
+                    lost = lost or cuda_lost(device)
+                    rows.append(row)
+                    print(f"[{time.monotonic() - start:.0f} s] {line(row)}", flush=True)
+                    write(output, options, about, rows)
+    console = wide(Console())
+    for table in tables(rows):
+        console.print(table)
+    console.print(f"written to {output}", highlight=False, soft_wrap=True)
+    return 1 if any(row.error for row in rows) else 0
+
+
+def read_size(text: str) -> tuple[int, int]:
+    """Height and width of WIDTHxHEIGHT."""
+    width, _, height = text.partition("x")
+    if not (width.isdecimal() and height.isdecimal() and int(width) >= 32 and int(height) >= 32):
+        raise ValueError(f"--sizes {text}: WIDTHxHEIGHT, for example 1024x1024, at least 32 each")
+    return int(height), int(width)
+
+
+def without_layer(entry: Entry) -> Entry:
+    """What the registry knows of an entry."""
+    if entry.arguments.get("layer") != FLEX:
+        return entry
+    return Entry(entry.text, entry.name, {k: v for k, v in entry.arguments.items() if k != "layer"})
+
+
+def make(entry: Entry, size: tuple[int, int]) -> Any:
+    from lambdanets.detect.flex import FlexAttention2d
+    from lambdanets.detect.network import LEVELS, assemble
+    from lambdanets.models.registry import create_model
+
+    arguments: dict[str, Any] = dict(entry.arguments)
+    if arguments.get("layer") == FLEX:
+        largest = tuple(-(-side // 16) for side in size)  # lambda layers stand in c4 and c5
+        arguments["layer"] = lambda channels: FlexAttention2d(channels, input_size=largest)
+    body = create_model(entry.name, features_only=True, out_indices=LEVELS, image_size=size, **arguments)
+    return assemble(body, Heads(convolutions=4, norm=True), CLASSES)
+
+
+def measure(entry: Entry, row: BenchRow, options: BenchDetector, device: torch.device) -> BenchRow:
+    found: dict[str, Any] = {}
+    try:
+        found = timed(entry, row, options, device)
+    except Exception as problem:  # whatever it is, the others are still to be measured
+        found["error"] = f"{type(problem).__name__}: {str(problem).strip().partition(chr(10))[0]}"
+    free_memory()
+    return replace(row, **found)
+
+
+def timed(entry: Entry, row: BenchRow, options: BenchDetector, device: torch.device) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = make(entry, (row.height, row.width)).to(device, memory_format=torch.channels_last).train()
+    images, targets, sizes = made_up(row, options, device)
+    if row.compiled:
+        model.compile()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+    half = torch.autocast(device.type, torch.bfloat16, enabled=row.precision == "bfloat16")
+
+    def step() -> torch.Tensor:
+        with half:
+            loss = torch.stack([part.float() for part in model(images, targets, sizes).values()]).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
+
+    loss = 0.0
+    for _ in range(WARM_UP):
+        loss = float(step())
+    if loss != loss or abs(loss) == float("inf"):
+        raise ValueError(f"the loss is {loss}: no number without a right result")
+    held = [*model.parameters(), *(state["momentum_buffer"] for state in optimizer.state.values())]
+    peak = peak_bytes(step, device) + sum(t.numel() * t.element_size() for t in held)
+    times = repeated(step, device, options)
+    inputs = torch.randn(row.batch, 3, row.height, row.width, device=device)
+    inputs = inputs.contiguous(memory_format=torch.channels_last)
+
+    def backbone() -> None:
+        with half:
+            maps = model.backbone(inputs)
+            total = torch.stack([m.float().mean() for m in maps.values()]).sum()
+        total.backward()
+        optimizer.zero_grad(set_to_none=True)
+
+    model.transform.padding.set([(row.height, row.width)] * row.batch, (row.height, row.width), device)
+    backbone()
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "seconds": median(times),
+        "fastest": min(times),
+        "backbone_seconds": median(repeated(backbone, device, options)),
+        "peak_bytes": peak,
+        "loss": loss,
+    }
+
+
+def repeated(function: Any, device: torch.device, options: BenchDetector) -> list[float]:
+    times: list[float] = []
+    while len(times) < options.repeats and (len(times) < 3 or sum(times) < options.seconds):
+        times.append(once(function, device))
+    return times
+
+
+def made_up(row: BenchRow, options: BenchDetector, device: torch.device) -> tuple[torch.Tensor, list, list]:
+    """Pictures, objects of all sizes with masks, and sizes."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (row.batch, 3, row.height, row.width)
+    images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).to(device)
+    targets, sizes = [], []
+    for i in range(row.batch):
+        height, width = row.height, row.width
+        if options.padded and i % 2:
+            height, width = height * 3 // 4, width * 3 // 4
+        sides = torch.tensor([width, height], dtype=torch.float32)
+        extent = sides * (0.03 + 0.3 * torch.rand(options.objects, 2, generator=generator))
+        corner = (sides - extent) * torch.rand(options.objects, 2, generator=generator)
+        boxes = torch.cat([corner, corner + extent], dim=1)
+        masks = torch.zeros(options.objects, height, width, dtype=torch.uint8)
+        for mask, (x0, y0, x1, y1) in zip(masks, boxes.round().int().tolist(), strict=True):
+            mask[y0 : max(y1, y0 + 1), x0 : max(x1, x0 + 1)] = 1
+        labels = torch.randint(1, CLASSES + 1, (options.objects,), generator=generator)
+        targets.append({"boxes": boxes.to(device), "labels": labels.to(device), "masks": masks.to(device)})
+        sizes.append((height, width))
+    return images, targets, sizes
+
+
+def write(output: Path, options: BenchDetector, about: dict[str, object], rows: Sequence[BenchRow]) -> None:
+    settings = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(options).items()}
+    result = {"name": "detect", **about, "settings": settings, "rows": [asdict(row) for row in rows]}
+    output.parent.mkdir(parents=True, exist_ok=True)
+    part = output.with_name(output.name + ".part")
+    part.write_text(json.dumps(result, indent=1) + "\n")
+    os.replace(part, output)
+
+
+def line(row: BenchRow) -> str:
+    head = f"{row.network} {row.width}x{row.height} {row.precision}{' compiled' if row.compiled else ''}"
+    if row.seconds is None or row.peak_bytes is None:
+        return f"{head}: {row.error}"
+    return f"{head}: {row.seconds * 1e3:.4g} ms, {row.peak_bytes / 2**30:.2f} GiB"
+
+
+def tables(rows: Sequence[BenchRow]) -> list[Table]:
+    """One for each size and precision, with ratios to its first backbone."""
+    found = []
+    kinds = dict.fromkeys((row.width, row.height, row.precision, row.compiled) for row in rows)
+    for width, height, precision, compiled in kinds:
+        wanted = (width, height, precision, compiled)
+        chosen = [row for row in rows if (row.width, row.height, row.precision, row.compiled) == wanted]
+        first = chosen[0]
+        title = f"Mask R-CNN, training step, {width}x{height}, batch {first.batch}, {precision}"
+        table = Table(title=title + (", backbone compiled" if compiled else "") + ": ratios are to the first row")
+        for name in ("backbone", "params (M)", "step (ms)", "ratio", "backbone (ms)", "ratio", "peak GiB", "ratio"):
+            table.add_column(name, justify="left" if name == "backbone" else "right")
+        for row in chosen:
+            if row.seconds is None or row.backbone_seconds is None or row.peak_bytes is None:
+                table.add_row(escape(f"{row.network} ({row.error})"))
+                continue
+            table.add_row(
+                escape(row.network),
+                f"{(row.parameters or 0) / 1e6:.1f}",
+                f"{row.seconds * 1e3:.4g}",
+                ratio(row.seconds, first.seconds),
+                f"{row.backbone_seconds * 1e3:.4g}",
+                ratio(row.backbone_seconds, first.backbone_seconds),
+                f"{row.peak_bytes / 2**30:.2f}",
+                ratio(row.peak_bytes, first.peak_bytes),
+            )
+        found.append(table)
+    return found
+
+
+def ratio(value: float, first: float | None) -> str:
+    return "-" if not first else f"{value / first:.2f}"

@@ -1,0 +1,274 @@
+"""`lambdanets detect evaluate | predict | score | check | report | bench`: their options. The work is elsewhere, and
+needs what `pip install 'lambdanets[detect]'` brings."""
+
+import json
+import math
+import os
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from lambdanets.options import chosen_device, optional
+from lambdanets.train.config import Precision
+from lambdanets.train.use import STDIN
+
+MOST_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Using:
+    """Which weights, and how they run."""
+
+    weights: Literal["ema", "raw"] = "ema"
+    """Of a run: the average of the weights, or those of the last step."""
+    size: Annotated[int | None, optional("PIXELS")] = None
+    """The longer side of a picture for the network; by default the one that it was trained with."""
+    precision: Precision = "float32"
+    """Of the arithmetic."""
+    device: Annotated[str | None, optional("DEVICE")] = None
+    """cpu or cuda; by default a GPU if there is one."""
+
+    def open(self, what: str) -> Any:
+        from lambdanets.detect.use import open_detector
+
+        if self.size is not None and self.size < 32:
+            raise ValueError(f"--size {self.size}: at least 32")
+        return open_detector(what, weights=self.weights, device=self.device, precision=self.precision)
+
+    def workers(self) -> int:
+        return min(os.cpu_count() or 1, 16) if chosen_device(self.device).type == "cuda" else 0
+
+
+What = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WHAT")]
+
+
+@dataclass(frozen=True)
+class EvaluateDetector:
+    """Average precision of a trained detector: all, 50, 75, small, medium and large objects, boxes and masks."""
+
+    what: What
+    """The folder of a run or a .safetensors file."""
+    data: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[DATA]", help_behavior_hint="")] = None
+    """Annotated pictures, as `lambdanets detect train` takes them; for a run by default its own."""
+    split: Literal["train", "validation", "test"] = "validation"
+    """Which part of the data."""
+    images: Annotated[str | None, optional("PATH")] = None
+    """The folder or tar of pictures, if DATA is a file."""
+    using: Annotated[Using, tyro.conf.arg(name="")] = field(default_factory=Using)
+    batch_size: int = 8
+    """Pictures at once; it changes nothing but speed and memory."""
+    results: Annotated[Path | None, optional("FILE")] = None
+    """Write what was found as a COCO result file."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def run(self) -> int:
+        from lambdanets.detect import precision
+        from lambdanets.detect.coco import open_set
+        from lambdanets.detect.results import write_results
+        from lambdanets.detect.use import look_through
+
+        trained = self.using.open(self.what)
+        about = trained.about
+        where = self.data or about.recipe.get("data", {}).get("path")
+        if not where:
+            raise ValueError("on which pictures? Give a data set")
+        masks = "yes" if about.masks else "no"
+        data = open_set(where, self.split, images=self.images, masks=masks, categories=about.categories)
+        seen, results, seconds, broken = [], [], 0.0, 0
+        for one in look_through(
+            trained, data, size=self.using.size, batch_size=self.batch_size, workers=self.using.workers()
+        ):
+            if one.error:
+                print(f"left out: {data.name(one.index)}: {one.error}", file=sys.stderr)
+                broken += 1
+                continue
+            seen.append(one.index)
+            picture = data.scenes.pictures[one.index]
+            results += [found.as_coco(picture.id, about.categories) for found in one.found]
+            seconds += one.seconds
+        if self.results is not None:
+            write_results(self.results, results)
+        if not precision.available():
+            print(f"lambdanets: {precision.MISSING}", file=sys.stderr)
+            if self.results is not None:
+                print(f"{self.results} has {len(results)} detections: `lambdanets detect score` measures them anywhere")
+                return 0
+            return 2
+        scores = precision.average_precision(
+            data.scenes.as_coco(seen), results, masks=about.masks, detections=about.heads.detections
+        )
+        facts: dict[str, Any] = {
+            "pictures": len(seen),
+            "broken": broken,
+            "detections_counted": max(100, about.heads.detections),
+        }
+        facts["pictures_per_second"] = round(len(seen) / max(seconds, 1e-9), 2)
+        report(scores, {c.id: c.name for c in about.categories}, facts, self.json)
+        return 0
+
+
+@dataclass(frozen=True)
+class ScoreResults:
+    """Average precision of a COCO result file, for detections that were made elsewhere."""
+
+    results: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RESULTS")]
+    """A COCO result file, such as detections.json of a run."""
+    annotations: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="ANNOTATIONS")]
+    """The COCO file of the pictures."""
+    detections: int = 100
+    """The best so many of each picture count."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def run(self) -> int:
+        from lambdanets.detect.annotations import read_scenes
+        from lambdanets.detect.precision import average_precision
+        from lambdanets.detect.results import read_results
+
+        results = read_results(self.results)
+        masks = any("segmentation" in one for one in results)
+        scenes = read_scenes(self.annotations, None, masks="auto" if masks else "no")
+        unknown = {one["image_id"] for one in results} - {picture.id for picture in scenes.pictures}
+        if unknown:
+            raise ValueError(f"{self.results} has detections for {len(unknown)} pictures that {self.annotations} lacks")
+        scores = average_precision(scenes.as_coco(), results, masks=masks and scenes.masks, detections=self.detections)
+        facts = {"pictures": len(scenes), "bad_annotations": len(scenes.problems)}
+        report(scores, {c.id: c.name for c in scenes.categories}, facts, self.json)
+        return 0
+
+
+def report(scores: Any, names: dict[int, str], facts: dict[str, Any], as_json: bool) -> None:
+    """Prints what was measured."""
+    if as_json:
+        numbers = {name: value if math.isfinite(value) else None for name, value in scores.numbers.items()}
+        classes = {
+            kind: {names.get(i, str(i)): v if math.isfinite(v) else None for i, v in found.items()}
+            for kind, found in scores.classes.items()
+        }
+        print(json.dumps({**facts, **numbers, "classes": classes}, indent=2))
+        return
+    columns = ("ap", "ap50", "ap75", "small", "medium", "large", "recall")
+    table = Table(title=", ".join(f"{name.replace('_', ' ')} {value}" for name, value in facts.items()))
+    for title in ("", *(c.upper() if c.startswith("ap") else c for c in columns)):
+        table.add_column(title, justify="right")
+    for kind in scores.classes:
+        table.add_row(kind, *(percent(scores.numbers[f"{kind}_{c}"]) for c in columns))
+    console = Console()
+    console.print(table)
+    if len(names) > 1:
+        last = list(scores.classes)[-1]
+        table = Table(title=f"{last} AP of each class")
+        table.add_column("class", overflow="fold")
+        table.add_column("AP", justify="right")
+        found = sorted(scores.classes[last].items(), key=lambda one: one[1] if math.isfinite(one[1]) else 2.0)
+        for number, value in found[:MOST_SHOWN]:
+            table.add_row(escape(names.get(number, str(number))), percent(value))
+        console.print(table)
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f}" if math.isfinite(value) else "-"
+
+
+@dataclass(frozen=True)
+class PredictObjects:
+    """Objects in any pictures: drawn onto them, and as JSON. One that cannot be read stops no other.
+
+    The exit status is 1 if some picture could not be read.
+    """
+
+    what: What
+    """The folder of a run or a .safetensors file."""
+    images: Annotated[
+        tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES", help_behavior_hint="")
+    ] = ()
+    """Files and folders (.jpg, .png, .webp); "-", or nothing, reads stdin."""
+    output: Path = Path("predictions")
+    """The folder for the pictures and detections.jsonl."""
+    score: float = 0.5
+    """The least score of what is drawn and written."""
+    draw: bool = True
+    """Draw pictures too."""
+    json: bool = False
+    """Also print the JSON, one object a line for each picture."""
+    using: Annotated[Using, tyro.conf.arg(name="")] = field(default_factory=Using)
+
+    def run(self) -> int:
+        from lambdanets.detect.predict import predict
+        from lambdanets.train.predict import gather
+
+        words = self.images or (STDIN,)
+        if STDIN in words and sys.stdin.isatty():
+            raise ValueError("which pictures? Give files or folders, or pipe a list of them in")
+        trained = self.using.open(self.what)
+        given = gather(words, getattr(sys.stdin, "buffer", None))
+        if not given:
+            raise ValueError("no pictures: stdin was empty")
+        failed = 0
+        for one in predict(
+            trained, given, self.output, least_score=self.score, size=self.using.size, draw_pictures=self.draw
+        ):
+            failed += "error" in one
+            if self.json:
+                print(json.dumps(one), flush=True)
+            elif "error" in one:
+                print(f"{one['image']}: {one['error']}", file=sys.stderr)
+            else:
+                shown = ", ".join(f"{found['class']} {found['score']:.0%}" for found in one["objects"][:MOST_SHOWN])
+                print(f"{one['image']}: {shown or 'nothing'}")
+        print(f"written to {self.output}", file=sys.stderr)
+        return 1 if failed else 0
+
+
+@dataclass(frozen=True)
+class CheckAnnotations:
+    """Names every bad entry of COCO annotations: missing files, wrong boxes and outlines, unknown categories.
+
+    Training leaves them out and goes on; the exit status is 1 if there are any.
+    """
+
+    data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
+    """As `lambdanets detect train` takes it: a folder or a COCO file."""
+    images: Annotated[str | None, optional("PATH")] = None
+    """The folder or tar of pictures, if DATA is a file."""
+    masks: Literal["auto", "yes", "no"] = "auto"
+    """Whether every object needs an outline; auto: if most have one."""
+
+    def run(self) -> int:
+        from lambdanets.detect.coco import open_set, splits_of
+
+        count = 0
+        for split in splits_of(self.data) or ("train",):
+            scenes = open_set(self.data, split, images=self.images, masks=self.masks).scenes
+            for problem in scenes.problems:
+                print(f"{split}: {problem}")
+            count += len(scenes.problems)
+            outlines = "with outlines" if scenes.masks else "boxes only"
+            print(
+                f"{split}: {len(scenes):,} pictures, {scenes.objects:,} objects of {len(scenes.categories)} classes, "
+                f"{outlines}, {len(scenes.problems)} bad entries"
+            )
+        return 1 if count else 0
+
+
+@dataclass(frozen=True)
+class ReportDetector:
+    """Write report.html into the folder of a detection run: AP curves, the best and the worst pictures."""
+
+    run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """The folder of a run."""
+    pictures: int = 12
+    """How many of the best, and of the worst."""
+
+    def run(self) -> int:
+        from lambdanets.detect.page import write_report
+
+        print(write_report(self.run_folder, self.pictures))
+        return 0

@@ -1,0 +1,243 @@
+"""The report of a detection run: one HTML file with everything inside, no scripts, every name escaped."""
+
+import io
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+from PIL import Image
+
+from lambdanets import __version__
+from lambdanets.data.decode import decode
+from lambdanets.detect import precision, rle
+from lambdanets.detect.coco import DetectionSet
+from lambdanets.detect.config import DetectConfig
+from lambdanets.detect.draw import draw
+from lambdanets.detect.quality import Quality, quality
+from lambdanets.detect.results import Detection, read_results
+from lambdanets.detect.scenes import Picture
+from lambdanets.detect.task import DETECTIONS, PROBLEMS, evaluated_set
+from lambdanets.report.log import Log, number
+from lambdanets.report.page import HERE as REPORT_FOLDER
+from lambdanets.report.page import events, facts, groups, warnings
+from lambdanets.report.pictures import address
+from lambdanets.report.plots import Series, curves
+from lambdanets.report.run import CONFIG, REPORT, Run, read_log
+from lambdanets.report.show import count, duration, flattened, rate, shortened
+from lambdanets.train.jsonable import from_json
+
+HERE = Path(__file__).parent
+SIDE = 420  # pixels of a picture on the page
+SHOWN_SCORE = 0.5
+LONG = 40
+ROWS = ("ap", "ap50", "ap75", "small", "medium", "large", "recall")
+
+
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """A picture on the page."""
+
+    picture: Picture
+    found: tuple[Detection, ...]
+    quality: Quality
+    index: int
+
+
+def write_report(folder: Path, pictures: int = 12) -> Path:
+    """Writes `folder`/report.html and returns its path."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    if pictures < 0:
+        raise ValueError(f"--pictures {pictures}: 0 or more")
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is not a folder: give the one that `lambdanets detect train` wrote")
+    try:
+        settings = json.loads((folder / CONFIG).read_text())
+    except (OSError, ValueError):
+        raise ValueError(f"{folder} has no readable {CONFIG}: it is not the folder of a run") from None
+    config = from_json(DetectConfig, settings)
+    run = Run(folder, read_log(folder / "log.jsonl"), settings)
+    environment = Environment(
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    shown, classes, why_not = looked_at(folder, config, pictures)
+    text = environment.get_template("page.html").render(
+        css=Markup((REPORT_FOLDER / "page.css").read_text(encoding="utf-8")),
+        title=run.name,
+        subtitle=f"{run.network}, {config.size}x{config.size}",
+        warnings=warnings(run),
+        tiles=tiles(run),
+        table=table(run),
+        counted=max(precision.COCO_DETECTIONS, config.heads.detections),
+        charts=charts(run.log),
+        shown=shown,
+        why_not=why_not,
+        classes=classes,
+        events=events(run.log),
+        problems=problems(folder),
+        facts=facts(run),
+        config=flattened(settings),
+        version=__version__,
+        folder=folder.resolve(),
+    )
+    path = folder / REPORT
+    part = path.with_name(REPORT + ".part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
+    return path
+
+
+def percent(value: Any) -> str:
+    found = number(value)
+    return "-" if found is None else f"{100 * found:.1f}"
+
+
+def tiles(run: Run) -> list[tuple[str, str]]:
+    final, log = run.final, run.log
+    last = log.steps[-1] if log.steps else {}
+    found = [
+        ("box AP", percent(final.get("box_ap"))),
+        ("mask AP", percent(final.get("mask_ap"))),
+        ("evaluated on", f"{final.get('examples', '?')} pictures, {final.get('split', '')}" if final else "-"),
+        ("parameters", count(run.parameters)),
+        ("steps", count(number(last.get("step")))),
+        ("time", duration(log.seconds)),
+        ("training pictures/s", rate(run.mean("examples_per_second"))),
+    ]
+    return [(name, value) for name, value in found if value != "-"]
+
+
+def table(run: Run) -> list[tuple[str, list[str]]]:
+    """AP of the last evaluation, a row for boxes and one for masks."""
+    kinds = [kind for kind in ("box", "mask") if number(run.final.get(f"{kind}_ap")) is not None]
+    return [(kind, [percent(run.final.get(f"{kind}_{name}")) for name in ROWS]) for kind in kinds]
+
+
+def charts(log: Log) -> list[dict[str, Any]]:
+    """AP over the evaluations, and what training says about itself."""
+    marks = [step for step, _ in log.curve("step", (*log.skipped, *log.resumed))]
+    found = []
+    for kind in ("box", "mask"):
+        for said, records in groups(log.evaluations)[:1]:
+            names = ("ap", "ap50", "small", "large")
+            lines = [Series(log.curve(f"{kind}_{n}", records), i, "o-") for i, n in enumerate(names, 1)]
+            svg = curves(lines, label=f"{kind} AP", marks=marks, percent=True)
+            if svg is not None:
+                keys = [(n.upper() if n != "small" and n != "large" else n, i) for i, n in enumerate(names, 1)]
+                found.append({"title": f"{kind} AP, {said}", "svg": svg, "legend": keys})
+    losses = [f"loss_{name}" for name in ("classifier", "box_reg", "mask", "objectness")]
+    drawn = [(name, log.curve(name)) for name in losses]
+    lines = [Series(points, i) for i, (_, points) in enumerate(drawn, 1)]
+    keys = [(name.removeprefix("loss_").replace("_", " "), i) for i, (name, points) in enumerate(drawn, 1) if points]
+    for title, series, legend, options in (
+        ("loss", [Series(log.curve("loss"), 1)], [], {"log": True}),
+        ("parts of the loss", lines, keys, {"log": True}),
+        ("learning rate", [Series(log.curve("lr"), 1)], [], {"from_zero": True}),
+        ("pictures per second", [Series(log.curve("examples_per_second"), 1)], [], {"from_zero": True}),
+    ):
+        svg = curves(series, label=title, marks=marks, **options)
+        if svg is not None:
+            found.append({"title": title, "svg": svg, "legend": legend})
+    return found
+
+
+# Pictures -------------------------------------------------------------------------------------------------------------
+
+
+def looked_at(folder: Path, config: DetectConfig, pictures: int) -> tuple[list[Any], list[Any], str]:
+    """The best and the worst pictures, the classes, and why there are none."""
+    path = folder / DETECTIONS
+    if not path.is_file():
+        return [], [], "The run has no detections yet: they are written when it ends."
+    try:
+        results = read_results(path)
+        data, indices = evaluated_set(config)
+    except (ValueError, OSError) as error:
+        return [], [], f"No pictures: {error}"
+    known = {category.id: label for label, category in enumerate(data.scenes.categories, start=1)}
+    found: dict[int, list[Detection]] = {}
+    for one in results:
+        if one["category_id"] in known:
+            left, top, width, height = one["bbox"]
+            box = (left, top, left + width, top + height)
+            mask = one.get("segmentation")
+            found.setdefault(one["image_id"], []).append(Detection(box, known[one["category_id"]], one["score"], mask))
+    done = []
+    for index in np.asarray(indices).tolist():
+        picture = data.scenes.pictures[index]
+        answers = tuple(found.get(picture.id, ()))
+        done.append(Shown(picture, answers, quality(picture, answers), index))
+    ordered = sorted((one for one in done if len(one.picture.labels_N)), key=lambda one: one.quality.f1)
+    worst, best = ordered[:pictures], ordered[::-1][: min(pictures, max(0, len(ordered) - pictures))]
+    parts = [("The worst", worst), ("The best", best)]
+    shown = [(title, [entry(one, data) for one in chosen]) for title, chosen in parts if chosen]
+    return shown, classes_of(data, indices, results, config), ""
+
+
+def entry(one: Shown, data: DetectionSet) -> dict[str, Any]:
+    """What is there beside what was found."""
+    q, names = one.quality, data.class_names
+    said = f"{q.right} found, {q.missed} missed, {q.wrong} wrong"
+    try:
+        read = data.read(one.index)
+        image = Image.fromarray(read) if isinstance(read, np.ndarray) else decode(read)
+    except (ValueError, OSError) as error:  # it may have gone since
+        return {"name": one.picture.name, "said": said, "pictures": [], "why_not": str(error)}
+    masks = data.scenes.masks
+    truth = [true_object(one.picture, i, masks) for i in range(len(one.picture.labels_N))]
+    sure = [found for found in one.found if found.score >= SHOWN_SCORE]
+    drawn = [draw(image, truth, names, scores=False), draw(image, sure, names)]
+    return {"name": one.picture.name, "said": said, "pictures": [encoded(d) for d in drawn], "why_not": ""}
+
+
+def true_object(picture: Picture, i: int, masks: bool) -> Detection:
+    left, top, right, bottom = picture.boxes_N4[i].tolist()
+    segment = picture.segments[i]
+    mask = rle.encode(segment.mask(picture.size)) if masks and segment is not None else None
+    return Detection((left, top, right, bottom), int(picture.labels_N[i]), 1.0, mask)
+
+
+def encoded(image: Image.Image) -> str:
+    factor = SIDE / max(image.size)
+    if factor < 1 or max(image.size) < SIDE // 2:
+        factor = factor if factor < 1 else int(factor)
+        size = (max(1, round(image.width * factor)), max(1, round(image.height * factor)))
+        image = image.resize(size, Image.Resampling.LANCZOS if factor < 1 else Image.Resampling.NEAREST)
+    file = io.BytesIO()
+    image.save(file, "JPEG", quality=85)
+    return address(file, "jpeg")
+
+
+def classes_of(data: DetectionSet, indices: Any, results: list[Any], config: DetectConfig) -> list[dict[str, Any]]:
+    if not precision.available():
+        return []
+    scores = precision.average_precision(
+        data.scenes.as_coco(np.asarray(indices).tolist()),
+        results,
+        masks=data.scenes.masks,
+        detections=config.heads.detections,
+    )
+    rows = []
+    for label, category in enumerate(data.scenes.categories, start=1):
+        objects = sum(int((data.scenes.pictures[i].labels_N == label).sum()) for i in np.asarray(indices).tolist())
+        values = {kind: found.get(category.id, math.nan) for kind, found in scores.classes.items()}
+        rows.append(
+            {
+                "name": shortened(category.name, LONG),
+                "objects": objects,
+                "box": percent(values.get("box")),
+                "mask": percent(values.get("mask")) if "mask" in values else "",
+                "order": values["box"] if math.isfinite(values["box"]) else 2.0,
+            }
+        )
+    return sorted(rows, key=lambda row: row["order"])
+
+
+def problems(folder: Path) -> list[str]:
+    path = folder / PROBLEMS
+    return path.read_text(encoding="utf-8", errors="replace").splitlines()[:200] if path.is_file() else []

@@ -1,0 +1,68 @@
+"""Objects in any pictures, drawn onto them and written down."""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from lambdanets.data.decode import BrokenImageError
+from lambdanets.data.source import read_file
+from lambdanets.detect.draw import draw
+from lambdanets.detect.use import Trained
+from lambdanets.train.predict import Given
+
+LINES = "detections.jsonl"
+
+
+def predict(
+    trained: Trained,
+    given: Sequence[Given],
+    output: Path,
+    *,
+    least_score: float = 0.5,
+    size: int | None = None,
+    draw_pictures: bool = True,
+) -> Iterator[dict[str, Any]]:
+    """One record for each picture, {"image", "width", "height", "objects", "drawn"} or {"image", "error"}, also as a
+    line of `output`/detections.jsonl."""
+    output.mkdir(parents=True, exist_ok=True)
+    names = trained.class_names
+    taken: set[str] = set()
+    with (output / LINES).open("w", encoding="utf-8") as lines:
+        for one in given:
+            record: dict[str, Any] = {"image": one.name}
+            try:
+                if one.error:
+                    raise BrokenImageError(one.error)
+                data = one.data if one.data is not None else read_file(one.path)
+                image, found = trained.read(data, size)
+            except (BrokenImageError, OSError) as error:
+                record["error"] = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+            else:
+                found = [detection for detection in found if detection.score >= least_score]
+                record |= {"width": image.width, "height": image.height}
+                record["objects"] = [
+                    {"class": names[f.label - 1], "score": round(f.score, 6), "box": [round(v, 2) for v in f.box]}
+                    | ({} if f.mask is None else {"mask": f.mask})
+                    for f in found
+                ]
+                if draw_pictures:
+                    name = free_name(one.name, taken)
+                    draw(image, found, names).save(output / name, quality=92)
+                    record["drawn"] = name
+            lines.write(json.dumps(record) + "\n")
+            lines.flush()
+            yield record
+
+
+def free_name(name: str, taken: set[str]) -> str:
+    """A file name of its own for a picture: no folders, nothing that a shell stumbles over."""
+    stem = os.path.splitext(os.path.basename(name))[0]
+    plain = "".join(c if c.isalnum() or c in "-_." else "_" for c in stem).lstrip(".")[:100] or "picture"
+    found, number = f"{plain}.jpg", 1
+    while found in taken:
+        number += 1
+        found = f"{plain}-{number}.jpg"
+    taken.add(found)
+    return found
