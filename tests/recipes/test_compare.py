@@ -1,0 +1,66 @@
+"""Networks trained alike: equal budgets, tuning that never sees the validation images, nothing done twice."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from lambdanets.recipes import compare, debug
+from lambdanets.recipes.compare import CONTESTANTS, Contest, Contestant, Trial, paired
+
+TRIALS = (Trial(0.05, 1e-4), Trial(0.2, 1e-4))
+FEW_STEPS = 2 / 62  # epochs
+SMALL = {"convolution": Contestant("CCCC", trials=TRIALS), "CCLL": Contestant("CCLL", trials=TRIALS)}
+
+
+@pytest.fixture
+def base():
+    config = debug()
+    options = ("widths=(4,4,8,8)", "depths=(1,1,1,1)", "scope=3")
+    model = replace(config.model, options=options, drop_path_rate=0.0)
+    return replace(
+        config, model=model, epochs=FEW_STEPS, micro_batch=None, device="cpu", data=replace(config.data, workers=0)
+    )
+
+
+def test_budgets_are_equal():
+    assert len({len(one.trials) for one in CONTESTANTS.values()}) == 1
+    for one in CONTESTANTS.values():
+        assert len(set(one.trials)) == len(one.trials)
+
+
+def test_a_contest_tunes_then_repeats_and_goes_on_where_it_was(base, tmp_path, monkeypatch):
+    seen = []
+    fit = compare.fit
+
+    def watched(task, config, **options):
+        seen.append((config.out.name, config.data.held_out, config.seed, config.schedule.rate))
+        return fit(task, config, **options)
+
+    monkeypatch.setattr(compare, "fit", watched)
+    Contest.open(tmp_path, base, SMALL).go([0], FEW_STEPS)
+    contest = Contest.open(tmp_path, base, SMALL)
+    contest.go([0, 7], FEW_STEPS)
+    tuning, final = seen[:4], seen[4:]
+    assert [held for _, held, *_ in tuning] == [compare.HELD_OUT] * 4
+    assert [(name, seed) for name, _, seed, _ in final] == [
+        ("convolution-final-0", 0), ("CCLL-final-0", 0), ("convolution-final-7", 7), ("CCLL-final-7", 7),
+    ]  # fmt: skip
+    for name, _, _, rate in final:
+        assert rate == TRIALS[contest.best_trial(name.split("-")[0])].rate
+    rows = json.loads((tmp_path / "compare.json").read_text())["rows"]
+    assert len(rows) == 8
+    assert {row["network"] for row in rows if row["embedding_cosine"] is None} == {"convolution"}
+
+
+def test_a_network_whose_trials_were_not_reached_has_no_final_run(base, tmp_path):
+    contest = Contest.open(tmp_path, base, SMALL)
+    contest.go([0], FEW_STEPS, minutes=0)
+    assert contest.rows == []
+
+
+def test_differences_are_paired_by_seed():
+    ours = {seed: {"top1": 0.5 + seed / 100} for seed in range(4)}
+    theirs = {seed: {"top1": 0.48 + seed / 100 + (seed == 2) * 0.004} for seed in range(1, 9)}
+    assert paired(ours, theirs).startswith("+1.87 (")
+    assert paired({0: ours[0]}, theirs) == "-"
