@@ -57,7 +57,7 @@ def pack(counts: Sequence[int]) -> str:
 
 def unpack(text: str) -> list[int]:
     """The run lengths of COCO's text. A ValueError if it is none."""
-    codes = np.frombuffer(text.encode("ascii", "replace"), np.uint8).astype(int) - FIRST_LETTER
+    codes = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8).astype(int) - FIRST_LETTER
     if ((codes < 0) | (codes >= LETTERS)).any():
         raise ValueError("run lengths with letters that COCO does not use")
     counts: list[int] = []
