@@ -11,6 +11,7 @@ import tyro
 from lambdanets import __version__
 from lambdanets.convert.command import Convert
 from lambdanets.data.command import Data
+from lambdanets.export.command import Export
 from lambdanets.measure.bench import BenchLayer, BenchOp
 from lambdanets.measure.draw import BenchPlot
 from lambdanets.measure.networks import BenchNetwork
@@ -74,6 +75,7 @@ COMMANDS = {
     "detect": detect_command(),
     "digits": Digits,
     "evaluate": Evaluate,
+    "export": Export,
     "models": Models,
     "predict": Predict,
     "report": Report,

@@ -1,0 +1,103 @@
+"""`lambdanets export`."""
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from lambdanets.options import optional
+
+if TYPE_CHECKING:
+    from lambdanets.export.formats import Export as Done
+
+
+@dataclass(frozen=True)
+class Export:
+    """A trained network for other runtimes: ONNX, torch.export, AOTInductor, or a folder for the hub.
+
+    Each is loaded again and compared with the original in float32 on batches (and, with --size dynamic, image sizes)
+    of its own before it gets its name. Then all are timed beside eager PyTorch, on the CPU.
+    """
+
+    what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WHAT")]
+    """The folder of a run, a .safetensors file, a model folder, or the name of a network (with --pretrained)."""
+    output: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
+    """Where the files go; made if it is not there."""
+    formats: tuple[Literal["onnx", "program", "aoti", "safetensors"], ...] = ("onnx", "program", "safetensors")
+    """onnx: model.onnx. program: torch.export, model.pt2. aoti: compiled for this machine's kind of processor, in
+    minutes, model_aoti.pt2. safetensors: config.json and model.safetensors."""
+    size: Literal["fixed", "dynamic"] = "fixed"
+    """fixed: images of one size, faster. dynamic: any size; lambda layers with a global scope have none to offer."""
+    image_size: Annotated[int | None, optional("PIXELS")] = None
+    """The fixed size, and the one that is timed; by default the one that the weights were trained with."""
+    weights: Literal["ema", "raw"] = "ema"
+    """Of a run: the average of the weights, or those of the last step."""
+    pretrained: Annotated[str | None, optional("WEIGHTS")] = None
+    """Where WHAT is the name of a network: its weights, a file, a folder or an id on the Hugging Face hub."""
+    options: tuple[str, ...] = ()
+    """Where WHAT is the name of a network: its arguments, as name=value: placement=CCLL scope=7 ..."""
+    threads: int = 1
+    """Of every runtime, where they are timed."""
+    rounds: int = 10
+    """How often each is timed; the median is shown."""
+    json: bool = False
+    """Print JSON instead of a table."""
+
+    def run(self) -> int:
+        from lambdanets.export.formats import export
+        from lambdanets.measure.timing import threads
+        from lambdanets.train.trained import open_trained
+        from lambdanets.train.use import Using
+
+        for name, least in (("threads", self.threads), ("rounds", self.rounds)):
+            if least < 1:
+                raise ValueError(f"--{name} {least}: at least 1")
+        using = Using(
+            weights=self.weights,
+            pretrained=self.pretrained,
+            options=self.options,
+            image_size=self.image_size,
+            device="cpu",
+        )
+        trained = open_trained(self.what, using)
+        trained.network.card = trained.card
+        with threads(self.threads), Console(file=sys.stderr).status("exporting and comparing"):
+            done = export(trained.network, self.output, formats=self.formats, size=self.size, rounds=self.rounds)
+        if self.json:
+            print(json.dumps({"what": self.what, "threads": self.threads, **asdict(done)}, indent=2, default=str))
+        else:
+            show(done, self.threads, Console())
+        return 0
+
+
+def show(done: "Done", threads: int, console: Console) -> None:
+    table = Table("format", "where")
+    for column in ("MB", "difference", "ms", "CPU ms", "eager / it"):
+        table.add_column(column, justify="right")
+    eager = done.eager
+    table.add_row("eager PyTorch", "", "", "", f"{eager.wall:.1f}", f"{eager.cpu:.1f}", "1.00")
+    for one in done.files:
+        found = one.latency
+        table.add_row(
+            one.format,
+            str(one.path),
+            f"{one.bytes / 1e6:.1f}",
+            f"{one.difference:.1e}",
+            f"{found.wall:.1f}",
+            f"{found.cpu:.1f}",
+            f"{eager.cpu / found.cpu:.2f}",
+        )
+    console.print(table)
+    sides = sorted({shape[2:] for shape in done.shapes})
+    console.print(
+        f"Each was loaded again and is equal to the original within {done.tolerance:.0e} of its largest score, on "
+        f"{len(done.shapes)} batches of noise ({', '.join(f'{down}x{across}' for down, across in sides)} pixels).\n"
+        f"Times: one image, {threads} CPU thread(s), medians. Where other work runs, trust the CPU time: the ratio is "
+        f"of it.",
+        highlight=False,
+    )
