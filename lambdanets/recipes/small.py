@@ -49,7 +49,7 @@ def demo() -> TrainConfig:
 
     - Command: lambdanets train demo
     - Hardware: two CPU cores.
-    - Hours: about a minute (73 seconds of one core on an AMD EPYC).
+    - Hours: a minute or two (73 seconds of one core of an AMD EPYC).
     - Expected: 98% of 1,000 digits it has not seen (98.3 with seed 0).
     """
     return TrainConfig(
