@@ -15,9 +15,11 @@ from lambdanets.export.command import Export
 from lambdanets.measure.bench import BenchLayer, BenchOp
 from lambdanets.measure.draw import BenchPlot
 from lambdanets.measure.networks import BenchNetwork
+from lambdanets.pseudo.command import PseudoLabel, PseudoSelect
 from lambdanets.recipes.command import train_command
 from lambdanets.recipes.compare import Compare
 from lambdanets.recipes.detect import detect_command
+from lambdanets.recipes.rounds import rounds_command
 from lambdanets.report.command import Report
 from lambdanets.reproduce.command import Models, Reproduce
 from lambdanets.selftest import Selftest
@@ -78,6 +80,9 @@ COMMANDS = {
     "export": Export,
     "models": Models,
     "predict": Predict,
+    "pseudo-label": PseudoLabel,
+    "pseudo-rounds": rounds_command(),
+    "pseudo-select": PseudoSelect,
     "report": Report,
     "reproduce": Reproduce,
     "selftest": Selftest,
@@ -89,7 +94,12 @@ COMMANDS = {
 def parse(arguments: Sequence[str]) -> Any:
     """The command that a command line asks for, not run yet."""
     return tyro.extras.subcommand_cli_from_dict(
-        COMMANDS | {"train": train_command(arguments), "detect": detect_command(arguments)},
+        COMMANDS
+        | {
+            "train": train_command(arguments),
+            "detect": detect_command(arguments),
+            "pseudo-rounds": rounds_command(arguments),
+        },
         prog="lambdanets",
         description="LambdaNetworks in PyTorch. `lambdanets COMMAND --help` explains a command; also: --version.",
         args=arguments or ["--help"],

@@ -1,6 +1,17 @@
 """Training setups as typed functions: each returns a configuration, and says what it costs and what to expect."""
 
 from lambdanets.recipes.imagenet import ROWS_350, imagenet_90, imagenet_350, mobilenet_350
+from lambdanets.recipes.pseudo import cotrain, cotrain_350
 from lambdanets.recipes.small import debug, demo, imagenette
 
-__all__ = ["ROWS_350", "debug", "demo", "imagenet_90", "imagenet_350", "imagenette", "mobilenet_350"]
+__all__ = [
+    "ROWS_350",
+    "cotrain",
+    "cotrain_350",
+    "debug",
+    "demo",
+    "imagenet_90",
+    "imagenet_350",
+    "imagenette",
+    "mobilenet_350",
+]

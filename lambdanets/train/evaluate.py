@@ -2,7 +2,7 @@
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,9 @@ def images_of_run(what: str, split: Split) -> Images:
     folder = Path(what).expanduser()
     if not (folder / RUN_LOG).is_file():
         raise ValueError(f"which images? Only a run knows its own: lambdanets evaluate {what} DATA")
-    config = from_json(TrainConfig, json.loads((folder / "config.json").read_text()))
+    data = json.loads((folder / "config.json").read_text())
+    known = {f.name for f in fields(TrainConfig)}  # a task on top of this one has settings of its own
+    config = from_json(TrainConfig, {key: value for key, value in data.items() if key in known})
     path = config.data.path
     if split == "train":
         source = open_source(path, split="train")

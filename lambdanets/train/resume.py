@@ -14,6 +14,7 @@ from lambdanets.train.log import CHECKPOINTS, CONFIG, LOG
 CHANGEABLE = (
     *("out", "micro_batch", "device", "compile", "channels_last", "evaluate_every", "log_every", "checkpoint_minutes"),
     *("keep", "max_skipped", "data.path", "data.validation", "data.workers", "data.cache", "data.max_broken"),
+    "pseudo.images",
 )
 
 

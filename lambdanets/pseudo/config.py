@@ -1,0 +1,41 @@
+"""What co-training is, as data."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from lambdanets.options import optional
+from lambdanets.train.config import TrainConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class PseudoData:
+    """The pseudo-labelled images."""
+
+    path: Path = Path("pseudo")
+    """The folder that `lambdanets pseudo-label` wrote."""
+    images: Annotated[str | None, optional("PATH")] = None
+    """The images themselves, if they are no longer where they were labelled."""
+    ratio: float = 1.0
+    """Pseudo-labelled images for each labelled one, in every step. batch_size counts both."""
+    weight: float = 1.0
+    """Of the loss of a pseudo-labelled image; the loss of a step is the sum over all images / batch_size."""
+    labelled_weight: float = 1.0
+    """Of the loss of a labelled image."""
+    soft: bool = False
+    """Learn the teacher's probabilities instead of its best class; needs labels made with --soft."""
+    epoch: Literal["labelled", "pseudo"] = "labelled"
+    """Whose images an epoch goes through once; those of the other stream come round at their own pace."""
+
+    def __post_init__(self) -> None:
+        if self.ratio <= 0:
+            raise ValueError(f"pseudo.ratio is more than 0, not {self.ratio}: without pseudo-labels use another recipe")
+        if self.weight < 0 or self.labelled_weight < 0:
+            raise ValueError(f"weights are 0 or more, not {self.weight} and {self.labelled_weight}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CoTrainConfig(TrainConfig):
+    """A classifier of images that learns from pseudo-labelled ones as well."""
+
+    pseudo: PseudoData = PseudoData()

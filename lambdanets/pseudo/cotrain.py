@@ -1,0 +1,145 @@
+"""Labelled and pseudo-labelled images in one step, as a task of the one loop."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lambdanets.data.loader import Batch, Loader
+from lambdanets.data.transforms import training
+from lambdanets.pseudo.config import CoTrainConfig
+from lambdanets.pseudo.source import PseudoSource
+from lambdanets.train.classify import Classify
+from lambdanets.train.task import Outcome, Share
+
+PSEUDO = "pseudo.json"  # in the folder of a run
+PSEUDO_SEED = 0x5EED  # the streams are in different orders
+
+
+class CoTrain(Classify):
+    """Every micro-batch holds both kinds, labelled images first, and goes through the network at once.
+
+    The k-th step of the run takes the k-th stretch of either stream, so each is a function of (seed, step), whatever
+    the number of processes, micro-batches and workers, and wherever the run was resumed.
+    """
+
+    def __init__(self, config: CoTrainConfig) -> None:
+        super().__init__(config)
+        self.pseudo = config.pseudo
+        self.unlabelled = PseudoSource(self.pseudo.path, self.source.class_names, images=self.pseudo.images)
+        if self.pseudo.soft and not self.unlabelled.soft:
+            raise ValueError(
+                f"{self.pseudo.path} has hard labels only: label again with --soft, or leave --pseudo.soft out"
+            )
+        labelled = labelled_part(config.batch_size, self.pseudo.ratio)
+        counts = {"labelled": len(self.indices), "pseudo": len(self.unlabelled)}
+        each = {"labelled": labelled, "pseudo": config.batch_size - labelled}
+        for name, count in counts.items():
+            if count < each[name]:
+                raise ValueError(
+                    f"{count} {name} images do not fill the {each[name]} of a step: use a smaller batch_size or "
+                    f"another pseudo.ratio"
+                )
+        self.check_selection(config.out)
+        self.epoch_steps = counts[self.pseudo.epoch] // each[self.pseudo.epoch]
+        self.examples = self.epoch_steps * config.batch_size
+
+    def batches(self, epoch: int, first_step: int, share: Share) -> Iterator[Any]:
+        first = (epoch * self.epoch_steps + first_step) * share.parts
+        count = (self.epoch_steps - first_step) * share.parts
+        labelled = endless(self.stream("labelled", share), first)
+        pseudo = endless(self.stream("pseudo", share), first)
+        for _ in range(count):
+            mine, others = next(labelled), next(pseudo)
+            self.notice(mine)
+            self.notice(others)
+            targets = self.unlabelled.targets(others.indices) if self.pseudo.soft else others.labels
+            yield torch.cat([mine.images, others.images]), mine.labels, targets
+
+    def stream(self, name: str, share: Share) -> Loader:
+        key = (name, share.micro_batch)
+        if key not in self.loaders:
+            size = labelled_part(share.micro_batch, self.pseudo.ratio)
+            transform = training(self.size, self.config.augment, self.config.data.channels)
+            options = self.loader_options(share.rank, share.world, size)
+            mine = max(1, round(options.workers / (1 + self.pseudo.ratio)))  # the streams share the workers
+            if name == "labelled":
+                options = replace(options, workers=min(mine, options.workers))
+                source, indices = self.source, self.indices
+            else:
+                workers = options.workers and max(1, options.workers - mine)
+                seed = options.seed + PSEUDO_SEED
+                size = share.micro_batch - size
+                options = replace(options, batch_size=size, workers=workers, seed=seed, cache="none")
+                source, indices = self.unlabelled, None
+            self.loaders[key] = Loader(source, transform, replace(options, parts=share.parts), indices=indices)
+        return self.loaders[key]
+
+    def loss(self, model: nn.Module, batch: Any) -> Outcome:
+        images, labels, targets = batch
+        logits = model(self.inputs(images)).float()
+        mine, others = logits[: len(labels)], logits[len(labels) :]
+        smoothing = self.config.label_smoothing
+        labelled = F.cross_entropy(mine, labels, label_smoothing=smoothing, reduction="sum")
+        pseudo = pseudo_loss(others, targets, smoothing)
+        loss = (self.pseudo.labelled_weight * labelled + self.pseudo.weight * pseudo) / len(logits)
+        with torch.no_grad():  # the log divides by all images of the batch
+            best = targets.argmax(1) if targets.ndim == 2 else targets
+            sums = {
+                "top1": (mine.argmax(1) == labels).sum() * (len(logits) / len(mine)),
+                "pseudo_top1": (others.argmax(1) == best).sum() * (len(logits) / len(others)),
+                "labelled_loss": labelled * (len(logits) / len(mine)),
+                "pseudo_loss": pseudo * (len(logits) / len(others)),
+            }
+        return Outcome(loss, sums, len(logits))
+
+    def check_selection(self, folder: Path) -> None:
+        """A run goes on only with the images that it began with."""
+        path = folder / PSEUDO
+        if path.is_file() and json.loads(path.read_text()) != {"selection": self.unlabelled.digest}:
+            raise ValueError(
+                f"the pseudo-labels in {self.pseudo.path} have changed since the run in {folder} began: start another"
+            )
+
+    def save(self, folder: Path, moment: Literal["start", "end"], models: dict[str, nn.Module], scores: Any) -> None:
+        super().save(folder, moment, models, scores)
+        if moment == "start":
+            (folder / PSEUDO).write_text(json.dumps({"selection": self.unlabelled.digest}) + "\n")
+
+    def describe(self) -> dict[str, Any]:
+        return super().describe() | {
+            "pseudo_labelled": len(self.unlabelled),
+            "labelled": len(self.indices),
+            "ratio": self.pseudo.ratio,
+        }
+
+
+def pseudo_loss(logits_BC: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+    """The sum of cross entropies. Hard targets [B] are smoothed as labels are; soft ones [B, C] are as they are."""
+    if targets.ndim == 1:
+        return F.cross_entropy(logits_BC, targets, label_smoothing=smoothing, reduction="sum")
+    return -(targets * logits_BC.log_softmax(1)).sum()
+
+
+def labelled_part(images: int, ratio: float) -> int:
+    """How many of so many images are labelled; an error where the ratio does not come out even."""
+    labelled = round(images / (1 + ratio))
+    if labelled < 1 or labelled == images or abs(labelled * (1 + ratio) - images) > 1e-6 * images:
+        raise ValueError(
+            f"{images} images cannot be labelled and pseudo-labelled ones at 1 to {ratio:g}: batch_size and "
+            f"micro_batch have to be multiples of {1 + ratio:g}"
+        )
+    return labelled
+
+
+def endless(loader: Loader, first: int) -> Iterator[Batch]:
+    """The batches of all epochs, from number `first` on."""
+    epoch, batch = divmod(first, len(loader))
+    while True:
+        yield from loader.epoch(epoch, batch)
+        epoch, batch = epoch + 1, 0

@@ -1,0 +1,213 @@
+"""What labelling leaves on the disk: a folder with `labels.json` and one file for each unit of work.
+
+A file appears under its name when it is whole, and holds nothing that depends on when or by whom it was made: the same
+command gives the same bytes. Safetensors and JSON only.
+"""
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lambdanets.data.places import whole_file
+
+MANIFEST, LABELS, SELECTED, SELECTION = "labels.json", "labels", "selected", "selection.json"
+KEY = "lambdanets"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What one process labels in one go: a tar shard, or a stretch of a list of files."""
+
+    name: str
+    first: int = 0  # of a stretch: its first image
+    images: int = 0  # of a stretch; a shard is counted when it is read
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What was to be labelled, by whom and how. A run goes on only under the same one."""
+
+    images: str
+    kind: str  # "shards" or "list"
+    units: tuple[Unit, ...]
+    class_names: tuple[str, ...]
+    teachers: tuple[dict[str, Any], ...]
+    split: str = "train"
+    soft: int = 0  # probabilities kept of each image; 0: only the best class
+    batch_size: int = 128
+    precision: str = "float32"
+    max_broken: float = 0.05
+    guard: tuple[str, ...] = ()
+    guard_distance: int = 4
+    listing: str = ""  # of a list of files: the hash of their names
+
+    def as_json(self) -> str:
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The labels of a unit: N readable images. `rows` that are no array are facts for the report."""
+
+    position: np.ndarray  # int32 [N], among the images of the unit
+    label: np.ndarray  # int32 [N]
+    confidence: np.ndarray  # float32 [N]
+    classes: np.ndarray | None = None  # int32 [N, K], the likeliest first
+    probabilities: np.ndarray | None = None  # float16 [N, K]
+    offset: np.ndarray | None = None  # int64 [N], where the image lies in its shard
+    size: np.ndarray | None = None  # int64 [N]
+    images: int = 0
+    broken: tuple[tuple[str, str], ...] = ()  # name, why
+    leaks: tuple[tuple[str, str, str], ...] = field(default=())  # name, of which image, how it was found
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+
+def label_path(folder: Path, number: int) -> Path:
+    return folder / LABELS / f"{number:06d}.safetensors"
+
+
+def selected_path(folder: Path, number: int) -> Path:
+    return folder / SELECTED / f"{number:06d}.safetensors"
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Every process writes the same; one that is there already has to be the same."""
+    path = folder / MANIFEST
+    text = manifest.as_json()
+    if path.exists():
+        check_same(json.loads(path.read_text()), json.loads(text), folder)
+    else:
+        write_whole(path, text.encode())
+
+
+def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
+    for key in now:
+        if before.get(key) != now[key]:
+            was, is_now = (
+                f"{len(d.get(key, ()))} of them" if key in ("units", "class_names") else repr(d.get(key))
+                for d in (before, now)
+            )
+            raise ValueError(
+                f"{folder} holds labels that were made otherwise: {key} was {was} and is {is_now}. "
+                f"Go on with the same settings, or choose another folder"
+            )
+
+
+def read_manifest(folder: Path) -> Manifest:
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise ValueError(f"{folder} has no {MANIFEST}: it is not a folder that `lambdanets pseudo-label` wrote")
+    try:
+        data = json.loads(path.read_text())
+        if data.pop("format") != FORMAT:
+            raise ValueError("another format")
+        data["units"] = tuple(Unit(**unit) for unit in data["units"])
+        for key in ("class_names", "teachers", "guard"):
+            data[key] = tuple(data[key])
+        return Manifest(**data)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+
+
+def write_labels(folder: Path, number: int, labels: Labels) -> None:
+    arrays = {
+        name: value
+        for name, value in asdict_shallow(labels).items()
+        if isinstance(value, np.ndarray)  # what there is none of is left out
+    }
+    about = {"images": labels.images, "broken": labels.broken, "leaks": labels.leaks}
+    write_arrays(label_path(folder, number), arrays, about)
+
+
+def asdict_shallow(value: Any) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in value.__dataclass_fields__}
+
+
+def read_labels(folder: Path, number: int) -> Labels:
+    arrays, about = read_arrays(label_path(folder, number))
+    try:
+        labels = Labels(
+            **arrays,
+            images=about["images"],
+            broken=tuple((str(a), str(b)) for a, b in about["broken"]),
+            leaks=tuple((str(a), str(b), str(c)) for a, b, c in about["leaks"]),
+        )
+    except (TypeError, KeyError, ValueError) as error:
+        raise ValueError(f"{label_path(folder, number)} is no file of labels: {error}") from error
+    if len({len(array) for array in arrays.values()}) != 1:
+        raise ValueError(f"{label_path(folder, number)} is damaged: its columns differ in length. {AGAIN}")
+    return labels
+
+
+AGAIN = "Remove it and run `lambdanets pseudo-label` again"
+
+
+def write_arrays(path: Path, arrays: dict[str, np.ndarray], about: dict[str, Any]) -> None:
+    from safetensors.numpy import save
+
+    # one key of metadata: with several their order in the file would be another each time
+    write_whole(path, save(arrays, {KEY: json.dumps(about)}))
+
+
+def read_arrays(path: Path, columns: tuple[str, ...] | None = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), framework="np") as file:
+            about = json.loads((file.metadata() or {})[KEY])
+            return {name: file.get_tensor(name) for name in columns or file.keys()}, about
+    except FileNotFoundError:
+        raise ValueError(f"{path} is missing: run `lambdanets pseudo-label` again, it goes on where it was") from None
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise ValueError(f"{path} is damaged: {error}. {AGAIN}") from error
+
+
+def whole(path: Path) -> bool:
+    """Whether a file is there and as long as it says; a damaged one is made anew."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), framework="np") as file:
+            return KEY in (file.metadata() or {})
+    except (OSError, SafetensorError):
+        return False
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """On the disk when it returns; a full one is an error that says what is kept."""
+    try:
+        with whole_file(path) as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        free = shutil.disk_usage(path.parent).free
+        raise OSError(
+            f"{path} cannot be written: {error.strerror} ({free:,} bytes free for {len(data):,}). What is finished is "
+            f"kept: make room and run the same command again"
+        ) from error
+
+
+def finished(folder: Path, manifest: Manifest) -> list[bool]:
+    return [whole(label_path(folder, number)) for number in range(len(manifest.units))]
+
+
+def every_label(
+    folder: Path, manifest: Manifest, columns: tuple[str, ...] = ("label", "confidence")
+) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+    """Unit after unit, only some columns: what there is once is never all in memory."""
+    for number in range(len(manifest.units)):
+        if label_path(folder, number).exists():
+            yield number, read_arrays(label_path(folder, number), columns)[0]

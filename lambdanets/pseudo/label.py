@@ -1,0 +1,238 @@
+"""A teacher's labels for images without any.
+
+Processes share the units of work by their number and send nothing to each other: unit i is process i mod N's. What is
+finished is a file, so a run that was killed goes on by running again, alone or with any other number of processes.
+"""
+
+import json
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lambdanets.data.broken import Broken, BrokenImages, TooManyBrokenError
+from lambdanets.pseudo.files import MANIFEST, Labels, Manifest, finished, label_path, write_labels, write_manifest
+from lambdanets.pseudo.guard import CONTENT_ONLY, Hashes, hash_images
+from lambdanets.pseudo.teacher import Ensemble
+from lambdanets.pseudo.units import Place, UnlabelledBatch, read_units
+
+IN_FLIGHT = 2  # batches that the device may be ahead of what was written down
+Progress = Callable[[int, int], object]  # images done, units done
+
+
+@dataclass(frozen=True)
+class LabelOptions:
+    """What shapes the labels; it is part of the manifest."""
+
+    soft: int = 0
+    """Probabilities that are kept of each image, the likeliest classes; 0: the best class alone."""
+    split: str = "train"
+    batch_size: int = 128
+    max_broken: float = 0.05
+    """The fraction of unreadable images from which on a unit is not labelled."""
+    guard: tuple[str, ...] = ()
+    guard_distance: int = 4
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.soft < 0:
+            raise ValueError(f"batch_size {self.batch_size} is at least 1 and soft {self.soft} at least 0")
+        if not 0 <= self.max_broken <= 1:
+            raise ValueError(f"max_broken is between 0 and 1, not {self.max_broken}")
+        if not CONTENT_ONLY <= self.guard_distance <= 32:
+            raise ValueError(f"guard_distance is between -1 and 32 bits, not {self.guard_distance}")
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """What one process did."""
+
+    images: int  # labelled now
+    broken: int
+    leaks: int
+    seconds: float
+    network_seconds: float  # that the network was waited for
+    units: int  # done now
+    skipped: int  # that were done before
+    failed: tuple[tuple[str, str], ...]  # units that could not be labelled, and why
+    complete: bool  # whether all units of all processes are done
+
+    @property
+    def images_per_second(self) -> float:
+        return self.images / max(self.seconds, 1e-9)
+
+
+@dataclass
+class Growing:
+    """The labels of a unit, so far."""
+
+    parts: list[dict[str, np.ndarray]] = field(default_factory=list)
+    broken: list[tuple[str, str]] = field(default_factory=list)
+    leaks: list[tuple[str, str, str]] = field(default_factory=list)
+
+
+def label(
+    ensemble: Ensemble,
+    place: Place,
+    folder: Path,
+    options: LabelOptions,
+    *,
+    workers: int = 0,
+    rank: int = 0,
+    world: int = 1,
+    progress: Progress = lambda images, units: None,
+) -> Labelled:
+    """Labels this process's part of what is not labelled yet. ValueError and OSError say what to do."""
+    soft = min(options.soft, len(ensemble.class_names))
+    manifest = make_manifest(ensemble, place, replace(options, soft=soft))
+    folder.mkdir(parents=True, exist_ok=True)
+    write_manifest(folder, manifest)
+    done = finished(folder, manifest)
+    todo = [number for number in range(rank, len(place.units), world) if not done[number]]
+    guard = hash_images(options.guard, options.guard_distance) if options.guard and todo else None
+    run = Run(ensemble, place, folder, options, soft)
+    began = time.perf_counter()
+    if todo:
+        run.go(todo, workers, guard, progress)
+    seconds = time.perf_counter() - began
+    return Labelled(
+        run.images,
+        run.broken,
+        run.leaks,
+        seconds,
+        run.waited,
+        run.units,
+        sum(done[rank::world]),
+        tuple(run.failed),
+        all(finished(folder, manifest)),
+    )
+
+
+def make_manifest(ensemble: Ensemble, place: Place, options: LabelOptions) -> Manifest:
+    return Manifest(
+        images=str(Path(place.where).expanduser().resolve()) if Path(place.where).exists() else place.where,
+        kind=place.kind,
+        units=place.units,
+        class_names=ensemble.class_names,
+        teachers=ensemble.about(),
+        split=options.split,
+        soft=options.soft,
+        batch_size=options.batch_size,
+        precision=ensemble.precision,
+        max_broken=options.max_broken,
+        guard=options.guard,
+        guard_distance=options.guard_distance,
+        listing=place.listing,
+    )
+
+
+class Run:
+    """One process at work."""
+
+    def __init__(self, ensemble: Ensemble, place: Place, folder: Path, options: LabelOptions, soft: int) -> None:
+        self.ensemble, self.place, self.folder, self.options, self.soft = ensemble, place, folder, options, soft
+        self.images = self.broken = self.leaks = self.units = 0
+        self.waited = 0.0
+        self.failed: list[tuple[str, str]] = []
+        self.growing = Growing()
+
+    def go(self, todo: Sequence[int], workers: int, guard: Hashes | None, progress: Progress) -> None:
+        flying: deque[tuple[UnlabelledBatch, tuple[Tensor, ...]]] = deque()
+        batches = read_units(
+            self.place,
+            todo,
+            self.ensemble.transforms(),
+            batch_size=self.options.batch_size,
+            workers=workers,
+            guard=guard,
+        )
+        try:
+            for batch in batches:
+                flying.append((batch, self.launch(batch)))
+                if len(flying) > IN_FLIGHT:
+                    self.land(*flying.popleft())
+                    progress(self.images, self.units)
+            while flying:
+                self.land(*flying.popleft())
+                progress(self.images, self.units)
+        finally:
+            batches.close()  # type: ignore[attr-defined]
+
+    @torch.inference_mode()
+    def launch(self, batch: UnlabelledBatch) -> tuple[Tensor, ...]:
+        """What the network says, still on the device: the likeliest class, how likely, and the next ones."""
+        if not len(batch.positions):
+            return ()
+        probabilities_BC = self.ensemble.probabilities(batch.inputs)
+        values_BK, classes_BK = probabilities_BC.topk(max(1, self.soft), 1)
+        return values_BK, classes_BK
+
+    def land(self, batch: UnlabelledBatch, answers: tuple[Tensor, ...]) -> None:
+        grown = self.growing
+        if answers:
+            began = time.perf_counter()
+            values_BK, classes_BK = (answer.cpu().numpy() for answer in answers)
+            self.waited += time.perf_counter() - began
+            if not np.isfinite(values_BK).all():
+                raise ValueError(
+                    f"{self.place.units[batch.unit].name}: the teacher's probabilities are not finite; use another "
+                    f"--precision"
+                )
+            part = {
+                "position": batch.positions.astype(np.int32),
+                "label": classes_BK[:, 0].astype(np.int32),
+                "confidence": values_BK[:, 0].astype(np.float32),
+            }
+            if self.soft:
+                part |= {"classes": classes_BK.astype(np.int32), "probabilities": values_BK.astype(np.float16)}
+            if batch.offsets is not None and batch.sizes is not None:
+                part |= {"offset": batch.offsets, "size": batch.sizes}
+            grown.parts.append(part)
+        grown.broken += batch.broken
+        grown.leaks += batch.leaks
+        if batch.last:
+            self.finish(batch)
+
+    def finish(self, batch: UnlabelledBatch) -> None:
+        """The unit is whole: its file, or why there is none."""
+        grown, self.growing = self.growing, Growing()
+        name = self.place.units[batch.unit].name
+        why_not = batch.error
+        policy = BrokenImages(self.options.max_broken)
+        if len(grown.broken) > policy.max_fraction * batch.images:
+            some = [Broken(0, *one) for one in grown.broken]
+            why_not = str(TooManyBrokenError(some, batch.images, policy))
+        if why_not:
+            self.failed.append((name, why_not))
+            return
+        columns = list(grown.parts[0]) if grown.parts else ["position", "label", "confidence"]
+        arrays = {key: np.concatenate([part[key] for part in grown.parts]) for key in columns} if grown.parts else {}
+        if not arrays:  # all of it broken or leaked, and allowed to be
+            none: dict[str, type] = {"position": np.int32, "label": np.int32, "confidence": np.float32}
+            arrays = {key: np.empty(0, kind) for key, kind in none.items()}
+        count = len(arrays["label"])
+        write_labels(
+            self.folder,
+            batch.unit,
+            Labels(**arrays, images=batch.images, broken=tuple(grown.broken), leaks=tuple(grown.leaks)),
+        )
+        self.images += count
+        self.broken += len(grown.broken)
+        self.leaks += len(grown.leaks)
+        self.units += 1
+
+
+def who() -> tuple[int, int]:
+    """This process's number and how many there are, as torchrun says it."""
+    return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def pending(folder: Path) -> list[str]:
+    """Names of units that are not labelled yet."""
+    data = json.loads((folder / MANIFEST).read_text())
+    return [unit["name"] for n, unit in enumerate(data["units"]) if not label_path(folder, n).exists()]

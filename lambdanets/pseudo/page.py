@@ -1,0 +1,210 @@
+"""The page of a labelled folder: counts before and after, confidences, pictures. From its files alone."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+import lambdanets.report
+from lambdanets.data.decode import decode
+from lambdanets.data.places import whole_file
+from lambdanets.data.shards import unpacked
+from lambdanets.pseudo.files import Manifest, label_path, read_arrays, read_labels, read_manifest, selected_path
+from lambdanets.pseudo.select import BINS, Counts, read_counts
+from lambdanets.pseudo.source import reopened
+from lambdanets.report.pictures import TINY, encoded
+from lambdanets.report.show import percent, probability, shortened
+
+REPORT = "report.html"
+SHOWN_CLASSES = 12  # with pictures
+PICTURES = 6  # of each
+LISTED = 200  # leaks and unreadable images by name
+LONG = 40
+
+PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="referrer" content="no-referrer">
+<title>{{ title }} · lambdanets</title>
+<style>{{ css }}
+.bins { display: flex; align-items: flex-end; gap: 2px; height: 120px; }
+.bins.low { height: 28px; width: 110px; gap: 1px; }
+.bins i { flex: 1; background: var(--c1); min-height: 1px; }
+.bins i.out { background: var(--line); }
+.shown { display: flex; flex-wrap: wrap; gap: 10px; }
+.shown figure { margin: 0; width: 112px; font-size: 12px; overflow-wrap: anywhere; }
+.shown img { width: 112px; height: 112px; object-fit: contain; background: var(--card); border-radius: 6px; }
+.shown img.tiny { image-rendering: pixelated; }
+</style></head><body><main>
+<header><h1>{{ title }}</h1><p class="lead">{{ subtitle }}</p>
+{% for sentence in warnings %}<p class="warn">{{ sentence }}</p>{% endfor %}
+<dl class="tiles">{% for name, value in tiles %}<div><dt>{{ name }}</dt>
+<dd{% if value|length > 14 %} class="small"{% endif %}>{{ value }}</dd></div>{% endfor %}</dl></header>
+{%- macro bins(heights, low) %}<div class="bins{% if low %} low{% endif %}" role="img"
+aria-label="confidences from 0 to 1">{% for height, inside in heights %}<i{% if not inside %} class="out"{% endif %}
+style="height:{{ '%.1f' % height }}%"></i>{% endfor %}</div>{% endmacro %}
+<section><h2>Confidence</h2><p>All labels, from 0 on the left to 1 on the right; grey is below the threshold.</p>
+<div class="chart alone">{{ bins(all_bins, false) }}</div></section>
+<section><h2>Classes</h2><div class="scroll"><table><thead><tr><th>class</th><th class="n">labelled</th>
+<th class="n">confident</th><th class="n">kept</th><th class="n">used</th><th>confidence</th></tr></thead><tbody>
+{% for row in classes %}<tr><th class="name">{{ row.name }}</th>{% for number in row.numbers %}
+<td class="n">{{ number }}</td>{% endfor %}<td>{{ bins(row.bins, true) }}</td></tr>{% endfor %}</tbody></table></div>
+<p class="soft">Confident: at or above the threshold. Kept: different images. Used: with repeats.</p></section>
+<section><h2>Pictures</h2>{% for row in pictures %}<h3>{{ row.name }}</h3><div class="shown">{% for one in row.shown %}
+<figure>{% if one.picture %}<img{% if one.tiny %} class="tiny"{% endif %} alt="" src="{{ one.picture }}">{% endif %}
+<figcaption>{{ one.text }}</figcaption></figure>{% endfor %}</div>{% endfor %}</section>
+{% for title, rows in lists %}<section><h2>{{ title }}</h2>{% if rows %}<div class="scroll"><table><tbody>
+{% for row in rows %}<tr>{% for cell in row %}<td class="name">{{ cell }}</td>{% endfor %}</tr>{% endfor %}</tbody>
+</table></div>{% else %}<p>None.</p>{% endif %}</section>{% endfor %}
+</main></body></html>
+"""
+
+
+def write_page(folder: Path, *, pictures: bool = True) -> Path:
+    """`report.html` in the folder; needs a selection."""
+    from jinja2 import Environment, StrictUndefined
+
+    manifest, counts = read_manifest(folder), read_counts(folder)
+    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(PAGE)
+    css = (Path(lambdanets.report.__file__).parent / "page.css").read_text()
+    text = template.render(css=css, **gather(folder, manifest, counts, pictures))
+    with whole_file(folder / REPORT) as file:
+        file.write(text.encode())
+    return folder / REPORT
+
+
+def gather(folder: Path, manifest: Manifest, counts: Counts, pictures: bool) -> dict[str, Any]:
+    histogram = np.array(counts.histogram).reshape(-1, BINS)
+    threshold = counts.selection.get("threshold", 0.0)
+    warnings = []
+    if counts.missing:
+        warnings.append(
+            f"{len(counts.missing)} of {counts.units} units have no labels: {', '.join(counts.missing[:5])}"
+        )
+    empty = [name for name, used in zip(counts.class_names, counts.used, strict=True) if not used]
+    if empty:
+        warnings.append(f"No image for {len(empty)} classes: {', '.join(empty[:10])}")
+    total = max(1, sum(counts.labelled))
+    tiles = [
+        ("images", f"{counts.images:,}"),
+        ("labelled", f"{sum(counts.labelled):,}"),
+        ("confident", percent(sum(counts.confident) / total, 1)),
+        ("kept", f"{sum(counts.kept):,}"),
+        ("used, with repeats", f"{sum(counts.used):,}"),
+        ("unreadable", f"{counts.broken:,}"),
+        ("leaks dropped", f"{counts.leaks:,}"),
+    ]
+    rows = zip(counts.class_names, counts.labelled, counts.confident, counts.kept, counts.used, strict=True)
+    classes = [
+        {
+            "name": shortened(name, LONG),
+            "numbers": [f"{n:,}" for n in numbers],
+            "bins": heights(histogram[i], threshold),
+        }
+        for i, (name, *numbers) in enumerate(rows)
+    ]
+    leaks, broken = named(folder, manifest)
+    chosen = counts.selection
+    return {
+        "title": f"Pseudo-labels of {Path(manifest.images).name}",
+        "subtitle": f"by {', '.join(str(t['what']) for t in manifest.teachers)}; confidence at least {threshold:g}, at "
+        f"most {chosen.get('most') or 'any number'} and at least {chosen.get('least') or 0} of a class",
+        "warnings": warnings,
+        "tiles": tiles,
+        "all_bins": heights(histogram.sum(0), threshold),
+        "classes": classes,
+        "pictures": picture_rows(folder, manifest, counts) if pictures else [],
+        "lists": [("Leaks that were dropped", leaks), ("Images that could not be read", broken)],
+    }
+
+
+def heights(row: np.ndarray, threshold: float) -> list[tuple[float, bool]]:
+    most = max(1, int(row.max()))
+    return [(100 * int(n) / most, (i + 1) / BINS > threshold) for i, n in enumerate(row)]
+
+
+def named(folder: Path, manifest: Manifest) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+    leaks: list[tuple[str, ...]] = []
+    broken: list[tuple[str, ...]] = []
+    for number in range(len(manifest.units)):
+        if len(leaks) >= LISTED and len(broken) >= LISTED:
+            break
+        if label_path(folder, number).exists():
+            about = read_arrays(label_path(folder, number), ("label",))[1]
+            leaks += [tuple(map(str, row)) for row in about["leaks"]]
+            broken += [tuple(map(str, row)) for row in about["broken"]]
+    return leaks[:LISTED], broken[:LISTED]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A kept image."""
+
+    unit: int
+    row: int
+    label: int
+    confidence: float
+
+
+def picture_rows(folder: Path, manifest: Manifest, counts: Counts) -> list[dict[str, Any]]:
+    """The most and the least confident images that are kept, of some classes spread over all of them."""
+    there = np.flatnonzero(np.array(counts.kept))
+    if not len(there):
+        return []
+    spread = np.unique(np.linspace(0, len(there) - 1, SHOWN_CLASSES).round().astype(int))
+    best = extremes(folder, manifest, [int(c) for c in there[spread]])
+    try:
+        source = SingleImages(folder, manifest)
+    except (ValueError, OSError) as error:
+        return [{"name": "", "shown": [{"picture": None, "tiny": False, "text": f"no pictures: {error}"}]}]
+    return [
+        {"name": shortened(counts.class_names[label], LONG), "shown": [source.shown(one) for one in rows]}
+        for label, rows in best.items()
+    ]
+
+
+def extremes(folder: Path, manifest: Manifest, classes: list[int]) -> dict[int, list[Sample]]:
+    half = PICTURES // 2
+    found: dict[int, list[Sample]] = {label: [] for label in classes}
+    for number in range(len(manifest.units)):
+        if not label_path(folder, number).exists():
+            continue
+        columns, _ = read_arrays(label_path(folder, number), ("label", "confidence"))
+        rows = read_arrays(selected_path(folder, number), ("row",))[0]["row"]
+        labels, confidence = columns["label"][rows], columns["confidence"][rows]
+        for label in classes:
+            mine = np.flatnonzero(labels == label)
+            ends = mine[np.argsort(-confidence[mine], kind="stable")]
+            ends = ends if len(ends) <= PICTURES else np.concatenate([ends[:half], ends[-half:]])
+            more = [Sample(number, int(rows[i]), label, float(confidence[i])) for i in ends]
+            both = sorted(found[label] + more, key=lambda one: -one.confidence)
+            found[label] = both if len(both) <= PICTURES else both[:half] + both[-half:]
+    return found
+
+
+class SingleImages:
+    """Some images of a labelled folder, for the eye; nothing is held of the others."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self.folder, self.place = folder, reopened(manifest, None)
+
+    def shown(self, one: Sample) -> dict[str, Any]:
+        text = probability(one.confidence)
+        try:
+            data = self.read(one)
+            image = Image.fromarray(data) if isinstance(data, np.ndarray) else decode(data)
+            return {"picture": encoded(image), "tiny": max(image.size) <= TINY, "text": text}
+        except (ValueError, OSError, IndexError) as error:
+            return {"picture": None, "tiny": False, "text": f"{text}; no picture: {error}"}
+
+    def read(self, one: Sample) -> bytes | np.ndarray:
+        labels = read_labels(self.folder, one.unit)
+        if self.place.source is not None:
+            return self.place.source.read(self.place.units[one.unit].first + int(labels.position[one.row]))
+        assert labels.offset is not None
+        assert labels.size is not None
+        with open(unpacked(self.place.paths[one.unit]), "rb") as file:
+            file.seek(int(labels.offset[one.row]))
+            return file.read(int(labels.size[one.row]))

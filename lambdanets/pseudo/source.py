@@ -1,0 +1,160 @@
+"""Chosen pseudo-labelled images as a source of the loader: any of them is one read, with its label and its targets."""
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lambdanets.data.decode import BrokenImageError
+from lambdanets.data.shards import ShardSource, unpacked
+from lambdanets.data.source import Source
+from lambdanets.data.strings import printable
+from lambdanets.pseudo.files import Manifest, label_path, read_arrays, read_manifest, selected_path
+from lambdanets.pseudo.select import read_counts
+from lambdanets.pseudo.units import Place, open_place
+
+
+class PseudoSource:
+    """The images that a selection uses, each as often as it says, in the order of units and positions.
+
+    Labels are in the order of `class_names`, which are the student's. `targets` gives soft targets.
+    """
+
+    def __init__(self, folder: Path, class_names: Sequence[str], *, images: str | None = None) -> None:
+        self.folder, self.class_names = folder, tuple(class_names)
+        manifest, counts = read_manifest(folder), read_counts(folder)
+        self.order = class_numbers(manifest, self.class_names, folder)  # from the teacher's number to the student's
+        self.soft = bool(manifest.soft)
+        place = reopened(manifest, images)
+        columns = load_columns(folder, manifest, len(counts.missing))
+        if not len(columns["label"]):
+            raise ValueError(f"{folder} has no image above the threshold: choose a lower one with pseudo-select")
+        self.labels = self.order[columns["label"]].astype(np.int64)
+        self.unit, self.position = columns["unit"], columns["position"]
+        self.classes_NK, self.probabilities_NK = columns.get("classes"), columns.get("probabilities")
+        self.digest = digest(columns)
+        self.units = place.units
+        self.inner: Source = (
+            place.source if place.source is not None else Shards(place, self.unit, columns, self.class_names)
+        )
+        self.listed = place.source is not None
+        self.firsts = np.array([unit.first for unit in place.units], np.int64)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def index(self, index: int) -> int:
+        """Of the source beneath."""
+        return int(self.firsts[self.unit[index]] + self.position[index]) if self.listed else index
+
+    def name(self, index: int) -> str:
+        if self.listed:
+            return self.inner.name(self.index(index))
+        return printable(f"{self.units[self.unit[index]].name}#{self.position[index]}")
+
+    def read(self, index: int) -> bytes | np.ndarray:
+        return self.inner.read(self.index(index))
+
+    def targets(self, indices: Tensor) -> Tensor:
+        """Probabilities float32 [B, C] in the student's order. Kept are the likeliest classes: what is left of 1 is
+        spread evenly over the others."""
+        if self.classes_NK is None or self.probabilities_NK is None:
+            raise ValueError(f"{self.folder} has hard labels only: label again with --soft N")
+        rows = indices.numpy()
+        classes_BK = torch.from_numpy(self.order[self.classes_NK[rows]].astype(np.int64))
+        values_BK = torch.from_numpy(self.probabilities_NK[rows].astype(np.float32))
+        return spread(classes_BK, values_BK, len(self.class_names))
+
+
+class Shards(ShardSource):
+    """Images of tar shards whose place in them is known from labelling."""
+
+    def __init__(
+        self, place: Place, unit: np.ndarray, columns: dict[str, np.ndarray], class_names: tuple[str, ...]
+    ) -> None:
+        self.shards = [str(unpacked(path)) for path in place.paths]
+        self.shard, self.offsets, self.sizes = unit, columns["offset"], columns["size"]
+        self.class_names, self.labels = class_names, columns["label"]
+        self.handles = OrderedDict()
+
+    def read(self, index: int) -> bytes:
+        try:
+            return super().read(index)
+        except FileNotFoundError as error:
+            raise BrokenImageError(f"its shard has gone: {error.filename}") from error
+
+
+def spread(classes_BK: Tensor, values_BK: Tensor, classes: int) -> Tensor:
+    kept = classes_BK.shape[1]
+    rest_B1 = (1 - values_BK.sum(1, keepdim=True)).clamp(min=0)
+    if kept >= classes:
+        full_BC = torch.zeros(len(values_BK), classes)
+    else:
+        full_BC = (rest_B1 / (classes - kept)).expand(-1, classes).contiguous()
+    full_BC.scatter_(1, classes_BK, values_BK)
+    return full_BC / full_BC.sum(1, keepdim=True)  # float16 has rounded
+
+
+def class_numbers(manifest: Manifest, class_names: tuple[str, ...], folder: Path) -> np.ndarray:
+    """The student's number of each class of the teacher's."""
+    places = {name: i for i, name in enumerate(class_names)}
+    theirs = manifest.class_names
+    if set(theirs) != set(places) or len(theirs) != len(class_names):
+        unknown = [name for name in theirs if name not in places]
+        missing = [name for name in class_names if name not in theirs]
+        what = f"the teacher's {unknown[0]!r} is none of the student's" if unknown else f"it lacks {missing[0]!r}"
+        raise ValueError(
+            f"the teacher of {folder} has {len(theirs)} classes and the labelled images {len(class_names)}, and they "
+            f"are not the same: {what}. Name the teacher's classes with --class-names, or use another teacher"
+        )
+    return np.array([places[name] for name in theirs], np.int64)
+
+
+def digest(columns: dict[str, np.ndarray]) -> str:
+    """Of all that is learnt from."""
+    found = hashlib.blake2b(digest_size=16)
+    for name in sorted(columns):
+        found.update(name.encode() + np.ascontiguousarray(columns[name]).data)
+    return found.hexdigest()
+
+
+def reopened(manifest: Manifest, images: str | None) -> Place:
+    """The unlabelled images, which have to be those that were labelled."""
+    where = images or manifest.images
+    stretch = max((unit.images for unit in manifest.units), default=1) or 1
+    place = open_place(where, manifest.split, stretch)
+    if place.kind != manifest.kind or place.units != manifest.units or place.listing != manifest.listing:
+        raise ValueError(
+            f"{where} has changed since it was labelled ({len(place.units)} units, {len(manifest.units)} then): label "
+            f"it again, or say where the images are now (--pseudo.images)"
+        )
+    return place
+
+
+def load_columns(folder: Path, manifest: Manifest, missing: int) -> dict[str, np.ndarray]:
+    """The chosen rows of all label files, repeated; about 40 bytes for each, and 6 more for each soft probability."""
+    wanted = ["position", "label"]
+    wanted += ["offset", "size"] if manifest.kind == "shards" else []
+    wanted += ["classes", "probabilities"] if manifest.soft else []
+    parts: dict[str, list[np.ndarray]] = {name: [] for name in [*wanted, "unit"]}
+    gone = 0
+    for number in range(len(manifest.units)):
+        if not label_path(folder, number).exists():
+            gone += 1
+            continue
+        chosen, _ = read_arrays(selected_path(folder, number))
+        rows = np.repeat(chosen["row"], chosen["repeats"])
+        if not len(rows):
+            continue
+        columns, _ = read_arrays(label_path(folder, number), tuple(wanted))
+        for name in wanted:
+            parts[name].append(columns[name][rows])
+        parts["unit"].append(np.full(len(rows), number, np.int32))
+    if gone > missing:
+        raise ValueError(f"{folder}: {gone - missing} label files are gone: run `lambdanets pseudo-label` again")
+    empty = np.empty(0, np.int64)
+    return {name: np.concatenate(arrays) if arrays else empty for name, arrays in parts.items()}

@@ -1,0 +1,240 @@
+"""Whoever labels: networks of ours, of timm and of torchvision, alone or averaged."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lambdanets.data.source import open_source
+from lambdanets.data.transforms import Transform, evaluation, normalize
+from lambdanets.models.hub import Preprocessing
+from lambdanets.options import chosen_device
+from lambdanets.train.precision import autocast
+from lambdanets.train.trained import open_trained
+from lambdanets.train.use import Using
+
+LIBRARIES = ("timm", "torchvision")
+IMAGENET = "imagenet"
+
+
+@dataclass(frozen=True)
+class Teacher:
+    """One network in eval mode on its device."""
+
+    what: str
+    network: nn.Module
+    preprocessing: Preprocessing
+    channels: int
+    class_names: tuple[str, ...]
+    weights: str  # a hash: other weights are another teacher
+
+    @property
+    def view(self) -> tuple[Preprocessing, int]:
+        """How it wants images, but for mean and std, which are the device's work."""
+        pre = self.preprocessing
+        return Preprocessing((), (), pre.size, pre.crop, pre.interpolation), self.channels
+
+    def about(self) -> dict[str, Any]:
+        size = self.preprocessing.size
+        return {"what": self.what, "weights": self.weights, "size": size if isinstance(size, int) else list(size)}
+
+
+class Ensemble:
+    """Teachers with one list of classes: the mean of their probabilities."""
+
+    def __init__(self, teachers: Sequence[Teacher], precision: str, device: torch.device) -> None:
+        if not teachers:
+            raise ValueError("no teacher")
+        self.teachers, self.precision, self.device = tuple(teachers), precision, device
+        self.class_names = teachers[0].class_names
+        self.orders = [class_order(t, self.class_names, teachers[0].what).to(device) for t in teachers]
+        self.views = list(dict.fromkeys(t.view for t in teachers))
+
+    def transforms(self) -> list[Transform]:
+        return [evaluation(preprocessing, channels) for preprocessing, channels in self.views]
+
+    @torch.inference_mode()
+    def probabilities(self, inputs: Sequence[Tensor]) -> Tensor:
+        """uint8 images, once for each view, to float32 [B, C] on the device; does not wait for it."""
+        dtype = torch.float64 if self.precision == "float64" else torch.float32
+        there = [images.to(self.device, non_blocking=True) for images in inputs]
+        total: Tensor | None = None
+        for teacher, order_C in zip(self.teachers, self.orders, strict=True):
+            images = normalize(there[self.views.index(teacher.view)], teacher.preprocessing, dtype)
+            with autocast(self.precision, self.device):  # type: ignore[arg-type]
+                logits_BC = teacher.network(images.contiguous(memory_format=torch.channels_last))
+            mine_BC = logits_BC.float().softmax(1)[:, order_C]
+            total = mine_BC if total is None else total + mine_BC
+        assert total is not None
+        return total / len(self.teachers)
+
+    def about(self) -> tuple[dict[str, Any], ...]:
+        return tuple(t.about() for t in self.teachers)
+
+
+def class_order(teacher: Teacher, class_names: tuple[str, ...], first: str) -> Tensor:
+    """Where each class is among a teacher's own."""
+    places = {name: i for i, name in enumerate(teacher.class_names)}
+    if len(places) != len(teacher.class_names):
+        raise ValueError(f"{teacher.what} has two classes of one name")
+    if set(places) != set(class_names):
+        differs = next(iter(sorted(set(places) ^ set(class_names))))
+        raise ValueError(
+            f"{teacher.what} knows {len(places)} classes and {first} {len(class_names)}, and they are not the same: "
+            f"{differs!r} is known to one of them only. Teachers of an ensemble share their classes"
+        )
+    return torch.tensor([places[name] for name in class_names])
+
+
+def open_teachers(what: str, using: Using, class_names: str | None = None) -> Ensemble:
+    """A teacher, or several with commas between them.
+
+    Each is a run, a .safetensors file, a model folder, NAME@WEIGHTS for a network of `lambdanets models`, or
+    timm:NAME@WEIGHTS, torchvision:NAME@WEIGHTS. `class_names` is a file with a name on each line, a data set, or
+    "imagenet", for weights that do not name their classes.
+    """
+    device = chosen_device(using.device)
+    named = None if class_names is None else read_names(class_names)
+    teachers = [open_teacher(word.strip(), using, device) for word in what.split(",") if word.strip()]
+    if named is not None:
+        teachers = [renamed(teacher, named) for teacher in teachers]
+    return Ensemble(teachers, using.precision, device)
+
+
+def renamed(teacher: Teacher, names: tuple[str, ...]) -> Teacher:
+    if len(names) != len(teacher.class_names):
+        raise ValueError(f"--class-names has {len(names)} names, and {teacher.what} {len(teacher.class_names)} classes")
+    own = teacher.class_names
+    if own != tuple(map(str, range(len(own)))) and own != names:
+        raise ValueError(
+            f"{teacher.what} names its classes itself ({', '.join(own[:3])}, ...): --class-names is for weights that "
+            f"do not"
+        )
+    return replace(teacher, class_names=names)
+
+
+def read_names(where: str) -> tuple[str, ...]:
+    if where == IMAGENET:
+        from timm.data.imagenet_info import ImageNetInfo
+
+        return tuple(ImageNetInfo("imagenet-1k").label_names())
+    path = Path(where).expanduser()
+    if path.is_file() and path.suffix == ".txt":
+        return tuple(line.split("\t")[-1].strip() for line in path.read_text().splitlines() if line.strip())
+    return open_source(where, split="train").class_names
+
+
+def open_teacher(what: str, using: Using, device: torch.device) -> Teacher:
+    library, colon, rest = what.partition(":")
+    if colon and library in LIBRARIES:
+        name, _, weights = rest.partition("@")
+        if not weights:
+            raise ValueError(
+                f"{what}: where are its weights? {library}:{name}@FILE, a .safetensors or .pth file on this machine"
+            )
+        return open_foreign(library, name, Path(weights).expanduser(), using, device)
+    name, at, weights = what.partition("@")
+    if at and not Path(what).expanduser().exists():
+        trained = open_trained(name, replace(using, pretrained=weights))
+    else:
+        trained = open_trained(what, using)
+    return Teacher(
+        what,
+        trained.network,
+        trained.card.preprocessing,
+        trained.channels,
+        trained.class_names,
+        weights_hash(trained.network),
+    )
+
+
+def open_foreign(library: str, name: str, path: Path, using: Using, device: torch.device) -> Teacher:
+    state = read_foreign(path)
+    if library == "timm":
+        network, preprocessing, channels = from_timm(name, state)
+    else:
+        network, preprocessing, channels = from_torchvision(name, state)
+    try:
+        network.load_state_dict(state)
+    except RuntimeError as error:
+        raise ValueError(f"{path} does not fit {library}:{name}: {' '.join(str(error).split())[:300]}") from error
+    if using.image_size is not None:
+        preprocessing = replace(preprocessing, size=using.image_size)
+    dtype = torch.float64 if using.precision == "float64" else torch.float32
+    network = network.eval().to(device, dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    names = tuple(map(str, range(class_count(state))))
+    return Teacher(f"{library}:{name}@{path.name}", network, preprocessing, channels, names, weights_hash(network))
+
+
+def read_foreign(path: Path) -> dict[str, Tensor]:
+    """Never a pickle that could run code."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file of weights")
+    if path.suffix == ".safetensors":
+        from safetensors.torch import load_file
+
+        return load_file(str(path))
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise ValueError(f"{path} holds no plain weights: {' '.join(str(error).split())[:200]}") from error
+    for key in ("state_dict", "model"):
+        if isinstance(state, dict) and isinstance(state.get(key), dict):
+            state = state[key]
+    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
+        raise ValueError(f"{path} holds no weights by name")
+    return state
+
+
+def class_count(state: dict[str, Tensor]) -> int:
+    """Classifiers come last, and their bias at the very end."""
+    return len(list(state.values())[-1])
+
+
+def from_timm(name: str, state: dict[str, Tensor]) -> tuple[nn.Module, Preprocessing, int]:
+    import timm
+    from timm.data.config import resolve_model_data_config
+
+    if not timm.is_model(name):
+        raise ValueError(f"timm has no network {name!r}")
+    network = timm.create_model(name, pretrained=False)
+    head = getattr(network, "pretrained_cfg", {}).get("classifier")
+    bias = state.get(f"{head}.bias") if isinstance(head, str) else None
+    if bias is not None:  # or it is as many as the network has by default
+        state[f"{head}.bias"] = state.pop(f"{head}.bias")  # last
+        network = timm.create_model(name, pretrained=False, num_classes=len(bias))
+    config = resolve_model_data_config(network)
+    channels, height, width = config["input_size"]
+    interpolation = config["interpolation"] if config["interpolation"] in ("bilinear", "nearest") else "bicubic"
+    size = height if height == width else (height, width)
+    preprocessing = Preprocessing(
+        tuple(config["mean"]), tuple(config["std"]), size, float(config["crop_pct"]), interpolation
+    )
+    return network, preprocessing, channels
+
+
+def from_torchvision(name: str, state: dict[str, Tensor]) -> tuple[nn.Module, Preprocessing, int]:
+    from torchvision import models
+
+    if name not in models.list_models(module=models):
+        raise ValueError(f"torchvision has no classifier {name!r}")
+    options: dict[str, Any] = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
+    network = models.get_model(name, weights=None, num_classes=class_count(state), **options)
+    preset: Any = models.get_model_weights(name).DEFAULT.transforms()  # type: ignore[attr-defined]
+    size, before = preset.crop_size[0], preset.resize_size[0]
+    preprocessing = Preprocessing(
+        tuple(preset.mean), tuple(preset.std), size, min(1.0, size / before), preset.interpolation.value
+    )
+    return network, preprocessing, 3
+
+
+def weights_hash(network: nn.Module) -> str:
+    found = hashlib.blake2b(digest_size=16)
+    for name, tensor in sorted(network.state_dict().items()):
+        found.update(name.encode())
+        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
