@@ -33,6 +33,7 @@ NETWORKS = (
     "resnet_rs101",  # again: has the machine changed meanwhile?
 )
 CLASSES, WARM_UP = 80, 3
+FLEX_TOLERANCE = 1e-2  # its products are in TF32
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ def make(entry: Entry, size: tuple[int, int]) -> Any:
 
     arguments: dict[str, Any] = dict(entry.arguments)
     if arguments.get("layer") == FLEX:
-        largest = tuple(-(-side // 16) for side in size)  # lambda layers stand in c4 and c5
+        largest = tuple(-(-side // 8) for side in size)  # the input of c4
         arguments["layer"] = lambda channels: FlexAttention2d(channels, input_size=largest)
     body = create_model(entry.name, features_only=True, out_indices=LEVELS, image_size=size, **arguments)
     return assemble(body, Heads(convolutions=4, norm=True), CLASSES)
@@ -162,6 +163,8 @@ def measure(entry: Entry, row: BenchRow, options: BenchDetector, device: torch.d
 
 def timed(entry: Entry, row: BenchRow, options: BenchDetector, device: torch.device) -> dict[str, Any]:
     torch.manual_seed(0)
+    if entry.arguments.get("layer") == FLEX:
+        check_flex(device)
     model = make(entry, (row.height, row.width)).to(device, memory_format=torch.channels_last).train()
     images, targets, sizes = made_up(row, options, device)
     if row.compiled:
@@ -205,6 +208,27 @@ def timed(entry: Entry, row: BenchRow, options: BenchDetector, device: torch.dev
         "peak_bytes": peak,
         "loss": loss,
     }
+
+
+def check_flex(device: torch.device) -> None:
+    """No number without a right result: values and every gradient are those of the plain layer."""
+    from lambdanets.detect.flex import FlexAttention2d
+    from lambdanets.layers import GlobalAttention2d
+
+    plain = GlobalAttention2d(256, input_size=(24, 20)).to(device)
+    flex = FlexAttention2d(256, input_size=(24, 20)).to(device)
+    flex.load_state_dict(plain.state_dict())
+    x = torch.randn(2, 256, 24, 20, device=device)
+    weight = torch.randn_like(x)
+    found = []
+    for layer in (plain, flex):
+        inputs = x.clone().requires_grad_()
+        output = layer(inputs)
+        found.append([output, *torch.autograd.grad((output * weight).sum(), [inputs, *layer.parameters()])])
+    for mine, theirs in zip(*found, strict=True):
+        error = float((mine - theirs).norm() / theirs.norm())
+        if not error < FLEX_TOLERANCE:
+            raise ValueError(f"flex_attention differs from attention by {error:.2g}")
 
 
 def repeated(function: Any, device: torch.device, options: BenchDetector) -> list[float]:

@@ -1,0 +1,147 @@
+"""`lambdanets detect`: what people type."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from PIL import Image
+
+from lambdanets.cli import main
+from lambdanets.detect import bench as bench_module
+from lambdanets.detect.config import Heads, Jitter
+from lambdanets.detect.flex import FlexAttention2d
+from lambdanets.detect.network import make_backbone
+from lambdanets.detect.weights import read_about
+from lambdanets.layers import GlobalAttention2d
+from lambdanets.train.config import ModelConfig
+from tests.detect.helpers import write_shapes
+
+QUICK = ["--device", "cpu", "--data.workers", "0", "--epochs", "0.25"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("commands") / "run"
+    assert main(["detect", "train", "debug", "--out", str(folder), *QUICK]) == 0
+    return folder
+
+
+def test_training_writes_weights_and_a_report(run):
+    assert (run / "report.html").stat().st_size > 10_000
+    assert read_about(run / "weights.safetensors").masks
+
+
+def test_a_run_is_not_overwritten(run, capsys):
+    assert main(["detect", "train", "debug", "--out", str(run), *QUICK]) == 2
+    assert "already holds a run" in capsys.readouterr().err
+    assert main(["detect", "train", "resume", str(run), "--no-report"]) == 0  # finished: nothing is left to do
+
+
+def test_evaluate_and_score_agree(run, tmp_path, capsys):
+    """One way on this machine, the other from a result file."""
+    data = write_shapes(tmp_path / "data", 8, "train", tar=True)
+    found = tmp_path / "found.json"
+    words = ["detect", "evaluate", str(run), str(data), "--split", "train", "--results", str(found), "--json"]
+    assert main([*words, "--device", "cpu"]) == 0
+    here = json.loads(capsys.readouterr().out)
+    assert here["pictures"] == 8
+    assert set(here["classes"]["mask"]) == {"circle", "square", "triangle"}
+    assert main(["detect", "score", str(found), str(data / "instances_train.json"), "--json"]) == 0
+    elsewhere = json.loads(capsys.readouterr().out)
+    for name in ("box_ap", "box_ap50", "box_small", "mask_ap", "mask_recall"):
+        assert elsewhere[name] == here[name]
+    assert main(["detect", "evaluate", str(run), "--device", "cpu"]) == 0  # its own validation pictures, as a table
+    assert "AP50" in capsys.readouterr().out
+
+
+def test_predict_draws_and_writes(run, tmp_path, capsys):
+    (tmp_path / "in").mkdir()
+    for i in range(2):
+        Image.new("RGB", (90 + 30 * i, 70), (30, 160, 90)).save(tmp_path / "in" / f"{i}.png")
+    (tmp_path / "in" / "bad.jpg").write_bytes(b"no picture")
+    words = ["detect", "predict", str(run), str(tmp_path / "in"), "--output", str(tmp_path / "out"), "--score", "0"]
+    assert main([*words, "--device", "cpu"]) == 1  # one could not be read
+    lines = [json.loads(line) for line in (tmp_path / "out" / "detections.jsonl").read_text().splitlines()]
+    assert [line["image"].rpartition("/")[2] for line in lines] == ["0.png", "1.png", "bad.jpg"]
+    assert "error" in lines[2]
+    assert lines[0]["objects"][0].keys() == {"class", "score", "box", "mask"}
+    for line, size in zip(lines, [(90, 70), (120, 70)], strict=False):
+        drawn = Image.open(tmp_path / "out" / line["drawn"])
+        assert drawn.size == size
+        assert len(drawn.getcolors(100_000)) > 10
+    assert "bad.jpg" in capsys.readouterr().err
+
+
+def test_check_names_bad_entries(tmp_path, capsys):
+    data = write_shapes(tmp_path / "data", 3)
+    assert main(["detect", "check", str(data)]) == 0
+    path = data / "instances_train.json"
+    content = json.loads(path.read_text())
+    content["annotations"][1]["category_id"] = 44
+    path.write_text(json.dumps(content))
+    assert main(["detect", "check", str(data)]) == 1
+    assert "unknown category 44" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["evaluate", "nowhere"], "neither the folder of a run"),
+        (["train", "debug", "--data.path", "nowhere"], "no such folder or COCO file"),
+        (["bench", "resnet50", "--sizes", "big"], "WIDTHxHEIGHT"),
+        (["bench", "resnet51"], "resnet51"),
+        (["report", "nowhere"], "not a folder"),
+    ],
+)
+def test_refusals_are_one_sentence(words, said, capsys):
+    assert main(["detect", *words]) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_weights_of_something_else_are_refused(tmp_path, capsys):
+    from safetensors.torch import save_file
+
+    save_file({"a": torch.zeros(1)}, tmp_path / "a.safetensors")
+    assert main(["detect", "predict", str(tmp_path / "a.safetensors"), "x.png"]) == 2
+    assert "holds no detector" in capsys.readouterr().err
+
+
+def test_settings_that_make_no_sense_are_refused():
+    with pytest.raises(ValueError, match="5 levels"):
+        Heads(anchors=(8.0, 16.0))
+    with pytest.raises(ValueError, match="smaller one first"):
+        Jitter(scale=(2.0, 1.0))
+    with pytest.raises(ValueError, match="detections is at least 1"):
+        Heads(detections=0)
+    with pytest.raises(ValueError, match="feature pyramid"):
+        make_backbone(ModelConfig(name="lambda_patch_tiny"), 64)
+
+
+def test_flex_attention_is_global_attention():
+    """Torch has no gradients of it on a CPU: on a GPU the benchmark compares those, too, before it measures."""
+    torch.manual_seed(0)
+    plain = GlobalAttention2d(16, input_size=(7, 5), heads=2).double()
+    flex = FlexAttention2d(16, input_size=(7, 5), heads=2).double()
+    flex.load_state_dict(plain.state_dict())
+    x = torch.randn(2, 16, 6, 5, dtype=torch.float64)
+    with torch.no_grad():
+        torch.testing.assert_close(flex(x), plain(x), rtol=1e-6, atol=1e-8)
+
+
+def test_bench_measures_every_row(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(bench_module, "WARM_UP", 1)
+    usual = bench_module.Heads
+    monkeypatch.setattr(bench_module, "Heads", lambda **o: replace(usual(**o), channels=8, hidden=8, proposals=20))
+    tiny = "lambda_resnet_tiny,stem='strided',widths=(8,8,8,8),depths=(1,1,1,1)"
+    names = [f"{tiny},scope=5", f"{tiny},layer=global_attention"]
+    words = ["detect", "bench", *names, "--sizes", "64x48", "--batch", "2", "--objects", "2", "--repeats", "1"]
+    output = tmp_path / "bench.json"
+    assert main([*words, "--padded", "--device", "cpu", "--dtype", "float32", "--output", str(output)]) == 0
+    rows = json.loads(output.read_text())["rows"]
+    assert [row["network"] for row in rows] == names
+    assert all((row["height"], row["width"]) == (48, 64) for row in rows)
+    assert all(row["seconds"] > 0 and row["backbone_seconds"] > 0 and row["peak_bytes"] > 0 for row in rows)
+    assert "1.00" in capsys.readouterr().out
