@@ -24,6 +24,7 @@ from lambdanets.report.command import Report
 from lambdanets.reproduce.command import Models, Reproduce
 from lambdanets.selftest import Selftest
 from lambdanets.train.use import Evaluate, Predict
+from lambdanets.view.command import View
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ COMMANDS = {
     "selftest": Selftest,
     "tour": Tour,
     "train": train_command(),
+    "view": View,
 }
 
 

@@ -1,0 +1,186 @@
+"""What every lambda layer of a network was given for an image, and the interactions that follow from it.
+
+Letters: n some queries, N queries, M context positions, H heads, K key depth, V value depth, U intra-depth.
+
+Without a softmax after it, a lambda layer is a sum over the context: its output for a query is
+
+    sum_m (q . normalised key_m  +  q . embedding_nm) value_m
+
+The two terms in brackets are the effective interactions: how much of value m the query takes, by what m holds and by
+where it is.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lambdanets.layers import LambdaLayer2d
+from lambdanets.ops.gemm import relation_rows
+from lambdanets.ops.positions import gather_relations
+from lambdanets.ops.reference import causal_mask, normalise, normalise_masked
+
+
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """One call of a layer on one image: queries, keys and values, with intra-depth and groups of heads written out."""
+
+    name: str
+    layer: LambdaLayer2d
+    query_grid: tuple[int, int]
+    context_grid: tuple[int, int]
+    queries_NHK: Tensor
+    keys_GMKU: Tensor | None  # raw; G is 1, or the heads of a multi-head layer
+    values_GMVU: Tensor
+    output_NHV: Tensor  # what the layer put out
+    allowed_NM: Tensor | None = None  # where there is a mask
+
+    @property
+    def stage(self) -> str:
+        """c2 to c5 in ResNets; elsewhere the part of the network that holds the layer."""
+        first = self.name.split(".")[0]
+        is_stage = first.startswith("layer") and first[5:].isdigit()
+        return f"c{int(first[5:]) + 1}" if is_stage else first
+
+    def normalised_keys(self) -> Tensor | None:
+        """[G, M, K, U], where all queries share them (no mask)."""
+        return (
+            None
+            if self.keys_GMKU is None
+            else normalise(self.keys_GMKU.transpose(0, 1)[None], self.layer.key_norm)[0].transpose(0, 1)
+        )
+
+    def content(self, rows: Tensor) -> Tensor | None:
+        """q . normalised key, [n, H, U, M], for the queries `rows`."""
+        if self.keys_GMKU is None:
+            return None
+        queries, heads = self.queries_NHK[rows], self.layer.heads
+        if self.allowed_NM is None:
+            keys = self.normalised_keys()
+            assert keys is not None
+            return torch.einsum("nhk,hmku->nhum", queries, keys.expand(heads, -1, -1, -1))
+        keys = normalise_masked(self.keys_GMKU.transpose(0, 1)[None], self.allowed_NM[None, rows], self.layer.key_norm)
+        return torch.einsum("nhk,nmhku->nhum", queries, keys[0].expand(-1, -1, heads, -1, -1))
+
+    def position(self, rows: Tensor) -> Tensor | None:
+        """q . embedding, [n, H, U, M], for the queries `rows`; 0 beyond the scope."""
+        layer = self.layer
+        if layer.positions is None:
+            return None
+        placed = layer.positions(self.query_grid, self.context_grid, layer.stride)
+        embeddings = gather_relations(relation_rows(placed, rows)).to(self.queries_NHK.dtype)  # [n, M, (H,) K(, U)]
+        embeddings = embeddings if layer.intra_depth > 1 else embeddings[..., None]
+        embeddings = embeddings if layer.multi_head else embeddings[:, :, None]
+        maps = torch.einsum("nhk,nmhku->nhum", self.queries_NHK[rows], embeddings.expand(-1, -1, layer.heads, -1, -1))
+        return maps if self.allowed_NM is None else maps * self.allowed_NM[rows][:, None, None]
+
+    def constant(self, rows: Tensor) -> Tensor | None:
+        """What `position_bias` adds to every value depth, [n, H]."""
+        bias = self.layer.position_bias
+        return None if bias is None else (self.queries_NHK[rows] * bias.to(self.queries_NHK.dtype)).sum(-1)
+
+    def apply(self, maps_nHUM: Tensor) -> Tensor:
+        """The output that interactions give: [n, H, V]."""
+        values = self.values_GMVU.expand(self.layer.heads, -1, -1, -1)
+        return torch.einsum("nhum,hmvu->nhv", maps_nHUM, values)
+
+    def row_of(self, pixel: Sequence[int], image: Sequence[int]) -> int:
+        """The query whose cell of the map holds a pixel of the image."""
+        at = [min(int(p * side / size), side - 1) for p, size, side in zip(pixel, image, self.query_grid, strict=True)]
+        return at[0] * self.query_grid[1] + at[1]
+
+
+@torch.no_grad()
+def capture(model: nn.Module, image: Tensor, layers: Sequence[str] = ()) -> list[Captured]:
+    """Every lambda layer that `model` calls on an image [C, height, width] (or a batch of one), in order.
+
+    `layers` keeps those whose name holds one of these words.
+    """
+    image = image[None] if image.ndim == 3 else image
+    if image.ndim != 4 or len(image) != 1:
+        raise ValueError(f"one image [channels, height, width] is needed, got {list(image.shape)}")
+    named = {name: module for name, module in model.named_modules() if isinstance(module, LambdaLayer2d)}
+    if not named:
+        raise ValueError(f"{type(model).__name__} has no LambdaLayer2d: there is nothing to look into")
+    wanted = {n: m for n, m in named.items() if not layers or any(word in n for word in layers)}
+    if not wanted:
+        raise ValueError(f"no lambda layer is called {' or '.join(layers)}; there are {', '.join(named)}")
+    found: list[Captured] = []
+    like = next(model.parameters())
+
+    def record(
+        name: str, layer: LambdaLayer2d, given: tuple[Any, ...], options: dict[str, Any], output: Tensor
+    ) -> None:
+        found.append(captured(name or "layer", layer, output, *given, **options))
+
+    hooks = [m.register_forward_hook(partial(record, name), with_kwargs=True) for name, m in wanted.items()]
+    try:
+        with evaluating(model):
+            model(image.to(like.device, like.dtype))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def captured(
+    name: str,
+    layer: LambdaLayer2d,
+    output: Tensor,
+    x: Tensor,
+    context: Tensor | None = None,
+    *,
+    mask: Tensor | None = None,
+    context_mask: Tensor | None = None,
+) -> Captured:
+    queries, keys, values, query_grid, context_grid = layer.project(x, context)
+    queries_NHK = accumulated(queries[0])
+    if layer.query_softmax:
+        queries_NHK = queries_NHK.softmax(dim=-1)
+    allowed = mask
+    if layer.causal:
+        placed = layer._place(query_grid, context_grid)
+        before = causal_mask(queries.shape[1], values.shape[1], placed, layer.causal == "strict", x.device)
+        allowed = before if allowed is None else allowed & before
+    values_GMVU = grouped(values[0], layer)
+    if context_mask is not None:
+        inside = context_mask[0].flatten()
+        allowed = (inside if allowed is None else allowed & inside).expand(queries.shape[1], -1)
+        values_GMVU = values_GMVU.masked_fill(~inside[None, :, None, None], 0)
+    return Captured(
+        name,
+        layer,
+        (query_grid[0], query_grid[1]),
+        (context_grid[0], context_grid[1]),
+        queries_NHK,
+        None if keys is None else grouped(keys[0], layer),
+        values_GMVU,
+        output[0].flatten(1).T.unflatten(-1, (layer.heads, layer.value_depth)),
+        allowed,
+    )
+
+
+def grouped(tensor: Tensor, layer: LambdaLayer2d) -> Tensor:
+    """[M, (H,) depth(, U)] -> [G, M, depth, U]."""
+    tensor = accumulated(tensor if layer.intra_depth > 1 else tensor[..., None])
+    return (tensor if layer.multi_head else tensor[:, None]).transpose(0, 1)
+
+
+def accumulated(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode while it lasts: batch statistics of one image would change what is looked at."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

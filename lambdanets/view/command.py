@@ -1,0 +1,120 @@
+"""`lambdanets view`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from lambdanets.options import optional
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from lambdanets.train.trained import Trained
+    from lambdanets.view.look import Reach
+
+
+@dataclass(frozen=True)
+class View:
+    """What each lambda layer looks at, for an image and a pixel in it, by content and by position.
+
+    Writes view.png, and view.html: a page in which any pixel can be clicked.
+    """
+
+    what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WHAT")]
+    """The folder of a run, a .safetensors file, a model folder, or the name of a network (with --pretrained)."""
+    image: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE")]
+    """A .jpg, .png or .webp file."""
+    query: Annotated[tuple[int, int] | None, tyro.conf.arg(metavar="ROW COLUMN", help_behavior_hint="")] = None
+    """The pixel that asks, counted in the input (after the crop); by default the one in the middle."""
+    output: Path = Path("runs/view")
+    """The folder for the page and the picture."""
+    layers: tuple[str, ...] = ()
+    """Only layers whose name holds one of these words: layer4 (c5), layer3.0, ..."""
+    weights: Literal["ema", "raw"] = "ema"
+    """Of a run: the average of the weights, or those of the last step."""
+    pretrained: Annotated[str | None, optional("WEIGHTS")] = None
+    """Where WHAT is the name of a network: its weights, a file, a folder or an id on the Hugging Face hub."""
+    options: tuple[str, ...] = ()
+    """Where WHAT is the name of a network: its arguments, as name=value: placement=CCLL scope=7 ..."""
+    image_size: Annotated[int | None, optional("PIXELS")] = None
+    """Any size; by default the one that the weights were trained with."""
+
+    def run(self) -> int:
+        from lambdanets.train.trained import open_trained
+        from lambdanets.train.use import Using
+        from lambdanets.view.draw import draw
+        from lambdanets.view.look import interactions
+        from lambdanets.view.page import page
+
+        using = Using(
+            weights=self.weights,
+            pretrained=self.pretrained,
+            options=self.options,
+            image_size=self.image_size,
+            device="cpu",
+        )
+        trained = open_trained(self.what, using)
+        picture, image = prepared(trained, self.image)
+        seen = interactions(trained.network, image, self.query, layers=self.layers)
+        written = page(
+            trained.network,
+            image,
+            seen.query,
+            layers=self.layers,
+            picture=picture,
+            title=f"{trained.network.name or self.what}: {self.image.name}",
+            answers=answers(trained, image),
+        )
+        paths = [written.save(self.output / "view.html"), draw(seen, self.output / "view.png", picture)]
+        console = Console()
+        console.print(reach_table(seen.reaches))
+        for path in paths:
+            console.print(escape(str(path)), highlight=False, soft_wrap=True)
+        return 0
+
+
+def prepared(trained: "Trained", path: Path) -> "tuple[Tensor, Tensor]":
+    """The pixels that the network sees, uint8 [height, width, channels], and its input [channels, height, width]."""
+    import torch
+
+    from lambdanets.data.decode import BrokenImageError, open_image
+    from lambdanets.data.source import read_file
+    from lambdanets.data.transforms import evaluation, normalize
+
+    try:
+        pixels = evaluation(trained.card.preprocessing, trained.channels)(open_image(read_file(str(path))))
+    except BrokenImageError as error:
+        raise ValueError(f"{path}: {error}") from error
+    picture = torch.tensor(pixels)
+    return picture, normalize(picture.permute(2, 0, 1)[None], trained.card.preprocessing)[0]
+
+
+def answers(trained: "Trained", image: "Tensor", top: int = 3) -> list[tuple[str, str]]:
+    import torch
+
+    from lambdanets.report.show import probability
+
+    with torch.no_grad():
+        best = trained.network(image[None])[0].double().softmax(0).topk(min(top, trained.network.num_classes))
+    names = trained.class_names
+    return [(names[i], probability(p)) for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
+
+
+def reach_table(reaches: "Sequence[Reach]") -> Table:
+    table = Table(title="How far each layer looks: mean distance in pixels, weighted by |interaction|")
+    for column in ("stage", "layer", "map"):
+        table.add_column(column)
+    for column in ("content", "position", "equal weights", "output from positions"):
+        table.add_column(column, justify="right")
+    for one in reaches:
+        far = ["off" if value is None else f"{value:.0f}" for value in (one.content, one.position)]
+        grid = f"{one.grid[0]}x{one.grid[1]}"
+        table.add_row(one.stage, escape(one.name), grid, *far, f"{one.everywhere:.0f}", f"{one.position_share:.0%}")
+    return table
