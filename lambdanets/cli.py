@@ -19,6 +19,7 @@ from lambdanets.pseudo.command import PseudoLabel, PseudoSelect
 from lambdanets.recipes.command import train_command
 from lambdanets.recipes.compare import Compare
 from lambdanets.recipes.detect import detect_command
+from lambdanets.recipes.overhead import BenchEngine
 from lambdanets.recipes.rounds import rounds_command
 from lambdanets.report.command import Report
 from lambdanets.reproduce.command import Models, Reproduce
@@ -62,6 +63,7 @@ class Bench:
         Annotated[BenchOp, tyro.conf.subcommand("op")]
         | Annotated[BenchLayer, tyro.conf.subcommand("layer")]
         | Annotated[BenchNetwork, tyro.conf.subcommand("network")]
+        | Annotated[BenchEngine, tyro.conf.subcommand("engine")]
         | Annotated[BenchPlot, tyro.conf.subcommand("plot")],
         tyro.conf.arg(name=""),
     ]

@@ -1,0 +1,16 @@
+"""The benchmark of the training loop runs both loops and compares like with like. Nothing here times anything."""
+
+from dataclasses import replace
+
+from lambdanets.recipes import debug, overhead
+
+
+def test_both_loops_run_and_are_compared(monkeypatch):
+    monkeypatch.setattr(overhead, "WINDOW", 2)
+    config = debug()
+    options = ("widths=(4,4,8,8)", "depths=(1,1,1,1)", "scope=3")
+    config = replace(config, model=replace(config.model, options=options, drop_path_rate=0.0), batch_size=16)
+    config = replace(config, device="cpu", data=replace(config.data, workers=0))
+    result = overhead.compare_loops(config, steps=4, turns=2)
+    assert {name: len(rates) for name, rates in result["windows"].items()} == {"bare": 4, "ours": 4}
+    assert result["overhead"] == result["bare"] / result["ours"] - 1
