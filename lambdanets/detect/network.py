@@ -79,11 +79,14 @@ class Proposals(RegionProposalNetwork):
     def assign_targets_to_anchors(
         self, anchors: list[Tensor], targets: list[dict[str, Tensor]]
     ) -> tuple[list[Tensor], list[Tensor]]:
-        labels, boxes = super().assign_targets_to_anchors(anchors, targets)
-        for label_A, anchors_A4, target in zip(labels, anchors, targets, strict=True):
+        labels, boxes = [], []
+        for anchors_A4, target in zip(anchors, targets, strict=True):
             height, width = target["size"].unbind()
             x, y = (anchors_A4[:, :2] + anchors_A4[:, 2:]).unbind(1)  # twice the centre
-            label_A.masked_fill_((label_A == 0) & ((x >= 2 * width) | (y >= 2 * height)), -1.0)
+            inside_A = (x < 2 * width) & (y < 2 * height)
+            (label,), (box,) = super().assign_targets_to_anchors([anchors_A4[inside_A]], [target])
+            labels.append(label.new_full((len(anchors_A4),), -1.0).masked_scatter(inside_A, label))
+            boxes.append(box.new_zeros(anchors_A4.shape).masked_scatter(inside_A[:, None], box))
         return labels, boxes
 
 

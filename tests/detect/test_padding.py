@@ -1,5 +1,7 @@
 """What lies beyond a picture on its canvas changes nothing."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -82,3 +84,25 @@ def test_gradient_checkpointing_sees_the_same_masks():
         gradients.append({name: p.grad for name, p in detector.backbone.named_parameters()})
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradients[1][name], gradient)
+
+
+def test_training_learns_nothing_from_padding():
+    """Objects at the edge of small pictures: what is not there is neither right nor wrong."""
+    detector = tiny_detector().train()
+    boxes = torch.tensor([[18.0, 0.0, 30.0, 12.0], [20.0, 18.0, 30.0, 29.0], [0.0, 22.0, 8.0, 29.0]])
+    masks = torch.zeros(3, 29, 30, dtype=torch.uint8)
+    masks[:, 20:, :8] = 1
+    target = {"boxes": boxes, "labels": torch.tensor([1, 2, 3]), "masks": masks}
+    images = torch.randint(0, 256, (2, 3, 128, 160), dtype=torch.uint8)
+    losses = detector(images, [target, target], [(29, 30), (29, 30)])
+    assert float(losses["loss_objectness"]) == pytest.approx(0.693, abs=0.05)  # of a network that knows nothing
+    anchors = detector.rpn.anchor_generator(
+        SimpleNamespace(image_sizes=[0]), [torch.zeros(1, 1, 128 // s, 160 // s) for s in (4, 8, 16, 32, 64)]
+    )
+    (labels,), (matched,) = detector.rpn.assign_targets_to_anchors(
+        anchors, [{"boxes": boxes, "size": torch.tensor([29, 30])}]
+    )
+    centres = (anchors[0][:, :2] + anchors[0][:, 2:]) / 2
+    inside = (centres < torch.tensor([30.0, 29.0])).all(dim=1)
+    assert (labels[~inside] == -1).all()
+    assert {tuple(b) for b in matched[labels == 1].tolist()} == {tuple(b) for b in boxes.tolist()}  # each has an anchor
