@@ -191,7 +191,7 @@ def entry(one: Shown, data: DetectionSet) -> dict[str, Any]:
     masks = data.scenes.masks
     truth = [true_object(one.picture, i, masks) for i in range(len(one.picture.labels_N))]
     sure = [found for found in one.found if found.score >= SHOWN_SCORE]
-    drawn = [draw(image, truth, names, scores=False), draw(image, sure, names)]
+    drawn = [draw(image, truth, names, scores=False, side=SIDE), draw(image, sure, names, side=SIDE)]
     return {"name": one.picture.name, "said": said, "pictures": [encoded(d) for d in drawn], "why_not": ""}
 
 
@@ -203,11 +203,6 @@ def true_object(picture: Picture, i: int, masks: bool) -> Detection:
 
 
 def encoded(image: Image.Image) -> str:
-    factor = SIDE / max(image.size)
-    if factor < 1 or max(image.size) < SIDE // 2:
-        factor = factor if factor < 1 else int(factor)
-        size = (max(1, round(image.width * factor)), max(1, round(image.height * factor)))
-        image = image.resize(size, Image.Resampling.LANCZOS if factor < 1 else Image.Resampling.NEAREST)
     file = io.BytesIO()
     image.save(file, "JPEG", quality=85)
     return address(file, "jpeg")
