@@ -76,16 +76,16 @@ class Export:
 
 
 def show(done: "Done", threads: int, console: Console) -> None:
-    table = Table("format", "where")
-    for column in ("MB", "difference", "ms", "CPU ms", "eager / it"):
+    table = Table("format", "file")
+    for column in ("MB", "difference", "ms", "CPU ms", "speed-up"):
         table.add_column(column, justify="right")
     eager = done.eager
-    table.add_row("eager PyTorch", "", "", "", f"{eager.wall:.1f}", f"{eager.cpu:.1f}", "1.00")
+    table.add_row("eager", "", "", "", f"{eager.wall:.1f}", f"{eager.cpu:.1f}", "1.00")
     for one in done.files:
         found = one.latency
         table.add_row(
             one.format,
-            str(one.path),
+            "config.json, model.safetensors" if one.path.is_dir() else one.path.name,
             f"{one.bytes / 1e6:.1f}",
             f"{one.difference:.1e}",
             f"{found.wall:.1f}",
@@ -97,7 +97,7 @@ def show(done: "Done", threads: int, console: Console) -> None:
     console.print(
         f"Each was loaded again and is equal to the original within {done.tolerance:.0e} of its largest score, on "
         f"{len(done.shapes)} batches of noise ({', '.join(f'{down}x{across}' for down, across in sides)} pixels).\n"
-        f"Times: one image, {threads} CPU thread(s), medians. Where other work runs, trust the CPU time: the ratio is "
-        f"of it.",
+        f"Times: one image, {threads} CPU thread(s), medians. The speed-up is over eager PyTorch and of the CPU time, "
+        f"which other work on the machine disturbs less.\n{done.folder}",
         highlight=False,
     )

@@ -46,6 +46,7 @@ class Export:
     eager: Latency
     size: str
     shapes: tuple[tuple[int, ...], ...]  # of the images that all were compared on
+    folder: Path
     tolerance: float = TOLERANCE
 
 
@@ -104,7 +105,7 @@ def export(
             runners[name] = runner
     found = latencies(runners, shape, rounds)
     files = tuple(Exported(name, path, size_of, difference, found[name]) for name, path, size_of, difference in made)
-    return Export(files, found["eager"], size, tuple(shapes))
+    return Export(files, found["eager"], size, tuple(shapes), folder)
 
 
 @dataclass(frozen=True)

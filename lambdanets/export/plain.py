@@ -3,7 +3,7 @@
 Letters: B batch, C channels, N queries, M context positions, H heads, K key depth, V value depth, U intra-depth.
 
 For an image size that is known, what a lambda layer makes from its table on every call is a constant: the embeddings of
-all pairs, written out. Everything stays [B, channels, positions], so that nothing is transposed but small maps.
+all pairs, or their Fourier transform. Everything stays [B, channels, positions]: nothing large is transposed.
 """
 
 from functools import partial
@@ -13,12 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lambdanets.export.positions import ByFrequency, WrittenOut
 from lambdanets.layers import LambdaLayer2d
 from lambdanets.layers.projection import is_plain
 from lambdanets.measure.fold import fold_batch_norm
-from lambdanets.ops.reference import embed, normalise
+from lambdanets.ops.reference import normalise
 
-MOST_EMBEDDINGS = 2**22  # written out in a file for one layer (16 MiB); a larger map keeps its convolution
+MOST_EMBEDDINGS = 2**22  # written out in the file for one layer (16 MiB); larger maps go by frequency
 
 
 def plain_network(network: nn.Module, shape: tuple[int, int, int, int], fixed: bool) -> nn.Module:
@@ -30,7 +31,7 @@ def plain_network(network: nn.Module, shape: tuple[int, int, int, int], fixed: b
         if isinstance(module, nn.AvgPool2d) and module.ceil_mode:
             if not fixed:
                 copied.set_submodule(name, OpenPool(module))
-        elif name in grids and can_be_fixed(module, grids[name]):
+        elif name in grids and can_be_fixed(module):
             assert isinstance(module, LambdaLayer2d)
             copied.set_submodule(name, FixedLambda2d(module, grids[name]))
     return copied
@@ -50,24 +51,23 @@ def input_grids(network: nn.Module, shape: tuple[int, ...]) -> dict[str, tuple[i
         for name, module in network.named_modules()
         if isinstance(module, LambdaLayer2d)
     ]
+    like = next(network.parameters())
     try:
         with torch.no_grad():
-            network(torch.zeros(shape))
+            network(torch.zeros(shape, device=like.device, dtype=like.dtype))
     finally:
         for hook in hooks:
             hook.remove()
     return {name: grids[0] for name, grids in found.items() if len(grids) == 1 and grids[0] is not None}
 
 
-def can_be_fixed(layer: nn.Module, grid: tuple[int, int]) -> bool:
+def can_be_fixed(layer: nn.Module) -> bool:
     """Whether `FixedLambda2d` does what this layer does; the others stay as they are."""
     if not isinstance(layer, LambdaLayer2d) or layer.multi_head or layer.causal or set(layer.stride) != {1}:
         return False
     if layer.fused_projection is None or any(norm is not None for norm in layer.fused_projection.norms):
         return False
-    if not all(is_plain(linear, norm) for linear, norm in layer._projections()):
-        return False
-    return layer.positions is None or prod(grid) ** 2 * layer.key_depth * layer.intra_depth <= MOST_EMBEDDINGS
+    return all(is_plain(linear, norm) for linear, norm in layer._projections())
 
 
 class FixedLambda2d(nn.Module):
@@ -75,7 +75,6 @@ class FixedLambda2d(nn.Module):
 
     weight: Tensor
     bias: Tensor | None
-    embeddings_NKC: Tensor | None
     position_bias: Tensor | None
 
     def __init__(self, layer: LambdaLayer2d, grid: tuple[int, int]) -> None:
@@ -91,12 +90,14 @@ class FixedLambda2d(nn.Module):
         bias = layer.fused_projection.bias
         self.register_buffer("weight", layer.fused_projection.weight.detach().clone())
         self.register_buffer("bias", None if bias is None else bias.detach().clone()[:, None])
-        self.register_buffer("embeddings_NKC", None)
+        self.positions: WrittenOut | ByFrequency | None = None
         self.register_buffer("position_bias", None)
         if layer.positions is not None:
-            embeddings = embed(layer.positions(grid, grid, layer.stride)).detach()  # [N, M, K(, U)]
-            embeddings = embeddings if layer.intra_depth > 1 else embeddings[..., None]
-            self.embeddings_NKC = embeddings.permute(0, 2, 3, 1).flatten(2).contiguous()  # C runs over (u, m)
+            placed = layer.positions(grid, grid, layer.stride)
+            if layer.intra_depth == 1:  # U written out
+                placed = placed.with_table(placed.table[..., None])
+            small = prod(grid) ** 2 * layer.key_depth * layer.intra_depth <= MOST_EMBEDDINGS
+            self.positions = WrittenOut(placed) if small else ByFrequency(placed)
         if layer.position_bias is not None:
             self.position_bias = layer.position_bias.detach().clone()[:, None]
 
@@ -117,11 +118,8 @@ class FixedLambda2d(nn.Module):
                 keys_BKUM = normalise(keys_BKUM.movedim(-1, 1), self.key_norm).movedim(1, -1)
             lambda_BVK = values_BVC @ keys_BKUM.flatten(2).transpose(1, 2)
             outputs.append(lambda_BVK[:, None] @ queries_BHKN)  # [B, H, V, N]
-        if self.embeddings_NKC is not None:
-            queries_NXK = queries_BHKN.permute(3, 0, 1, 2).flatten(1, 2)  # X runs over (b, h)
-            maps_NXC = queries_NXK @ self.embeddings_NKC
-            maps_BHCN = maps_NXC.permute(1, 2, 0).unflatten(0, (-1, self.heads))
-            outputs.append(values_BVC[:, None] @ maps_BHCN)
+        if self.positions is not None:
+            outputs.append(self.positions(queries_BHKN, values_BVC))
         output = outputs[0] if len(outputs) == 1 else outputs[0] + outputs[1]
         if self.position_bias is not None:
             output = output + (queries_BHKN * self.position_bias).sum(2, keepdim=True)

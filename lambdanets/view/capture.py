@@ -48,11 +48,9 @@ class Captured:
 
     def normalised_keys(self) -> Tensor | None:
         """[G, M, K, U], where all queries share them (no mask)."""
-        return (
-            None
-            if self.keys_GMKU is None
-            else normalise(self.keys_GMKU.transpose(0, 1)[None], self.layer.key_norm)[0].transpose(0, 1)
-        )
+        if self.keys_GMKU is None:
+            return None
+        return normalise(self.keys_GMKU.transpose(0, 1)[None], self.layer.key_norm)[0].transpose(0, 1)
 
     def content(self, rows: Tensor) -> Tensor | None:
         """q . normalised key, [n, H, U, M], for the queries `rows`."""

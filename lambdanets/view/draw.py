@@ -12,7 +12,7 @@ from torch import Tensor
 from lambdanets.report.pictures import address
 from lambdanets.view.look import Interactions, LayerInteractions
 
-INK = "#333333"
+INK, MARK = "#333333", "#d0342c"
 SIGNED = "PuOr_r"  # orange adds, purple subtracts; colour-blind readers can tell them apart
 GAP = 1  # pixels between the channels of a table
 MOST_LAYERS = 40  # of one picture
@@ -42,8 +42,7 @@ def draw(seen: Interactions, path: str | Path, picture: Tensor | None = None) ->
     for number, (layer, reach) in enumerate(zip(seen.layers, seen.reaches, strict=True)):
         image, content, position, table = axes[number]
         panel(image, shown, cmap="gray" if shown.shape[-1] == 1 else None)
-        image.plot(seen.query[1], seen.query[0], "+", color="white", markersize=11, markeredgewidth=3.5)
-        image.plot(seen.query[1], seen.query[0], "+", color="#d0342c", markersize=10, markeredgewidth=1.6)
+        mark(image, seen.query)
         label = f"{layer.stage}  {layer.grid[0]} x {layer.grid[1]}\n{layer.name}"
         image.set_ylabel(label, size=10, color=INK)
         if number == 0:
@@ -70,9 +69,14 @@ def signed(figure: Any, axis: Any, maps: Tensor | None, layer: LayerInteractions
     weights = maps.sum(1).mean(0).cpu()  # over intra-depth, then the heads
     limit = max(float(weights.abs().max()), 1e-30)
     drawn = panel(axis, weights.numpy(), cmap=SIGNED, vmin=-limit, vmax=limit)
-    axis.plot(layer.query[1], layer.query[0], "+", color=INK, markersize=9, markeredgewidth=1.2)
+    mark(axis, layer.query)
     axis.set_xlabel(f"reaches {far:.0f} pixels on average", size=9, color=INK)
     bar(figure, drawn, axis)
+
+
+def mark(axis: Any, place: tuple[int, int]) -> None:
+    axis.plot(place[1], place[0], "+", color="white", markersize=11, markeredgewidth=3.5)
+    axis.plot(place[1], place[0], "+", color=MARK, markersize=10, markeredgewidth=1.6)
 
 
 def bar(figure: Any, drawn: Any, axis: Any) -> None:

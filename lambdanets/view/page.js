@@ -4,7 +4,7 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const [height, width] = data.image;
 const source = document.querySelector("#picture img").src;
 const STOPS = [[45, 0, 75], [128, 115, 172], [216, 218, 235], [247, 247, 247], [254, 224, 182], [224, 130, 20], [127, 59, 8]];
-let head = -1, over = true, query = data.query;
+let head = -1, over = true, differences = false, query = data.query;
 
 function numbers(text) {
   if (text === null) return null;
@@ -118,8 +118,13 @@ function build() {
     button.type = "button";
     button.addEventListener("click", () => { head = h; draw(); });
   }
-  const over_ = document.getElementById("over");
-  over_.addEventListener("change", () => { over = over_.checked; draw(); });
+  for (const name of ["over", "differences"]) {
+    const box = document.getElementById(name);
+    box.addEventListener("change", () => {
+      if (name === "over") over = box.checked; else differences = box.checked;
+      draw();
+    });
+  }
   const picture = document.getElementById("picture");
   picture.addEventListener("click", event => ask(event, picture));
   picture.addEventListener("keydown", event => {
@@ -152,9 +157,11 @@ function draw() {
     for (const [kind, panel] of Object.entries(layer.panels)) {
       panel.canvas.style.visibility = head < layer.heads ? "" : "hidden";
       if (head >= layer.heads) { panel.caption.textContent = "no such head"; continue; }
-      const map = weights(layer, kind), limit = map.reduce((most, value) => Math.max(most, Math.abs(value)), 1e-30);
-      layer.panels[kind].map = map;
-      paint(panel.canvas, map, limit);
+      const map = panel.map = weights(layer, kind);
+      const mean = kind === "content" && differences ? map.reduce((sum, value) => sum + value, 0) / map.length : 0;
+      const shown = map.map(value => value - mean);
+      const limit = shown.reduce((most, value) => Math.max(most, Math.abs(value)), 1e-30);
+      paint(panel.canvas, shown, limit);
       panel.picture.style.display = over ? "" : "none";
       Object.assign(panel.cell.style, {
         top: `${row * layer.stride[0] / down * 100}%`, left: `${column * layer.stride[1] / across * 100}%`,

@@ -139,10 +139,7 @@ def half(tensor: Tensor, scale: float = 1.0) -> str:
 def picture_source(image: Tensor, picture: Tensor | None) -> str:
     from PIL import Image
 
-    if picture is None:
-        pixels = (as_picture(image) * 255).round().astype(np.uint8)
-    else:
-        pixels = picture.cpu().numpy()
+    pixels = (as_picture(image) * 255).round().astype(np.uint8) if picture is None else picture.cpu().numpy()
     pixels = pixels if pixels.shape[-1] == 3 else pixels.repeat(3, axis=-1)
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG", optimize=True)
