@@ -63,7 +63,7 @@ class Labelling:
     """For weights that do not name their classes: a .txt with a name on each line, a data set, or "imagenet"."""
     guard: tuple[str, ...] = ()
     """Places with images that must not be learnt from (validation sets): what is found again is dropped and named."""
-    guard_distance: int = 4
+    guard_distance: int = 6
     """Bits of 64 that may differ between perceptual hashes of images that look the same; -1: the same files only."""
     max_broken: float = 0.05
     """The fraction of unreadable images from which on a unit is not labelled."""

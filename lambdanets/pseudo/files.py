@@ -46,7 +46,7 @@ class Manifest:
     precision: str = "float32"
     max_broken: float = 0.05
     guard: tuple[str, ...] = ()
-    guard_distance: int = 4
+    guard_distance: int = 6
     listing: str = ""  # of a list of files: the hash of their names
 
     def as_json(self) -> str:
@@ -84,10 +84,16 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Every process writes the same; one that is there already has to be the same."""
     path = folder / MANIFEST
     text = manifest.as_json()
-    if path.exists():
-        check_same(json.loads(path.read_text()), json.loads(text), folder)
-    else:
-        write_whole(path, text.encode())
+    while not path.exists():
+        for part in folder.glob(f".{MANIFEST}.*.part"):  # of a process that was killed, or of one that is as far as we
+            part.unlink(missing_ok=True)
+        try:
+            write_whole(path, text.encode())
+        except FileNotFoundError:  # another one thought that we were killed
+            continue
+    for part in folder.glob(f".{MANIFEST}.*.part"):
+        part.unlink(missing_ok=True)
+    check_same(json.loads(path.read_text()), json.loads(text), folder)
 
 
 def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:

@@ -4,7 +4,6 @@ Processes share the units of work by their number and send nothing to each other
 finished is a file, so a run that was killed goes on by running again, alone or with any other number of processes.
 """
 
-import json
 import os
 import time
 from collections import deque
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lambdanets.data.broken import Broken, BrokenImages, TooManyBrokenError
-from lambdanets.pseudo.files import MANIFEST, Labels, Manifest, finished, label_path, write_labels, write_manifest
+from lambdanets.pseudo.files import Labels, Manifest, finished, label_path, write_labels, write_manifest
 from lambdanets.pseudo.guard import CONTENT_ONLY, Hashes, hash_images
 from lambdanets.pseudo.teacher import Ensemble
 from lambdanets.pseudo.units import Place, UnlabelledBatch, read_units
@@ -37,7 +36,7 @@ class LabelOptions:
     max_broken: float = 0.05
     """The fraction of unreadable images from which on a unit is not labelled."""
     guard: tuple[str, ...] = ()
-    guard_distance: int = 4
+    guard_distance: int = 6
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.soft < 0:
@@ -94,6 +93,8 @@ def label(
     write_manifest(folder, manifest)
     done = finished(folder, manifest)
     todo = [number for number in range(rank, len(place.units), world) if not done[number]]
+    for number in todo:
+        remove_parts(folder, number)
     guard = hash_images(options.guard, options.guard_distance) if options.guard and todo else None
     run = Run(ensemble, place, folder, options, soft)
     began = time.perf_counter()
@@ -227,12 +228,13 @@ class Run:
         self.units += 1
 
 
+def remove_parts(folder: Path, number: int) -> None:
+    """What a killed process had begun to write."""
+    path = label_path(folder, number)
+    for part in path.parent.glob(f".{path.name}.*.part"):
+        part.unlink(missing_ok=True)
+
+
 def who() -> tuple[int, int]:
     """This process's number and how many there are, as torchrun says it."""
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def pending(folder: Path) -> list[str]:
-    """Names of units that are not labelled yet."""
-    data = json.loads((folder / MANIFEST).read_text())
-    return [unit["name"] for n, unit in enumerate(data["units"]) if not label_path(folder, n).exists()]
