@@ -75,7 +75,7 @@ class CoTrain(Classify):
                 workers = options.workers and max(1, options.workers - mine)
                 seed = options.seed + PSEUDO_SEED
                 size = share.micro_batch - size
-                options = replace(options, batch_size=size, workers=workers, seed=seed, cache="none")
+                options = replace(options, batch_size=size, workers=workers, seed=seed)
                 source, indices = self.unlabelled, None
             self.loaders[key] = Loader(source, transform, replace(options, parts=share.parts), indices=indices)
         return self.loaders[key]

@@ -8,6 +8,8 @@ turn comes, by a process of its own.
 import hashlib
 import multiprocessing
 import os
+import threading
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor
@@ -186,6 +188,19 @@ class Inline(Executor):
         return future
 
 
+def live_with_parent() -> None:
+    """The parent may be killed: an idle process of a pool would wait for it forever."""
+    obey_parent_only()
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
 def walked(path: Path) -> tuple[str, shards.ShardIndex | str]:
     """The unpacked shard and where its images lie, or why it cannot be read."""
     try:
@@ -245,7 +260,7 @@ def read_units(
 ) -> Iterator[UnlabelledBatch]:
     """Every image of the units once, in their order."""
     context = multiprocessing.get_context("fork" if os.name == "posix" else "spawn")
-    walker = ProcessPoolExecutor(1, context, initializer=obey_parent_only) if workers and place.paths else Inline()
+    walker = ProcessPoolExecutor(1, context, initializer=live_with_parent) if workers and place.paths else Inline()
     try:
         loader = DataLoader(
             Reading(place.source, transforms, guard),

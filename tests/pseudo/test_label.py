@@ -143,7 +143,7 @@ def test_another_teacher_or_another_setting_is_refused(tmp_path, teacher, shards
     other = small_network()
     with torch.no_grad():
         other.get_classifier().bias.add_(1e-3)
-    names = tuple("ant bee cat dog eel fox gnu".split())
+    names = ("ant", "bee", "cat", "dog", "eel", "fox", "gnu")
     path = save_weights(other, tmp_path / "other" / "teacher.safetensors", Card(Preprocessing(size=SIZE), names))
     with pytest.raises(ValueError, match=r"made otherwise: teachers .* another folder"):
         label_all(str(path), shards, tmp_path / "out")

@@ -110,7 +110,7 @@ def test_a_teacher_with_another_class_list_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"other.safetensors knows 7 classes .* '(gnu|hen)' is known to one"):
         open_teachers(f"{first},{second}", USING)
     (tmp_path / "names.txt").write_text("a\nb\n")
-    with pytest.raises(ValueError, match="has 2 names, and .* 7 classes"):
+    with pytest.raises(ValueError, match=r"has 2 names, and .* 7 classes"):
         open_teachers(first, USING, str(tmp_path / "names.txt"))
     (tmp_path / "names.txt").write_text("\n".join("abcdefg"))
     with pytest.raises(ValueError, match="names its classes itself"):
