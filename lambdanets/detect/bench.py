@@ -77,6 +77,8 @@ class BenchDetector:
     """torch.compile of the backbone."""
     padded: bool = False
     """Every other picture is smaller than the canvas, so that its padding has to be masked."""
+    cudnn_benchmark: bool = False
+    """cuDNN tries its algorithms for every shape. Training does not, because the heads see a new one in every step."""
     repeats: int = 20
     """Timed steps."""
     seconds: float = 15.0
@@ -102,8 +104,7 @@ def bench(options: BenchDetector) -> int:
     compiled = {"no": (False,), "yes": (True,), "both": (False, True)}[options.compile]
     rows: list[BenchRow] = []
     about, start, lost = describe(device), time.monotonic(), None
-    if device.type == "cuda":
-        torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark = options.cudnn_benchmark
     for height, width in sizes:
         for precision in dict.fromkeys(options.dtype):
             for c in compiled:

@@ -77,6 +77,7 @@ class Detect(Task):
 
     def model(self) -> Detector:
         config = self.config
+        torch.backends.cudnn.benchmark = False  # heads see another number of objects in every step: it would never end
         return make_detector(
             config.model,
             config.heads,
@@ -110,6 +111,7 @@ class Detect(Task):
 
     def evaluate(self, model: nn.Module, world: World, final: bool) -> dict[str, dict[str, float]]:
         found: list[tuple[int, list[Result]]] = []
+        memory = torch.cuda.max_memory_allocated() if world.device.type == "cuda" else 0  # of training so far
         for batch in self.evaluation_loader(world).epoch(0):
             assert isinstance(batch, SceneBatch)
             self.notice(batch)
@@ -121,6 +123,8 @@ class Detect(Task):
             found = [one for part in world.gather(found) for one in part]
         if world.main:
             numbers = self.measured(sorted(found, key=lambda one: one[0]), keep=final and self.results is None)
+            if memory:
+                numbers["peak_gib"] = memory / 2**30
         return {self.split: world.share(numbers)}
 
     def answers(self, outputs: list[Any], batch: SceneBatch) -> list[tuple[int, list[Result]]]:

@@ -1,7 +1,10 @@
 """Training a detector by the one loop: it learns, resumes to the last bit, and leaves what it should."""
 
 import json
+import os
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -157,6 +160,35 @@ def test_the_papers_schedule():
     scaled = coco_one_gpu()
     assert scaled.schedule.peak(scaled.batch_size) == pytest.approx(0.32 * 16 / 256)
     assert scaled.schedule.warmup_epochs * (COCO_IMAGES // 16) == pytest.approx(1000)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_half_precision_trains_and_finds_boxes_in_full(tmp_path, precision):
+    """bfloat16 boxes would be whole multiples of 1/2 from 64 pixels on."""
+    settings = config(tmp_path, epochs=0.25, precision=precision)
+    result = fit(Detect(settings), settings)
+    assert (result.finished, result.skipped) == (True, 0)
+    trained = open_detector(str(tmp_path), device="cpu", precision=precision)
+    found = [d for one in look_through(trained, open_set("shapes", "test"), indices=range(8)) for d in one.found]
+    edges = torch.tensor([v for d in found for v in d.box])
+    assert len(edges) > 100
+    coarse = edges.to(getattr(torch, precision)).float() == edges
+    assert coarse.float().mean() < 0.5
+
+
+@pytest.mark.slow
+def test_two_processes_are_one(tmp_path):
+    """The same weights and the same detections, from torchrun and alone."""
+    words = ["-m", "lambdanets", "detect", "train", "debug", "--epochs", "0.5", "--device", "cpu", "--no-report"]
+    words += ["--data.workers", "0", "--precision", "float64", "--out"]
+    several = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *words, str(tmp_path / "several")]
+    for command in ([*words, str(tmp_path / "alone")], several):
+        subprocess.run([sys.executable, *command], check=True, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=300)
+    alone, together = (load_file(tmp_path / name / "weights.safetensors") for name in ("alone", "several"))
+    for key, tensor in alone.items():
+        torch.testing.assert_close(together[key], tensor, rtol=1e-9, atol=1e-12)
+    found = [json.loads((tmp_path / name / "detections.json").read_text()) for name in ("alone", "several")]
+    assert [one["image_id"] for one in found[0]] == [one["image_id"] for one in found[1]]
 
 
 @pytest.mark.slow
