@@ -2,11 +2,13 @@
 
 import copy
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils.fusion import fuse_conv_bn_eval
+from torch.overrides import TorchFunctionMode
 
 from lambdanets.layers.lambda_layer import LambdaLayer
 
@@ -32,15 +34,36 @@ def fold_batch_norm(network: nn.Module, shape: tuple[int, ...]) -> tuple[nn.Modu
     return network, len(pairs)
 
 
+class Uses(TorchFunctionMode):
+    """Counts the functions that make a tensor from each tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.of: dict[int, int] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if isinstance(result, Tensor | tuple | list):
+            for given in {id(value) for value in (*args, *kwargs.values()) if isinstance(value, Tensor)}:
+                self.of[given] = self.of.get(given, 0) + 1
+        return result
+
+
 def followers(network: nn.Module, shape: tuple[int, ...]) -> dict[str, str]:
-    """For each batch norm whose only input is the output of a convolution, the name of the convolution."""
+    """For each batch norm that alone uses the output of a convolution, the name of the convolution.
+
+    A convolution whose output also goes elsewhere, past the norm, has to keep it as it is.
+    """
     made: dict[int, tuple[str, Tensor]] = {}  # tensors stay alive, so that no id is used twice
+    uses = Uses()
     found: dict[str, str] = {}
     calls: dict[str, int] = {}
 
     def after_convolution(name: str, module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
         calls[name] = calls.get(name, 0) + 1
         made[id(output)] = (name, output)
+        uses.of[id(output)] = 0  # a tensor that is gone may have had this id
 
     def before_norm(name: str, module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
         calls[name] = calls.get(name, 0) + 1
@@ -55,10 +78,10 @@ def followers(network: nn.Module, shape: tuple[int, ...]) -> dict[str, str]:
             hooks.append(module.register_forward_pre_hook(partial(before_norm, name)))
     like = next(network.parameters())
     try:
-        with torch.no_grad():
+        with torch.no_grad(), uses:
             network(torch.zeros(shape, device=like.device, dtype=like.dtype))
     finally:
         for hook in hooks:
             hook.remove()
-    shared = [conv for conv in found.values() if list(found.values()).count(conv) > 1]
+    shared = {name for identity, (name, _) in made.items() if uses.of.get(identity, 0) > 1}
     return {norm: conv for norm, conv in found.items() if calls[norm] == calls[conv] == 1 and conv not in shared}
