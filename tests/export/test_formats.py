@@ -1,0 +1,156 @@
+"""Files are loaded by their runtimes and give what the original gives; what cannot work is refused with a sentence."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lambdanets.cli import main
+from lambdanets.export import formats
+from lambdanets.export.check import compare, shapes_to_compare
+from lambdanets.export.formats import FORMATS, Format, export
+from lambdanets.models import Network, create_model
+from lambdanets.models.hub import Card, Preprocessing, from_pretrained, save_pretrained
+from tests.models.helpers import randomized, settled
+
+TOLERANCE = 2e-5  # of the largest score, in float32
+
+
+def tiny(**options: object) -> Network:
+    shape = {"depths": (1, 1, 1, 1), "widths": (8, 8, 12, 16), "stem": "small", "placement": "CLCL", "image_size": 32}
+    network = create_model("resnet26", num_classes=5, **{**shape, "scope": 5, **options})
+    network = settled(randomized(network), torch.randn(8, 3, 32, 32)).eval()
+    network.card = Card(Preprocessing(size=32), class_names=("a", "b", "c", "d", "<e>"))
+    return network
+
+
+def relative(found: np.ndarray | torch.Tensor, expected: torch.Tensor) -> float:
+    return float((torch.as_tensor(found) - expected).abs().max() / expected.abs().max())
+
+
+def run_onnx(path: Path, images: torch.Tensor) -> np.ndarray:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return session.run(["scores"], {"images": images.numpy()})[0]
+
+
+@pytest.fixture(scope="module")
+def network() -> Network:
+    torch.manual_seed(0)
+    return tiny()
+
+
+@torch.no_grad()
+def test_fixed_size(network: Network, tmp_path: Path) -> None:
+    done = export(network, tmp_path, formats=("onnx", "program", "safetensors"), rounds=1)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.onnx", "model.pt2", "model.safetensors"]
+    assert [one.format for one in done.files] == ["onnx", "program", "safetensors"]
+    assert all(one.difference < TOLERANCE and one.bytes > 1e4 and one.latency.cpu > 0 for one in done.files)
+    images = torch.randn(5, 3, 32, 32)
+    expected = network(images)
+    assert relative(run_onnx(tmp_path / "model.onnx", images), expected) < TOLERANCE
+    assert relative(torch.export.load(tmp_path / "model.pt2").module()(images), expected) < TOLERANCE
+    assert relative(from_pretrained(tmp_path).eval()(images), expected) < TOLERANCE
+    onnx = pytest.importorskip("onnx")
+    model = onnx.load(tmp_path / "model.onnx")
+    onnx.checker.check_model(model)
+    dims = model.graph.input[0].type.tensor_type.shape.dim
+    assert [d.dim_param or d.dim_value for d in dims] == ["batch", 3, 32, 32]
+    ours = json.loads({p.key: p.value for p in model.metadata_props}["lambdanets"])
+    assert ours["class_names"] == ["a", "b", "c", "d", "<e>"]
+    assert ours["preprocessing"]["size"] == 32
+
+
+@torch.no_grad()
+def test_any_size(network: Network, tmp_path: Path) -> None:
+    done = export(network, tmp_path, formats=("onnx", "program"), size="dynamic", rounds=1)
+    assert len({shape[2:] for shape in done.shapes}) > 3
+    program = torch.export.load(tmp_path / "model.pt2").module()
+    generator = torch.Generator().manual_seed(5)
+    sides = torch.randint(12, 60, (6, 2), generator=generator).tolist()
+    for batch, (height, width) in enumerate([*sides, [32, 32]], start=1):
+        images = torch.randn(batch, 3, height, width)
+        expected = network(images)
+        assert relative(run_onnx(tmp_path / "model.onnx", images), expected) < TOLERANCE
+        assert relative(program(images), expected) < TOLERANCE
+
+
+@torch.no_grad()
+def test_any_size_where_shortcuts_pool(tmp_path: Path) -> None:
+    options = {"depths": (1, 1, 3, 1), "widths": (8, 8, 8, 8), "num_classes": 3, "scope": 5, "image_size": 64}
+    network = create_model("lambda_resnet50", **options)
+    network = settled(randomized(network), torch.randn(4, 3, 64, 64)).eval()
+    export(network, tmp_path, formats=("onnx",), size="dynamic", rounds=1)
+    for height, width in ((65, 34), (50, 97), (33, 33)):
+        images = torch.randn(2, 3, height, width)
+        assert relative(run_onnx(tmp_path / "model.onnx", images), network(images)) < TOLERANCE
+
+
+@pytest.mark.slow
+def test_compiled_ahead_of_time(network: Network, tmp_path: Path) -> None:
+    done = export(network, tmp_path, formats=("aoti",), rounds=1)
+    images = torch.randn(4, 3, 32, 32)
+    found = torch._inductor.aoti_load_package(str(done.files[0].path))(images)
+    assert relative(found, network(images)) < TOLERANCE
+
+
+def test_a_result_that_differs_is_not_kept(network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = Format(FORMATS["safetensors"].write, lambda path: lambda images: network(images) * 1.001)
+    monkeypatch.setitem(FORMATS, "safetensors", wrong)
+    with pytest.raises(ValueError, match=r"safetensors differs .* nothing was kept"):
+        export(network, tmp_path, formats=("safetensors",), rounds=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_comparing_sees_what_is_wrong() -> None:
+    shapes = shapes_to_compare((1, 3, 8, 8), dynamic=True, smallest=5)
+    assert len({shape[2:] for shape in shapes}) > 3
+    assert all(min(shape[2:]) >= 5 for shape in shapes)
+
+    def original(x: torch.Tensor) -> torch.Tensor:
+        return x.mean((2, 3))
+
+    assert compare(original, original, shapes) == 0
+    assert compare(original, lambda x: original(x) + 0.1 * (x.shape[2] != 8), shapes) > 1e-2
+    nan = compare(original, lambda x: original(x) * torch.nan, shapes)
+    assert nan != nan
+    with pytest.raises(ValueError, match="gave"):
+        compare(original, lambda x: original(x)[:, :2], shapes)
+
+
+def test_refusals(network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"global scope, a table for maps up to 8 x 8.*--size fixed"):
+        export(tiny(scope=(3, 3, 3, None)), tmp_path, formats=("safetensors",), size="dynamic")
+    with pytest.raises(ValueError, match="unknown format tensorrt; choose from onnx"):
+        export(network, tmp_path, formats=("tensorrt",))
+    with pytest.raises(ValueError, match="no format"):
+        export(network, tmp_path, formats=())
+    with pytest.raises(ValueError, match="fixed or dynamic"):
+        export(network, tmp_path, size="any")
+    with pytest.raises(ValueError, match="got Linear"):
+        export(torch.nn.Linear(2, 2), tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="pixels on"):
+        export(network, tmp_path, formats=("safetensors",), size="dynamic", image_size=2)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"onnxscript.*pip install 'lambdanets\[export\]'"):
+        export(network, tmp_path, formats=("onnx",))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_command(network: Network, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch):
+    model = save_pretrained(network, tmp_path / "model")
+    arguments = ["export", str(model), str(tmp_path / "out"), "--formats", "program", "safetensors", "--rounds", "1"]
+    assert main([*arguments, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert [one["format"] for one in said["files"]] == ["program", "safetensors"]
+    assert said["tolerance"] == formats.TOLERANCE
+    assert main([*arguments[:3], "--formats", "safetensors", "--rounds", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "safetensors" in shown
+    assert "CPU time" in shown
+    assert main([*arguments, "--rounds", "0"]) == 2
+    assert "--rounds 0" in capsys.readouterr().err
+    assert main(["export", str(tmp_path / "none"), str(tmp_path / "out")]) == 2
