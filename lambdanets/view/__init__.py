@@ -1,10 +1,12 @@
 """What lambda layers look at: the weight that every context position has for a query, by content and by position.
 
-from lambdanets.view import interactions
+from lambdanets.view import interactions, interactive
 seen = interactions(model, image, query=(112, 80))   # in a notebook it shows itself
 seen.layers[0].position                              # [heads, intra-depth, height, width]
+interactive(model, image).save("view.html")          # a page in which any pixel can be clicked
 """
 
 from lambdanets.view.look import Interactions, LayerInteractions, Reach, interactions, reaches
+from lambdanets.view.page import Page, interactive
 
-__all__ = ["Interactions", "LayerInteractions", "Reach", "interactions", "reaches"]
+__all__ = ["Interactions", "LayerInteractions", "Page", "Reach", "interactions", "interactive", "reaches"]

@@ -122,6 +122,9 @@ def capture(model: nn.Module, image: Tensor, layers: Sequence[str] = ()) -> list
     finally:
         for hook in hooks:
             hook.remove()
+    broken = [one.name for one in found if not one.output_NHV.isfinite().all()]
+    if broken:
+        raise ValueError(f"{broken[0]} puts out numbers that are not finite: these weights cannot be looked into")
     return found
 
 

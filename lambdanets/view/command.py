@@ -51,7 +51,7 @@ class View:
         from lambdanets.train.use import Using
         from lambdanets.view.draw import draw
         from lambdanets.view.look import interactions
-        from lambdanets.view.page import page
+        from lambdanets.view.page import interactive
 
         using = Using(
             weights=self.weights,
@@ -63,7 +63,7 @@ class View:
         trained = open_trained(self.what, using)
         picture, image = prepared(trained, self.image)
         seen = interactions(trained.network, image, self.query, layers=self.layers)
-        written = page(
+        written = interactive(
             trained.network,
             image,
             seen.query,

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from markupsafe import Markup
 from torch import Tensor, nn
 
 from lambdanets import __version__
@@ -49,7 +48,7 @@ class Page:
         return path
 
 
-def page(
+def interactive(
     model: nn.Module,
     image: Tensor,
     query: tuple[int, int] | None = None,
@@ -66,6 +65,7 @@ def page(
         title, answers: what stands above it; answers are classes with their probability.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
 
     found = [one for one in capture(model, image, layers) if one.allowed_NM is None]
     if not found:
