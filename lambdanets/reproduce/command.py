@@ -1,8 +1,11 @@
 """`lambdanets reproduce` and `lambdanets models`."""
 
 import json
+import sys
 from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
@@ -13,31 +16,122 @@ from rich.table import Table
 from lambdanets.measure.flops import paper_flops
 from lambdanets.measure.parameters import count_parameters, meta_network
 from lambdanets.measure.show import wide
+from lambdanets.measure.throughput import Precision
+from lambdanets.measure.timing import threads
 from lambdanets.models import list_models
+from lambdanets.options import chosen_device, optional
 from lambdanets.reproduce.compare import MARKS, Comparison, Quantity, compare
+from lambdanets.reproduce.experiments import EXPERIMENTS
+from lambdanets.reproduce.jobs import FILE, Settings
+from lambdanets.reproduce.numbers import COLUMNS, as_json, read_accuracy
+from lambdanets.reproduce.page import HTML, MARKDOWN, comments
+from lambdanets.reproduce.run import listing, reproduce
 from lambdanets.reproduce.tables import ROWS
 
 Format = Literal["table", "markdown", "json"]
 COLORS = {"match": "green", "near": "green", "reading": "yellow", "misprint": "red", "cited": "dim"}
+KIND_COLORS = {"exact": "green", "measured": "blue", "paper": "dim"}
+COUNTS = ("params", "flops", "memory")
 
 
 @dataclass(frozen=True)
 class Reproduce:
-    """Every number of the paper's tables beside ours: parameters, FLOPs, memory. Nothing is trained or measured.
+    """The paper's tables and figures, its numbers beside ours: counts, speed and memory on this machine.
 
-    Ours are of the networks as the paper writes them. Where its number fits another reading, or none, a note says so.
+    NAME is a table or figure (--list has them all), `all`, or one of params, flops and memory: every such count of all
+    tables. Where a number fits another reading of the paper, or none, a note says so. Accuracies on ImageNet and COCO
+    are the paper's own and are labelled so. Results are kept in --out: what was measured is not measured again, so that
+    the same command goes on where it was stopped.
     """
 
-    what: Annotated[Quantity, tyro.conf.Positional]
-    """params, flops (2 for a multiply-add) or memory (of attention maps and position embeddings)."""
+    names: Annotated[tuple[str, ...], tyro.conf.Positional, optional("NAME ...")] = ()
+    """Tables and figures, `all`, or params, flops, memory."""
+    list: bool = False
+    """Name all tables and figures, and do nothing else."""
     format: Format = "table"
     """table, markdown or json."""
+    out: Annotated[Path | None, optional("FOLDER")] = None
+    """The folder for reproduce.json, .md and .html; runs/reproduce, or runs/reproduce-quick."""
+    quick: bool = False
+    """Images of 64 pixels and single steps, in turns, for 2 minutes: does it run? Without names: all of them."""
+    minutes: Annotated[float | None, optional("MINUTES")] = None
+    """Start no further measurement after this long; the same command goes on."""
+    measure: bool = True
+    """Measure what is missing. --no-measure: counts, and what the folder has."""
+    retry: bool = False
+    """Measure again what ended with an error (also: out of memory)."""
+    accuracy: Annotated[str | None, optional("FILE")] = None
+    """A compare.json of `lambdanets compare`, for accuracies of our own; `imagenette`: runs/compare/compare.json."""
+    device: Annotated[str | None, optional("DEVICE")] = None
+    """cpu, cuda or cuda:1. A GPU if there is one."""
+    dtype: Annotated[Precision | None, optional("DTYPE")] = None
+    """Of networks: float32, tf32 or bfloat16. By default bfloat16 on a GPU where the paper has it, else float32."""
+    compile: bool = False
+    """torch.compile of all networks."""
+    threads: Annotated[int | None, optional("N")] = None
+    """CPU threads; torch's own number, with --quick one."""
+    batch: Annotated[int | None, optional("N")] = None
+    """Where the search for the largest batch begins; 1024, on a CPU 8."""
+    seconds: float = 5.0
+    """Time no further step after this long with one network (three are timed anyway)."""
 
     def run(self) -> int:
-        found = compare(self.what)
+        if self.list:
+            print_table(("name", "what", "in the paper's source"), listing(), self.format)
+            return 0
+        for what in self.names:
+            if what in COUNTS:
+                self.count(what)  # type: ignore[arg-type]
+        names = self.experiments()
+        if not names:
+            return 0
+        dtype = self.dtype
+        device = chosen_device(self.device)
+        if dtype == "tf32" and device.type != "cuda":
+            raise ValueError("--dtype tf32 is for CUDA GPUs: use float32")
+        settings = Settings(device, self.quick, dtype, self.compile, self.batch, self.seconds)
+        accuracy = read_accuracy(self.accuracy) if self.accuracy is not None else {}
+        folder = self.out or Path("runs") / ("reproduce-quick" if self.quick else "reproduce")
+        progress = redirect_stdout(sys.stderr) if self.format == "json" else nullcontext()
+        with progress, threads(self.threads or (1 if self.quick else None)):
+            found, headlines = reproduce(
+                names,
+                folder,
+                settings,
+                accuracy=accuracy,
+                minutes=self.minutes,
+                measure=self.measure,
+                retry=self.retry,
+            )
+        if self.format == "json":
+            print(json.dumps(as_json(found), indent=1))
+            return 0
+        for name, lines in found.items():
+            print(f"\n{'## ' if self.format == 'markdown' else ''}{EXPERIMENTS[name].title} ({name})\n")
+            cells = [[getattr(one, column) for column in COLUMNS] for one in lines]
+            print_table(COLUMNS, cells, self.format, numbers=(3, 4), colors=[KIND_COLORS[one.kind] for one in lines])
+        for text in (*headlines, *(comments() if headlines else ())):
+            print(text)
+        print(f"written to {folder / HTML}, {MARKDOWN} and {FILE}")
+        return 0
+
+    def experiments(self) -> tuple[str, ...]:
+        if not self.names and not self.quick:
+            raise ValueError("which table or figure? Give names, or all; `lambdanets reproduce --list` has them")
+        chosen = [name for name in self.names if name not in (*COUNTS, "all")]
+        for name in chosen:
+            if name not in EXPERIMENTS:
+                raise ValueError(f"no table or figure is called {name!r}; `lambdanets reproduce --list` has them all")
+        if "all" in self.names or not self.names:
+            return tuple(EXPERIMENTS)
+        return tuple(dict.fromkeys(chosen))
+
+    def count(self, what: Quantity) -> None:
+        """Every count of one quantity, of all tables. Nothing is measured."""
+        found = compare(what)
         if self.format == "json":
             print(json.dumps([asdict(one) for one in found], indent=1))
-            return 0
+            return
         lines = [comparison_line(one) for one in found]
         titles = ("table", "row", "paper", "ours", "mark", "note")
         print_table(titles, lines, self.format, numbers=(2, 3), colors=[COLORS[one.mark] for one in found])
@@ -45,7 +139,6 @@ class Reproduce:
             count = sum(one.mark == mark for one in found)
             if count:
                 print(f"{'- ' if self.format == 'markdown' else ''}{count} {mark}: {meaning}")
-        return 0
 
 
 def comparison_line(one: Comparison) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from math import exp, log
 from pathlib import Path
 from statistics import geometric_mean
@@ -85,7 +86,7 @@ def seconds_at(curve: Sequence[Point], top1: float) -> float | None:
     """Time for an accuracy, between the two neighbours on a logarithmic axis; None outside: nothing is extrapolated."""
     if not curve or not curve[0].top1 <= top1 <= curve[-1].top1:
         return None
-    for low, high in zip(curve, curve[1:], strict=False):
+    for low, high in pairwise(curve):
         if low.top1 <= top1 <= high.top1:
             part = (top1 - low.top1) / (high.top1 - low.top1)
             return exp((1 - part) * log(low.seconds) + part * log(high.seconds))

@@ -1,0 +1,217 @@
+"""What is measured, one thing at a time, and kept: a job that stands in the file is not measured again."""
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from lambdanets.data.places import whole_file
+from lambdanets.measure.check import MismatchError
+from lambdanets.measure.machine import describe
+from lambdanets.measure.networks import Entry, cuda_lost, measure
+from lambdanets.measure.throughput import Precision, Protocol, free_memory, is_no_memory
+from lambdanets.reproduce import growth
+
+FILE = "reproduce.json"
+QUICK_SIZE = 64
+QUICK_PARAMETERS = 50e6  # larger networks take a CPU too long
+Found = dict[str, Any]
+OUT_OF_MEMORY = "out of memory"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How everything is measured.
+
+    Attributes:
+        device: where.
+        quick: small images and few repeats.
+        dtype: of networks; None: bfloat16 on a GPU where the paper's numbers are, and float32 elsewhere.
+        compiled: torch.compile of networks.
+        batch: where the search for the largest batch begins.
+        seconds: at most so long for the timed steps of one job (three run anyway).
+    """
+
+    device: torch.device
+    quick: bool = False
+    dtype: Precision | None = None
+    compiled: bool = False
+    batch: int | None = None
+    seconds: float = 5.0
+
+    @property
+    def cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def sizes(self) -> growth.Sizes:
+        return growth.QUICK if self.quick else growth.CUDA if self.cuda else growth.CPU
+
+    def protocol(self, mode: Literal["inference", "training"], half: bool) -> Protocol:
+        batch = self.batch or (2 if self.quick else 1024 if self.cuda else 8)
+        return Protocol(
+            mode=mode,
+            precision=self.dtype or ("bfloat16" if half and self.cuda else "float32"),
+            compiled=self.compiled,
+            batch=batch,
+            memory_batch=min(batch, 128),
+            repeats=1 if self.quick else 20,
+            seconds=0.0 if self.quick else self.seconds,
+            latency=False,
+        )
+
+
+@dataclass(frozen=True)
+class NetworkJob:
+    """A network, by `measure/`'s throughput: the same protocol for all."""
+
+    network: str  # as `lambdanets bench network` takes it
+    image_size: int
+    mode: Literal["inference", "training"]
+    half: bool = False  # the paper's number is in bfloat16
+
+    def key(self, settings: Settings) -> str:
+        protocol = settings.protocol(self.mode, self.half)
+        words = [self.network, f"{self.size(settings)}px", self.mode, protocol.precision, f"batch {protocol.batch}"]
+        return " | ".join([*words, *(["compiled"] if protocol.compiled else [])])
+
+    def size(self, settings: Settings) -> int:
+        return QUICK_SIZE if settings.quick else self.image_size
+
+    def run(self, settings: Settings) -> Found:
+        entry, size = Entry.parse(self.network), self.size(settings)
+        if settings.quick and parameters(entry, size) > QUICK_PARAMETERS:
+            return {"error": "not measured: too large for --quick"}
+        protocol = settings.protocol(self.mode, self.half)
+        row = measure(entry, (size, size), protocol, settings.device)
+        folded = True
+        if row.result is None and (row.error or "").startswith(MismatchError.__name__):
+            # networks of the ablations that do not train well may not be compared with random weights
+            folded = False
+            row = measure(entry, (size, size), replace(protocol, fold=False), settings.device)
+        if row.result is None:
+            error = row.error or "no result"
+            return {"error": OUT_OF_MEMORY if is_no_memory(Exception(error)) or "not even one" in error else error}
+        about = {"parameters": row.parameters, "asked_batch": protocol.batch, "image_size": size, "fold": folded}
+        return {**asdict(row.result), **about}
+
+
+@dataclass(frozen=True)
+class GrowthJob:
+    """An operation of a complexity table, with one size doubled."""
+
+    table: str
+    operation: str
+    letter: str
+
+    def sizes(self, settings: Settings) -> growth.Sizes:
+        return replace(settings.sizes, u=2) if self.table == "tab:complexity_u" else settings.sizes
+
+    def key(self, settings: Settings) -> str:
+        return " | ".join(["growth", self.table, self.operation, f"2{self.letter}", self.sizes(settings).text()])
+
+    def run(self, settings: Settings) -> Found:
+        operation = growth.TABLES[self.table][self.operation]
+        repeats, seconds = (5, 0.2) if settings.quick else (20, 2.0)
+        try:
+            found = growth.measure_growth(
+                operation, self.sizes(settings), self.letter, settings.device, repeats, seconds
+            )
+        except (RuntimeError, MemoryError) as error:
+            if not is_no_memory(error):
+                raise
+            free_memory()
+            return {"error": OUT_OF_MEMORY}
+        return asdict(found)
+
+
+Job = NetworkJob | GrowthJob
+
+
+def parameters(entry: Entry, size: int) -> int:
+    with torch.device("meta"):
+        return sum(p.numel() for p in entry.build((size, size)).parameters())
+
+
+def hardware(about: Mapping[str, Any]) -> str:
+    """A GPU, or a CPU with its threads."""
+    machine = about["machine"]
+    return machine["gpu"] or f"{machine['cpu']}, {machine['cores']} threads"
+
+
+@dataclass
+class Store:
+    """Everything measured so far, on any machine, in one JSON file."""
+
+    path: Path
+    found: dict[str, Found] = field(default_factory=dict)  # by "HARDWARE: KEY"
+
+    @classmethod
+    def open(cls, folder: Path) -> "Store":
+        path = folder / FILE
+        if not path.exists():
+            return cls(path)
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))["measurements"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{path} cannot be read ({error}): move it away, or give another folder with --out"
+            ) from None
+        return cls(path, found)
+
+    def get(self, job: Job, settings: Settings, where: str) -> Found | None:
+        return self.found.get(f"{where}: {job.key(settings)}")
+
+    def write(self, extra: Mapping[str, Any] | None = None) -> None:
+        text = json.dumps({"name": "reproduce", **(extra or {}), "measurements": self.found}, indent=1)
+        with whole_file(self.path) as file:
+            file.write((text + "\n").encode())
+
+    def fill(
+        self, jobs: Iterable[Job], settings: Settings, *, minutes: float | None = None, retry: bool = False
+    ) -> str:
+        """Measures what is missing, in order, and writes after each; returns the name of this hardware.
+
+        An error stands as a result (it would come again); `retry` measures those once more.
+        """
+        about = describe(settings.device)
+        where = hardware(about)
+        different = {job.key(settings): job for job in jobs}.values()
+        missing = [
+            job
+            for job in different
+            if (known := self.get(job, settings, where)) is None or (retry and "error" in known)
+        ]
+        start = time.monotonic()
+        for number, job in enumerate(missing, start=1):
+            spent = time.monotonic() - start
+            if minutes is not None and spent > 60 * minutes:
+                left = len(missing) - number + 1
+                print(f"{left} of {len(missing)} measurements left, the time is over: the same command goes on")
+                break
+            result = job.run(settings)
+            self.found[f"{where}: {job.key(settings)}"] = {
+                **result,
+                "hardware": where,
+                **{name: about[name] for name in ("date", "commit", "versions")},
+            }
+            self.write()
+            print(
+                f"[{number}/{len(missing)} {time.monotonic() - start:.0f} s] {job.key(settings)}: {said(result)}",
+                flush=True,
+            )
+            if lost := cuda_lost(settings.device):
+                raise OSError(f"{job.key(settings)}: {lost}. What was measured is kept; the same command goes on")
+        return where
+
+
+def said(result: Found) -> str:
+    if "error" in result:
+        return result["error"]
+    if "examples_per_second" in result:
+        return f"{result['examples_per_second']:.4g} ex/s with batch {result['batch']}"
+    return f"time x{result['seconds']:.2f}, space x{result['bytes']:.2f}"

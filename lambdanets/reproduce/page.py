@@ -1,0 +1,211 @@
+"""What was found, as Markdown and as one HTML page with plots: everything inside, no scripts, every name escaped."""
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+import lambdanets.report
+from lambdanets.data.places import whole_file
+from lambdanets.report.plots import COLOURS, INK, LINE, inline
+from lambdanets.reproduce.experiments import EXPERIMENTS, KINDS
+from lambdanets.reproduce.numbers import COLUMNS, Number
+from lambdanets.reproduce.pareto import OTHERS, OURS, claims, published, published_headlines
+
+MARKDOWN, HTML = "reproduce.md", "reproduce.html"
+FAMILIES = (OURS, *OTHERS)
+GROWTH = ("complexity", "multi-head", "intra-depth")
+BARS = ("inference", "training", "training step", "time", "space")
+INTRODUCTION = (
+    "The paper's numbers beside ours. Every line says what kind it is. ImageNet and COCO accuracies are never ours."
+)
+
+PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="referrer" content="no-referrer">
+<title>{{ title }} · lambdanets</title>
+<style>{{ css }}
+.bars { display: grid; grid-template-columns: minmax(90px, 240px) 1fr; gap: 3px 10px; font-size: 13px; }
+.bars span { overflow-wrap: anywhere; } .bars div { align-self: center; white-space: nowrap; }
+.bars i { display: inline-block; height: 8px; border-radius: 2px; margin-right: 6px; vertical-align: middle; }
+.bars i.p { background: var(--line); } .bars i.o { background: var(--c1); }
+td.exact { color: var(--c3); } td.measured { color: var(--c1); } td.paper { color: var(--soft); }
+nav a { margin-right: 12px; white-space: nowrap; color: var(--c1); } td.note { min-width: 220px; }
+</style></head><body><main>
+<header><h1>{{ title }}</h1><p class="lead">{{ introduction }}</p>
+<dl>{% for kind, meaning in kinds.items() %}<dt><b>{{ kind }}</b></dt><dd>{{ meaning }}</dd>{% endfor %}</dl>
+<nav>{% for one in experiments %}<a href="#{{ one.name }}">{{ one.name }}</a> {% endfor %}</nav></header>
+{% if headlines %}<section><h2>Speed at matched accuracy</h2>
+{% for text in headlines %}<p><b>{{ text }}</b></p>{% endfor %}
+{% for text in said %}<p class="soft">{{ text }}</p>{% endfor %}</section>{% endif %}
+{% for one in experiments %}<section id="{{ one.name }}"><h2>{{ one.title }}</h2>
+<p class="soft"><code>lambdanets reproduce {{ one.name }}</code> · {{ one.label }} · {{ one.counts }}</p>
+{% if one.charts %}<p>{% for name in families %}<span class="key k{{ loop.index }}"><i></i>{{ name }}</span>{% endfor %}
+</p><div class="charts">{% for name, chart in one.charts %}<div class="chart"><h3>{{ name }}</h3>{{ chart }}</div>
+{% endfor %}</div>{% endif %}
+{% for name, bars in one.bars %}<div class="chart alone"><h3>{{ name }}</h3><div class="bars">{% for bar in bars %}
+<span>{{ bar.label }}</span><div><i class="p" style="width:{{ '%.1f' % bar.paper_width }}%"></i>{{ bar.paper }}<br>
+<i class="o" style="width:{{ '%.1f' % bar.ours_width }}%"></i>{{ bar.ours }}</div>{% endfor %}</div></div>{% endfor %}
+<div class="scroll"><table><thead><tr>{% for name in columns %}<th>{{ name }}</th>{% endfor %}</tr></thead><tbody>
+{% for line in one.lines %}<tr><th class="name">{{ line.row }}</th><td>{{ line.quantity }}</td><td>{{ line.unit }}</td>
+<td class="n">{{ line.paper }}</td><td class="n">{{ line.ours }}</td><td class="{{ line.kind }}">{{ line.kind }}</td>
+<td>{{ line.hardware }}</td><td class="note">{{ line.note }}</td></tr>{% endfor %}</tbody></table></div></section>
+{% endfor %}</main></body></html>
+"""
+
+
+def comments() -> list[str]:
+    """What stands beside our headline: the paper's claims, and the same calculation from published times."""
+    said = [f"The paper: {OURS} over {other}: {text}." for other, text in claims().items()]
+    return [*said, *(f"For comparison, {one.text()}." for one in published_headlines())]
+
+
+def count(lines: Sequence[Number]) -> str:
+    known = {kind: sum(one.kind == kind for one in lines) for kind in KINDS}
+    missing = sum(one.kind == "measured" and one.value is None and one.ours != "OOM" for one in lines)
+    text = ", ".join(f"{number} {kind}" for kind, number in known.items() if number)
+    return f"{text}; {missing} not measured" if missing else text
+
+
+def markdown(found: Mapping[str, Sequence[Number]], headlines: Sequence[str]) -> str:
+    def line(cells: Sequence[str]) -> str:
+        return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
+
+    parts = ["# The paper, reproduced side by side\n\n", INTRODUCTION, "\n\n"]
+    parts += [f"- **{kind}**: {meaning}\n" for kind, meaning in KINDS.items()]
+    if headlines:
+        parts += ["\n## Speed at matched accuracy\n\n", *(f"**{text}**\n\n" for text in headlines)]
+        parts += [f"{text}\n\n" for text in comments()]
+    for name, lines in found.items():
+        one = EXPERIMENTS[name]
+        parts += [f"\n## {one.title}\n\n`lambdanets reproduce {name}` ({one.label}): {count(lines)}.\n\n"]
+        parts += [line(COLUMNS), line(["---:" if c in ("paper", "ours") else "---" for c in COLUMNS])]
+        parts += [line([getattr(number, column) for column in COLUMNS]) for number in lines]
+    return "".join(parts)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A number of the paper above ours; widths in percent."""
+
+    label: str
+    paper: str
+    ours: str
+    paper_width: float
+    ours_width: float
+
+
+def bars(name: str, lines: Sequence[Number]) -> list[tuple[str, list[Bar]]]:
+    """Where both have numbers: growth as it is, speeds as multiples of the first row, since the hardware differs."""
+    found = []
+    for quantity in BARS:
+        pairs = [
+            (one.row, float(one.paper), one.value)
+            for one in lines
+            if one.quantity == quantity and one.value is not None and one.paper.replace(".", "", 1).isdigit()
+        ]
+        if len(pairs) < 2:
+            continue
+        paper_one, ours_one = (1.0, 1.0) if name in GROWTH else (pairs[0][1], pairs[0][2])
+        ratios = [(row, paper / paper_one, ours / ours_one) for row, paper, ours in pairs]
+        widest = max(max(paper, ours) for _, paper, ours in ratios) / 70
+        title = f"{quantity}: the formula above, measured below"
+        if name not in GROWTH:
+            title = f"{quantity}, as a multiple of {pairs[0][0]}: the paper above (TPUv3), ours below"
+        drawn = [Bar(row, f"{p:.2f}x", f"{o:.2f}x", p / widest, o / widest) for row, p, o in ratios]
+        found.append((title, drawn))
+    return found
+
+
+def pareto_charts(lines: Sequence[Number]) -> list[tuple[str, Markup]]:
+    """Time against accuracy: measured for training and inference, and the published times."""
+    by_title = {(one.row, one.quantity): one.value for one in lines}
+    charts = []
+    for quantity in ("training step", "inference step"):
+        points = {
+            family: [
+                (seconds, one.top1)
+                for one in published()
+                if one.family == family and (seconds := by_title.get((one.title, quantity))) is not None
+            ]
+            for family in FAMILIES
+        }
+        charts.append((f"Measured here, {quantity}", pareto_chart(points, quantity)))
+    known = {
+        family: [(one.tpu_seconds, one.top1) for one in published() if one.family == family and one.tpu_seconds]
+        for family in FAMILIES
+    }
+    charts.append(("Published, training step on 8 TPUv3 cores", pareto_chart(known, "published")))
+    return [(title, chart) for title, chart in charts if chart is not None]
+
+
+def pareto_chart(points: Mapping[str, Sequence[tuple[float, float]]], label: str) -> Markup | None:
+    if not any(points.values()):
+        return None
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": label, "font.size": 10, "font.family": "DejaVu Sans"}):
+        figure = Figure(figsize=(5.6, 3.6), layout="constrained")
+        figure.patch.set_visible(False)
+        axis: Any = figure.add_subplot()
+        axis.patch.set_visible(False)
+        for colour, family in zip(COLOURS, FAMILIES, strict=True):
+            if points[family]:
+                x, y = zip(*sorted(points[family], key=lambda p: p[1]), strict=True)
+                axis.plot(x, y, "o-", color=colour, linewidth=1.6, markersize=4)
+        axis.set_xscale("log")
+        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.xaxis.set_minor_formatter(NullFormatter())
+        axis.set_xlabel("seconds for 1024 images", color=INK)
+        axis.set_ylabel("published top-1 (%)", color=INK)
+        axis.grid(color=LINE, linewidth=0.8)
+        axis.tick_params(which="both", colors=INK, length=0)
+        for spine in axis.spines.values():
+            spine.set_color(LINE)
+        file = io.StringIO()
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    return inline(file.getvalue(), f"pareto {label}")
+
+
+def page(found: Mapping[str, Sequence[Number]], headlines: Sequence[str]) -> str:
+    from jinja2 import Environment, StrictUndefined
+
+    experiments = [
+        {
+            "name": name,
+            "title": EXPERIMENTS[name].title,
+            "label": EXPERIMENTS[name].label,
+            "counts": count(lines),
+            "charts": pareto_charts(lines) if name == "pareto" else [],
+            "bars": bars(name, lines) if name != "pareto" else [],
+            "lines": lines,
+        }
+        for name, lines in found.items()
+    ]
+    css = (Path(lambdanets.report.__file__).parent / "page.css").read_text(encoding="utf-8")
+    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(PAGE)
+    return template.render(
+        title="The paper, reproduced side by side",
+        css=Markup(css),
+        introduction=INTRODUCTION,
+        kinds=KINDS,
+        experiments=experiments,
+        headlines=headlines,
+        said=comments(),
+        families=FAMILIES,
+        columns=COLUMNS,
+    )
+
+
+def write(folder: Path, found: Mapping[str, Sequence[Number]], headlines: Sequence[str]) -> None:
+    """reproduce.md and reproduce.html."""
+    for name, text in ((MARKDOWN, markdown(found, headlines)), (HTML, page(found, headlines))):
+        with whole_file(folder / name) as file:
+            file.write(text.encode())

@@ -1,0 +1,72 @@
+"""Experiments by name: measure what is missing, then write and return everything that is known."""
+
+import time
+from collections.abc import Iterable, Sequence
+from itertools import chain, zip_longest
+from pathlib import Path
+
+from lambdanets.reproduce.experiments import EXPERIMENTS
+from lambdanets.reproduce.jobs import Job, Settings, Store, hardware
+from lambdanets.reproduce.numbers import (
+    Accuracy,
+    Number,
+    as_json,
+    counted_cells,
+    found_headlines,
+    numbers,
+)
+from lambdanets.reproduce.page import write
+
+QUICK_SECONDS = 80  # of counting and measuring; the last job and the pages come after
+
+
+def jobs_of(names: Sequence[str], *, in_turns: bool) -> Iterable[Job]:
+    """Every job once. In turns: the first of each experiment, then the second, for when time is short."""
+    jobs = [[cell.job for cell, _ in counted_cells(name) if cell.job is not None] for name in names]
+    if not in_turns:
+        return dict.fromkeys(chain(*jobs))
+    return dict.fromkeys(job for turn in zip_longest(*map(dict.fromkeys, jobs)) for job in turn if job is not None)
+
+
+def reproduce(
+    names: Sequence[str],
+    folder: Path,
+    settings: Settings,
+    *,
+    accuracy: dict[str, Accuracy] | None = None,
+    minutes: float | None = None,
+    measure: bool = True,
+    retry: bool = False,
+) -> tuple[dict[str, list[Number]], list[str]]:
+    """The numbers of experiments, and the headlines; writes reproduce.json, .md and .html into `folder`.
+
+    Args:
+        names: of `EXPERIMENTS`.
+        folder: where results are kept; what stands there is not measured again.
+        settings: how to measure.
+        accuracy: of networks trained here, by their name in `lambdanets compare`.
+        minutes: start no further measurement after this long.
+        measure: False: only counts, and what the folder has.
+        retry: measure again what ended with an error.
+    """
+    from lambdanets.measure.machine import describe
+
+    start = time.monotonic()
+    store = Store.open(folder)
+    about = describe(settings.device)
+    where = hardware(about)
+    jobs = jobs_of(names, in_turns=settings.quick)
+    if measure:
+        if settings.quick and minutes is None:
+            minutes = max(0.0, QUICK_SECONDS - (time.monotonic() - start)) / 60
+        store.fill(jobs, settings, minutes=minutes, retry=retry)
+    found = {name: numbers(name, store, settings, where, accuracy or {}) for name in names}
+    said = [one.text() for one in found_headlines(store, settings, where)] if "pareto" in names else []
+    store.write({**about, "headlines": said, "experiments": as_json(found)})
+    write(folder, found, said)
+    return found, said
+
+
+def listing() -> list[tuple[str, str, str]]:
+    """Name, title, and where it stands in the paper's source."""
+    return [(one.name, one.title, one.label) for one in EXPERIMENTS.values()]
