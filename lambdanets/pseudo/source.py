@@ -136,7 +136,7 @@ def reopened(manifest: Manifest, images: str | None) -> Place:
 
 
 def load_columns(folder: Path, manifest: Manifest, missing: int) -> dict[str, np.ndarray]:
-    """The chosen rows of all label files, repeated; about 40 bytes for each, and 6 more for each soft probability."""
+    """The chosen rows of all label files, repeated; 36 bytes for each, and 6 more for each soft probability."""
     wanted = ["position", "label"]
     wanted += ["offset", "size"] if manifest.kind == "shards" else []
     wanted += ["classes", "probabilities"] if manifest.soft else []

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from lambdanets.pseudo.config import CoTrainConfig
 from lambdanets.recipes.imagenet import ROWS_350, imagenet_90, imagenet_350, mobilenet_350
-from lambdanets.recipes.pseudo import cotrain, cotrain_350
+from lambdanets.recipes.pseudo import PSEUDO_TOP1, cotrain, cotrain_350
 from lambdanets.recipes.small import debug, demo, imagenette
 from lambdanets.train.config import TrainConfig
 from lambdanets.train.jsonable import from_json
@@ -51,7 +51,13 @@ RECIPES = {
         )
         for row in ROWS_350
     },
-    "cotrain_350": Recipe(cotrain_350, "the paper's LambdaResNet-152 at 288 pixels with pseudo-labels: top-1 86.7"),
+    **{
+        f"cotrain_350_{depth}_{size}": Recipe(
+            functools.partial(cotrain_350, depth, size),
+            f"the paper's LambdaResNet-{depth} at {size} pixels with pseudo-labels: top-1 {top1}",
+        )
+        for (depth, size), top1 in PSEUDO_TOP1.items()
+    },
 }
 
 

@@ -129,7 +129,8 @@ class Classify(Task):
                 kept.append((logits.half().cpu(), batch.labels, batch.indices))
         if keep:
             rows = [row for part in world.gather(kept) for row in part]
-            logits, labels, indices = (torch.cat(column) for column in zip(*rows, strict=True))
+            with torch.autocast("cpu", enabled=False):  # which refuses to join halves
+                logits, labels, indices = (torch.cat(column) for column in zip(*rows, strict=True))
             order = indices.argsort()
             self.predictions = {"logits": logits[order], "labels": labels[order], "indices": indices[order]}
         loss, top1, top5, examples = world.sum_(sums).tolist()

@@ -205,3 +205,9 @@ def test_hard_labels_have_no_soft_targets(tmp_path):
 @pytest.mark.parametrize(("images", "ratio", "labelled"), [(256, 1, 128), (256, 7, 32), (12, 0.5, 8), (3, 2, 1)])
 def test_ratios(images, ratio, labelled):
     assert labelled_part(images, ratio) == labelled
+
+
+def test_half_precision_on_a_cpu(tmp_path, labels):
+    images = folder_of_images(tmp_path / "images")
+    c = config(images, tmp_path / "run", labels, epochs=0.2, precision="bfloat16")
+    assert fit(CoTrain(c), c).finished
