@@ -35,9 +35,12 @@ def body(name: str, results: Path) -> str:
     if not path.exists():
         return f"No measurement yet: `lambdanets bench` writes {name}.json.\n"
     result = json.loads(path.read_text())
-    rows, machine = result["rows"], result["machine"]
-    where = machine["gpu"] or f"{machine['cpu']}, {machine['cores']} threads"
+    machine = result["machine"]
     versions = ", ".join(f"{package} {version}" for package, version in result["versions"].items() if version)
+    if "files" in result:
+        return exports(result, f"{machine['cpu']}. {versions}. Measured {result['date'][:10]}")
+    rows = result["rows"]
+    where = machine["gpu"] or f"{machine['cpu']}, {machine['cores']} threads"
     first = rows[0]
     parts = [
         f"{where}. {versions}. Measured {result['date'][:10]}; medians, batch {first['batch']}, {first['dtype']}, "
@@ -56,6 +59,22 @@ def body(name: str, results: Path) -> str:
             parts.append(f"\nThe operation alone, {mode}: milliseconds, with * for what `auto` chooses.\n\n")
             parts.append(table(operations, operation_cell))
     return "".join(parts)
+
+
+def exports(result: Row, where: str) -> str:
+    """What `lambdanets export --json` printed."""
+    name = " ".join([result["what"], *result["options"]])
+    sides = " x ".join(map(str, result["shapes"][0][2:]))
+    lines = [f"{where}; one image of {sides}, {result['threads']} thread(s), medians of CPU time.\n\n"]
+    lines.append(f"| {name}, {result['size']} size | difference | MB | ms | speed-up |\n")
+    lines.append("| --- | ---: | ---: | ---: | ---: |\n")
+    eager = result["eager"]["cpu"]
+    lines.append(f"| eager PyTorch | | | {eager:.3g} | 1 |\n")
+    for one in result["files"]:
+        found = one["latency"]["cpu"]
+        cells = [one["format"], f"{one['difference']:.0e}", f"{one['bytes'] / 1e6:.0f}", f"{found:.3g}"]
+        lines.append(f"| {' | '.join(cells)} | {eager / found:.2f} |\n")
+    return "".join(lines)
 
 
 HARD = {"ours, folded": "conv3x3, BN folded", "ours, compiled": "conv3x3 + BN, compiled"}

@@ -14,6 +14,7 @@ from lambdanets.options import optional
 
 if TYPE_CHECKING:
     from lambdanets.export.formats import Export as Done
+    from lambdanets.models.network import Network
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Export:
     """Where WHAT is the name of a network: its weights, a file, a folder or an id on the Hugging Face hub."""
     options: tuple[str, ...] = ()
     """Where WHAT is the name of a network: its arguments, as name=value: placement=CCLL scope=7 ..."""
+    untrained: bool = False
+    """Where WHAT is the name of a network: new weights, to see sizes and times before there are trained ones."""
     threads: int = 1
     """Of every runtime, where they are timed."""
     rounds: int = 10
@@ -49,14 +52,30 @@ class Export:
     """Print JSON instead of a table."""
 
     def run(self) -> int:
+        import torch
+
         from lambdanets.export.formats import export
+        from lambdanets.measure.machine import describe
         from lambdanets.measure.timing import threads
-        from lambdanets.train.trained import open_trained
-        from lambdanets.train.use import Using
 
         for name, least in (("threads", self.threads), ("rounds", self.rounds)):
             if least < 1:
                 raise ValueError(f"--{name} {least}: at least 1")
+        network = new_network(self.what, self.options, self.image_size) if self.untrained else self.trained_network()
+        with threads(self.threads), Console(file=sys.stderr).status("exporting and comparing"):
+            done = export(network, self.output, formats=self.formats, size=self.size, rounds=self.rounds)
+        if self.json:
+            about = {"what": self.what, "options": self.options, "untrained": self.untrained, "threads": self.threads}
+            found = {**about, **asdict(done), **describe(torch.device("cpu"))}
+            print(json.dumps(found, indent=2, default=str))
+        else:
+            show(done, self.threads, Console())
+        return 0
+
+    def trained_network(self) -> "Network":
+        from lambdanets.train.trained import open_trained
+        from lambdanets.train.use import Using
+
         using = Using(
             weights=self.weights,
             pretrained=self.pretrained,
@@ -66,13 +85,28 @@ class Export:
         )
         trained = open_trained(self.what, using)
         trained.network.card = trained.card
-        with threads(self.threads), Console(file=sys.stderr).status("exporting and comparing"):
-            done = export(trained.network, self.output, formats=self.formats, size=self.size, rounds=self.rounds)
-        if self.json:
-            print(json.dumps({"what": self.what, "threads": self.threads, **asdict(done)}, indent=2, default=str))
-        else:
-            show(done, self.threads, Console())
-        return 0
+        return trained.network
+
+
+def new_network(name: str, options: tuple[str, ...], image_size: int | None) -> "Network":
+    """Random weights whose norms fit, so that scores are numbers of a usual size."""
+    import torch
+
+    from lambdanets.measure.throughput import settle
+    from lambdanets.models.registry import create_model
+    from lambdanets.train.config import parse_option
+
+    arguments = dict(parse_option(word) for word in options)
+    if image_size is not None:
+        arguments["image_size"] = image_size
+    torch.manual_seed(0)
+    try:
+        network = create_model(name, **arguments)
+    except TypeError as error:  # an argument that it does not have
+        raise ValueError(f"--options: {error}") from error
+    height, width = network.config.image_grid
+    settle(network, (4, network.config.in_chans, height, width))
+    return network
 
 
 def show(done: "Done", threads: int, console: Console) -> None:

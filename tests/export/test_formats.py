@@ -154,3 +154,14 @@ def test_command(network: Network, tmp_path: Path, capsys: pytest.CaptureFixture
     assert main([*arguments, "--rounds", "0"]) == 2
     assert "--rounds 0" in capsys.readouterr().err
     assert main(["export", str(tmp_path / "none"), str(tmp_path / "out")]) == 2
+
+
+def test_command_without_weights(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    arguments = ["export", "resnet26", str(tmp_path), "--untrained", "--formats", "safetensors", "--rounds", "1"]
+    small = ["depths=(1,1,1,1)", "widths=(8,8,8,8)", "placement=CCCL", "stem=small", "num_classes=3"]
+    assert main([*arguments, "--image-size", "32", "--json", "--options", *small]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["shapes"][0] == [1, 3, 32, 32]
+    assert from_pretrained(tmp_path).num_classes == 3
+    assert main([*arguments, "--options", "placment=CCCL"]) == 2
+    assert "placement" in capsys.readouterr().err
