@@ -90,6 +90,7 @@ def test_any_size_where_shortcuts_pool(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@torch.no_grad()
 def test_compiled_ahead_of_time(network: Network, tmp_path: Path) -> None:
     done = export(network, tmp_path, formats=("aoti",), rounds=1)
     images = torch.randn(4, 3, 32, 32)
