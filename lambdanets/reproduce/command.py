@@ -57,7 +57,7 @@ class Reproduce:
     minutes: Annotated[float | None, optional("MINUTES")] = None
     """Start no further measurement after this long; the same command goes on."""
     measure: bool = True
-    """Measure what is missing. --no-measure: counts, and what the folder has."""
+    """Measure what is missing. --no-measure: what the folder has, from whatever machine, and counts."""
     retry: bool = False
     """Measure again what ended with an error (also: out of memory)."""
     accuracy: Annotated[str | None, optional("FILE")] = None
@@ -104,7 +104,7 @@ class Reproduce:
                 retry=self.retry,
             )
         if self.format == "json":
-            print(json.dumps(as_json(found), indent=1))
+            print(json.dumps({name: as_json(lines) for name, lines in found.items()}, indent=1))
             return 0
         for name, lines in found.items():
             print(f"\n{'## ' if self.format == 'markdown' else ''}{EXPERIMENTS[name].title} ({name})\n")

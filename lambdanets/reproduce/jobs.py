@@ -145,10 +145,13 @@ def hardware(about: Mapping[str, Any]) -> str:
 
 @dataclass
 class Store:
-    """Everything measured so far, on any machine, in one JSON file."""
+    """Everything measured so far on one machine, in one JSON file."""
 
     path: Path
-    found: dict[str, Found] = field(default_factory=dict)  # by "HARDWARE: KEY"
+    found: dict[str, Found] = field(default_factory=dict)  # by key of the job
+    shown: dict[str, list[Found]] = field(default_factory=dict)  # lines of each experiment, as they were printed
+    headlines: list[str] = field(default_factory=list)
+    hardware: str | None = None
 
     @classmethod
     def open(cls, folder: Path) -> "Store":
@@ -156,35 +159,38 @@ class Store:
         if not path.exists():
             return cls(path)
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))["measurements"]
+            data = json.loads(path.read_text(encoding="utf-8"))
+            return cls(path, data["measurements"], data["experiments"], data["headlines"], data["hardware"])
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f"{path} cannot be read ({error}): move it away, or give another folder with --out"
-            ) from None
-        return cls(path, found)
+            raise ValueError(f"{path} cannot be read ({error!r}): move it away, or give --out another folder") from None
 
-    def get(self, job: Job, settings: Settings, where: str) -> Found | None:
-        return self.found.get(f"{where}: {job.key(settings)}")
+    def get(self, job: Job, settings: Settings) -> Found | None:
+        return self.found.get(job.key(settings))
 
-    def write(self, extra: Mapping[str, Any] | None = None) -> None:
-        text = json.dumps({"name": "reproduce", **(extra or {}), "measurements": self.found}, indent=1)
+    def write(self) -> None:
+        data = {"name": "reproduce", "hardware": self.hardware, "headlines": self.headlines}
+        text = json.dumps({**data, "experiments": self.shown, "measurements": self.found}, indent=1)
         with whole_file(self.path) as file:
             file.write((text + "\n").encode())
 
+    def take(self, hardware: str) -> None:
+        """Refuses another machine than the one that the file is of."""
+        if self.hardware not in (None, hardware):
+            raise ValueError(f"{self.path} holds results of {self.hardware}, this is {hardware}: give another --out")
+        self.hardware = hardware
+
     def fill(
         self, jobs: Iterable[Job], settings: Settings, *, minutes: float | None = None, retry: bool = False
-    ) -> str:
-        """Measures what is missing, in order, and writes after each; returns the name of this hardware.
+    ) -> None:
+        """Measures what is missing, in order, and writes after each.
 
         An error stands as a result (it would come again); `retry` measures those once more.
         """
         about = describe(settings.device)
-        where = hardware(about)
+        self.take(hardware(about))
         different = {job.key(settings): job for job in jobs}.values()
         missing = [
-            job
-            for job in different
-            if (known := self.get(job, settings, where)) is None or (retry and "error" in known)
+            job for job in different if (known := self.get(job, settings)) is None or (retry and "error" in known)
         ]
         start = time.monotonic()
         for number, job in enumerate(missing, start=1):
@@ -194,11 +200,8 @@ class Store:
                 print(f"{left} of {len(missing)} measurements left, the time is over: the same command goes on")
                 break
             result = job.run(settings)
-            self.found[f"{where}: {job.key(settings)}"] = {
-                **result,
-                "hardware": where,
-                **{name: about[name] for name in ("date", "commit", "versions")},
-            }
+            machine = {name: about[name] for name in ("date", "commit", "versions")}
+            self.found[job.key(settings)] = {**result, "hardware": self.hardware, **machine}
             self.write()
             print(
                 f"[{number}/{len(missing)} {time.monotonic() - start:.0f} s] {job.key(settings)}: {said(result)}",
@@ -206,7 +209,6 @@ class Store:
             )
             if lost := cuda_lost(settings.device):
                 raise OSError(f"{job.key(settings)}: {lost}. What was measured is kept; the same command goes on")
-        return where
 
 
 def said(result: Found) -> str:

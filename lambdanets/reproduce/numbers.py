@@ -61,12 +61,12 @@ def read_accuracy(file: str) -> dict[str, Accuracy]:
     }
 
 
-def numbers(name: str, store: Store, settings: Settings, where: str, accuracy: Mapping[str, Accuracy]) -> list[Number]:
+def numbers(name: str, store: Store, settings: Settings, accuracy: Mapping[str, Accuracy]) -> list[Number]:
     """Everything that is known about one experiment."""
     found = []
     for cell, counted in counted_cells(name):
         if cell.kind == "measured":
-            found.append(measured(cell, store, settings, where))
+            found.append(measured(cell, store, settings))
         elif counted is not None:
             found.append(counted)
         else:
@@ -105,9 +105,9 @@ def exact(cell: Cell) -> Number:
     return number(cell, f"{one.ours:.{digits}f}", note=note, value=one.ours)
 
 
-def measured(cell: Cell, store: Store, settings: Settings, where: str) -> Number:
+def measured(cell: Cell, store: Store, settings: Settings) -> Number:
     assert cell.job is not None
-    result = store.get(cell.job, settings, where)
+    result = store.get(cell.job, settings)
     note = cell.note
     if isinstance(cell.job, GrowthJob):
         sizes = cell.job.sizes(settings)
@@ -147,19 +147,26 @@ def own_accuracy(cell: Cell, found: Accuracy) -> Number:
     return replace(line, value=found.top1)
 
 
-def found_headlines(store: Store, settings: Settings, where: str) -> list[Headline]:
+def found_headlines(store: Store, settings: Settings) -> list[Headline]:
     """Speed-ups at matched accuracy from what is measured so far."""
     found = []
     for mode in ("training", "inference"):
         seconds = {}
         for one in published():
             job = NetworkJob(one.network, one.image_size, mode, half=True)
-            result = store.get(job, settings, where)
+            result = store.get(job, settings)
             if result is not None and "error" not in result:
                 seconds[one.network, one.image_size] = result["seconds_per_1024"]
         found += headlines(seconds, mode)
     return found
 
 
-def as_json(experiments: Mapping[str, Iterable[Number]]) -> dict[str, Any]:
-    return {name: [asdict(one) for one in lines] for name, lines in experiments.items()}
+def as_json(lines: Iterable[Number]) -> list[dict[str, Any]]:
+    return [asdict(one) for one in lines]
+
+
+def from_json(lines: Iterable[Mapping[str, Any]]) -> list[Number]:
+    try:
+        return [Number(**line) for line in lines]
+    except TypeError as error:
+        raise ValueError(f"the results are of another version ({error}): give --out another folder") from None

@@ -6,13 +6,14 @@ from itertools import chain, zip_longest
 from pathlib import Path
 
 from lambdanets.reproduce.experiments import EXPERIMENTS
-from lambdanets.reproduce.jobs import Job, Settings, Store, hardware
+from lambdanets.reproduce.jobs import Job, Settings, Store
 from lambdanets.reproduce.numbers import (
     Accuracy,
     Number,
     as_json,
     counted_cells,
     found_headlines,
+    from_json,
     numbers,
 )
 from lambdanets.reproduce.page import write
@@ -40,31 +41,35 @@ def reproduce(
 ) -> tuple[dict[str, list[Number]], list[str]]:
     """The numbers of experiments, and the headlines; writes reproduce.json, .md and .html into `folder`.
 
+    The pages hold all experiments that the folder has, also those of earlier calls.
+
     Args:
         names: of `EXPERIMENTS`.
         folder: where results are kept; what stands there is not measured again.
         settings: how to measure.
         accuracy: of networks trained here, by their name in `lambdanets compare`.
         minutes: start no further measurement after this long.
-        measure: False: only counts, and what the folder has.
+        measure: False: what the folder has, from whatever machine, and counts.
         retry: measure again what ended with an error.
     """
-    from lambdanets.measure.machine import describe
-
     start = time.monotonic()
     store = Store.open(folder)
-    about = describe(settings.device)
-    where = hardware(about)
-    jobs = jobs_of(names, in_turns=settings.quick)
+    jobs = jobs_of(names, in_turns=settings.quick)  # counts everything that can be counted
     if measure:
         if settings.quick and minutes is None:
             minutes = max(0.0, QUICK_SECONDS - (time.monotonic() - start)) / 60
         store.fill(jobs, settings, minutes=minutes, retry=retry)
-    found = {name: numbers(name, store, settings, where, accuracy or {}) for name in names}
-    said = [one.text() for one in found_headlines(store, settings, where)] if "pareto" in names else []
-    store.write({**about, "headlines": said, "experiments": as_json(found)})
-    write(folder, found, said)
-    return found, said
+    found = {}
+    for name in names:
+        if measure or name not in store.shown:
+            store.shown[name] = as_json(numbers(name, store, settings, accuracy or {}))
+        found[name] = from_json(store.shown[name])
+    if measure and "pareto" in names:
+        store.headlines = [one.text() for one in found_headlines(store, settings)]
+    store.write()
+    everything = {name: from_json(store.shown[name]) for name in EXPERIMENTS if name in store.shown}
+    write(folder, everything, store.headlines)
+    return found, store.headlines if "pareto" in names else []
 
 
 def listing() -> list[tuple[str, str, str]]:
