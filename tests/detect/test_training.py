@@ -1,5 +1,6 @@
 """Training a detector by the one loop: it learns, resumes to the last bit, and leaves what it should."""
 
+import ast
 import json
 import os
 import signal
@@ -13,13 +14,17 @@ from safetensors.torch import load_file
 
 from lambdanets.detect import precision
 from lambdanets.detect.coco import open_set
+from lambdanets.detect.network import make_backbone
 from lambdanets.detect.page import write_report
 from lambdanets.detect.task import Detect
 from lambdanets.detect.use import look_through, open_detector
+from lambdanets.models.hub import save_weights
+from lambdanets.models.registry import create_model
 from lambdanets.recipes.coco import COCO_IMAGES, coco_mask_rcnn, coco_one_gpu, shapes
+from lambdanets.train.config import ModelConfig
 from lambdanets.train.loop import fit
 from lambdanets.train.schedule import learning_rate
-from tests.detect.helpers import config, write_shapes
+from tests.detect.helpers import TINY, config, write_shapes
 
 
 def records(folder, event):
@@ -141,6 +146,18 @@ def test_the_report_shows_the_worst_and_the_best(run):
     assert "<script" not in page
     for word in ("The worst", "The best", "box AP", "mask AP", "parts of the loss", "triangle"):
         assert word in page
+
+
+def test_a_classifier_becomes_a_backbone(tmp_path):
+    """Weights of another image size and with another head."""
+    arguments = dict(word.split("=", 1) for word in TINY)
+    network = create_model("lambda_resnet_tiny", **{k: ast.literal_eval(v) for k, v in arguments.items()})
+    path = save_weights(network, tmp_path / "classifier.safetensors")
+    body = make_backbone(ModelConfig(name="lambda_resnet_tiny", pretrained=str(path), options=TINY), 512)
+    wanted = {k: v for k, v in network.state_dict().items() if not k.startswith("fc.")}
+    found = body.network.state_dict()
+    assert wanted.keys() == found.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
 
 
 def test_the_papers_schedule():
