@@ -114,7 +114,7 @@ class Figure:
         model = base.model
         if self.tiny:
             model = ModelConfig(
-                name="lambda_resnet_tiny", image_size=32, options=("widths=(8,16,32,64)", "depths=(1,1,1,1)")
+                name="lambda_resnet_tiny", image_size=32, options=("widths=(4,4,8,8)", "depths=(1,1,1,1)", "scope=3")
             )
         images = len(open_source(labelled, split="train"))
         return replace(
@@ -127,6 +127,7 @@ class Figure:
             schedule=replace(base.schedule, warmup_epochs=0.05 * self.steps / (images // self.batch_size)),
             batch_size=self.batch_size,
             device=self.device,
+            precision="float32" if self.tiny else base.precision,
             evaluate_every=10**6,
             checkpoint_minutes=1.0,
         )
@@ -146,7 +147,7 @@ class Figure:
         return score
 
     def using(self) -> Using:
-        return Using(device=self.device, workers=self.workers, batch_size=256, precision="bfloat16")
+        return Using(device=self.device, workers=self.workers, batch_size=256, precision="float32" if self.tiny else "bfloat16")
 
     def labels(self, teacher: str, images: Path, out: Path) -> dict[str, Any]:
         using = self.using()
