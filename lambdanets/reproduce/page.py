@@ -12,7 +12,7 @@ import lambdanets.report
 from lambdanets.data.places import whole_file
 from lambdanets.report.plots import COLOURS, INK, LINE, inline
 from lambdanets.reproduce.experiments import EXPERIMENTS, KINDS
-from lambdanets.reproduce.numbers import COLUMNS, Number
+from lambdanets.reproduce.numbers import COLUMNS, QUICK, Number
 from lambdanets.reproduce.pareto import OTHERS, OURS, claims, published, published_headlines
 
 MARKDOWN, HTML = "reproduce.md", "reproduce.html"
@@ -34,7 +34,9 @@ PAGE = """<!DOCTYPE html>
 .bars i { display: inline-block; height: 8px; border-radius: 2px; margin-right: 6px; vertical-align: middle; }
 .bars i.p { background: var(--line); } .bars i.o { background: var(--c1); }
 td.exact { color: var(--c3); } td.measured { color: var(--c1); } td.paper { color: var(--soft); }
-nav a { margin-right: 12px; white-space: nowrap; color: var(--c1); } td.note { min-width: 220px; }
+nav a { margin-right: 12px; white-space: nowrap; color: var(--c1); }
+td.note { min-width: 220px; } tbody th.name { min-width: 150px; }
+.chart + .scroll, .charts + .scroll { margin-top: 14px; }
 </style></head><body><main>
 <header><h1>{{ title }}</h1><p class="lead">{{ introduction }}</p>
 <dl>{% for kind, meaning in kinds.items() %}<dt><b>{{ kind }}</b></dt><dd>{{ meaning }}</dd>{% endfor %}</dl>
@@ -123,7 +125,7 @@ def bars(name: str, lines: Sequence[Number]) -> list[tuple[str, list[Bar]]]:
 
 def pareto_charts(lines: Sequence[Number]) -> list[tuple[str, Markup]]:
     """Time against accuracy: measured for training and inference, and the published times."""
-    by_title = {(one.row, one.quantity): one.value for one in lines}
+    by_title = {(one.row, one.quantity): one.value for one in lines if QUICK not in one.note}
     charts = []
     for quantity in ("training step", "inference step"):
         points = {

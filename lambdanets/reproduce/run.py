@@ -6,7 +6,7 @@ from itertools import chain, zip_longest
 from pathlib import Path
 
 from lambdanets.reproduce.experiments import EXPERIMENTS
-from lambdanets.reproduce.jobs import Job, Settings, Store
+from lambdanets.reproduce.jobs import GrowthJob, Job, Settings, Store
 from lambdanets.reproduce.numbers import (
     Accuracy,
     Number,
@@ -22,11 +22,12 @@ QUICK_SECONDS = 80  # of counting and measuring; the last job and the pages come
 
 
 def jobs_of(names: Sequence[str], *, in_turns: bool) -> Iterable[Job]:
-    """Every job once. In turns: the first of each experiment, then the second, for when time is short."""
+    """Every job once. In turns, for when time is short: what is small, then the first of each experiment, and so on."""
     jobs = [[cell.job for cell, _ in counted_cells(name) if cell.job is not None] for name in names]
     if not in_turns:
         return dict.fromkeys(chain(*jobs))
-    return dict.fromkeys(job for turn in zip_longest(*map(dict.fromkeys, jobs)) for job in turn if job is not None)
+    turns = dict.fromkeys(job for turn in zip_longest(*map(dict.fromkeys, jobs)) for job in turn if job is not None)
+    return sorted(turns, key=lambda job: not isinstance(job, GrowthJob))
 
 
 def reproduce(

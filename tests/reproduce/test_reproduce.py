@@ -15,7 +15,7 @@ from lambdanets.reproduce import DETECTION, ROWS, growth, jobs
 from lambdanets.reproduce.experiments import EXPERIMENTS, KINDS
 from lambdanets.reproduce.jobs import GrowthJob, NetworkJob, Settings, Store
 from lambdanets.reproduce.numbers import counted_cells, found_headlines, numbers, read_accuracy
-from lambdanets.reproduce.page import markdown
+from lambdanets.reproduce.page import markdown, pareto_charts
 from lambdanets.reproduce.pareto import published
 from lambdanets.reproduce.run import jobs_of
 
@@ -206,15 +206,23 @@ def test_a_network_is_really_measured(mode):
 
 
 def test_time_is_shared_between_experiments():
-    first = list(jobs_of(["complexity", "multi-head", "hybrids"], in_turns=True))[:3]
-    assert [getattr(job, "table", "network") for job in first] == [
-        "tab:interactions_alternatives",
-        "tab:multihead_vs_multiquery",
-        "network",
+    names = ["hybrids", "complexity", "c4"]
+    found = list(jobs_of(names, in_turns=True))
+    small = [isinstance(job, GrowthJob) for job in found]
+    assert small == sorted(small, reverse=True)
+    networks = [job.network for job in found if isinstance(job, NetworkJob)]
+    assert networks[:4] == ["resnet50", "resnet_rs101,se=False", "resnet50,placement=LCCC", "resnet_rs101"]
+    assert set(found) == set(jobs_of(names, in_turns=False))
+
+
+def test_quick_has_no_headline(measured):
+    store = Store(Path("x"))
+    for job in jobs_of(["pareto"], in_turns=False):
+        store.found[job.key(SETTINGS)] = {**job.run(SETTINGS), "hardware": "here"}
+    assert found_headlines(store, SETTINGS) == []
+    assert [title for title, _ in pareto_charts(numbers("pareto", store, SETTINGS, {}))] == [
+        "Published, training step on 8 TPUv3 cores"
     ]
-    assert set(jobs_of(["complexity", "hybrids"], in_turns=False)) == set(
-        jobs_of(["complexity", "hybrids"], in_turns=True)
-    )
 
 
 # Growth ---------------------------------------------------------------------------------------------------------------
