@@ -118,7 +118,8 @@ def shapes() -> DetectConfig:
 
     - Command: lambdanets detect train
     - Hardware: two CPU cores.
-    - Expected: mask AP50 above 0.9 on the pictures it learnt from.
+    - Expected: on its 32 validation pictures box AP50 0.71, mask AP50 0.69 and mask AP 0.44 (one run, seed 0); on the
+      64 that it learnt from mask AP50 0.77. 320 steps are few: sixteen pictures without jitter are learnt by heart.
     """
     return DetectConfig(
         recipe="shapes",
