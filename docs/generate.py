@@ -72,7 +72,7 @@ def exports(result: Row, where: str) -> str:
     lines.append(f"| eager PyTorch | | | {eager:.3g} | 1 |\n")
     for one in result["files"]:
         found = one["latency"]["cpu"]
-        cells = [one["format"], f"{one['difference']:.0e}", f"{one['bytes'] / 1e6:.0f}", f"{found:.3g}"]
+        cells = [one["format"], f"{one['difference']:.1g}", f"{one['bytes'] / 1e6:.0f}", f"{found:.3g}"]
         lines.append(f"| {' | '.join(cells)} | {eager / found:.2f} |\n")
     return "".join(lines)
 

@@ -1,5 +1,6 @@
 """Writes a network in a format, reads it again, compares it with the original, and only then gives it its name."""
 
+import copy
 import importlib.util
 import json
 import logging
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lambdanets.export.check import TOLERANCE, Latency, compare, latencies, shapes_to_compare
+from lambdanets.export.check import ROUNDINGS, TOLERANCE, Latency, compare, latencies, shapes_to_compare
 from lambdanets.export.plain import plain_network
 from lambdanets.layers import AugmentedConvolution2d, AxialAttention2d, GlobalAttention2d
 from lambdanets.layers.lambda_layer import LambdaLayer
@@ -47,7 +48,8 @@ class Export:
     size: str
     shapes: tuple[tuple[int, ...], ...]  # of the images that all were compared on
     folder: Path
-    tolerance: float = TOLERANCE
+    rounding: float  # how far the original in float32 is from itself in float64, relative too
+    tolerance: float  # TOLERANCE, or ROUNDINGS * rounding where that is larger
 
 
 def export(
@@ -70,7 +72,8 @@ def export(
         image_size: the fixed size, and the one that is timed; by default what the weights were trained with.
         rounds: how often each is timed.
 
-    Raises a ValueError where a result differs by more than TOLERANCE, and leaves no such file behind.
+    Raises a ValueError where a result differs by more than the tolerance, and leaves no such file behind: TOLERANCE, or
+    where the network makes much of rounding (untrained ones do) ROUNDINGS times what float32 does to the original.
     """
     check_request(network, formats, size)
     card = network.card or default_card(network)
@@ -82,6 +85,9 @@ def export(
     shape = (1, original.config.in_chans, height, width)
     shapes = shapes_to_compare(shape, size == "dynamic", smallest)
     request = Request(original, shape, size == "dynamic", smallest)
+    exact = copy.deepcopy(original).double()
+    rounding = compare(lambda images: exact(images.double()), original, shapes)
+    tolerance = max(TOLERANCE, ROUNDINGS * rounding)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     made: list[tuple[str, Path, int, float]] = []
@@ -92,10 +98,10 @@ def export(
                 path = FORMATS[name].write(request, Path(part))
                 runner = FORMATS[name].read(path)
             difference = compare(original, runner, shapes)
-            if not difference <= TOLERANCE:
+            if not difference <= tolerance:
                 raise ValueError(
                     f"{name} differs from the original by {difference:.1e} of its largest score, more than "
-                    f"{TOLERANCE:.0e}: nothing was kept of it"
+                    f"{tolerance:.0e}: nothing was kept of it"
                 )
             written = sorted(Path(part).iterdir(), key=lambda file: file.suffix == ".safetensors")
             for file in written:  # weights last
@@ -105,7 +111,7 @@ def export(
             runners[name] = runner
     found = latencies(runners, shape, rounds)
     files = tuple(Exported(name, path, size_of, difference, found[name]) for name, path, size_of, difference in made)
-    return Export(files, found["eager"], size, tuple(shapes), folder)
+    return Export(files, found["eager"], size, tuple(shapes), folder, rounding, tolerance)
 
 
 @dataclass(frozen=True)

@@ -148,6 +148,7 @@ def test_command(network: Network, tmp_path: Path, capsys: pytest.CaptureFixture
     said = json.loads(capsys.readouterr().out)
     assert [one["format"] for one in said["files"]] == ["program", "safetensors"]
     assert said["tolerance"] == formats.TOLERANCE
+    assert 0 < said["rounding"] < TOLERANCE
     assert main([*arguments[:3], "--formats", "safetensors", "--rounds", "1"]) == 0
     shown = capsys.readouterr().out
     assert "safetensors" in shown
