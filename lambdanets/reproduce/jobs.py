@@ -121,12 +121,12 @@ class GrowthJob:
             found = growth.measure_growth(
                 operation, self.sizes(settings), self.letter, settings.device, repeats, seconds
             )
-        except (RuntimeError, MemoryError) as error:
-            if not is_no_memory(error):
-                raise
-            free_memory()
-            return {"error": OUT_OF_MEMORY}
-        return asdict(found)
+        except Exception as error:  # whatever it is, the others are still to be measured
+            reason = OUT_OF_MEMORY if is_no_memory(error) else f"{type(error).__name__}: {error}".partition("\n")[0]
+        else:
+            return asdict(found)
+        free_memory()  # outside of the handler, where the error would keep every tensor
+        return {"error": reason}
 
 
 Job = NetworkJob | GrowthJob

@@ -4,9 +4,10 @@ import time
 from collections.abc import Iterable, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
+from typing import Literal
 
 from lambdanets.reproduce.experiments import EXPERIMENTS
-from lambdanets.reproduce.jobs import GrowthJob, Job, Settings, Store
+from lambdanets.reproduce.jobs import GrowthJob, Job, NetworkJob, Settings, Store
 from lambdanets.reproduce.numbers import (
     Accuracy,
     Number,
@@ -17,6 +18,7 @@ from lambdanets.reproduce.numbers import (
     numbers,
 )
 from lambdanets.reproduce.page import write
+from lambdanets.reproduce.pareto import OTHERS, OURS, published
 
 QUICK_SECONDS = 80  # of counting and measuring; the last job and the pages come after
 
@@ -24,10 +26,20 @@ QUICK_SECONDS = 80  # of counting and measuring; the last job and the pages come
 def jobs_of(names: Sequence[str], *, in_turns: bool) -> Iterable[Job]:
     """Every job once. In turns, for when time is short: what is small, then the first of each experiment, and so on."""
     jobs = [[cell.job for cell, _ in counted_cells(name) if cell.job is not None] for name in names]
+    if "pareto" in names:
+        jobs[names.index("pareto")] = pareto_jobs()
     if not in_turns:
         return dict.fromkeys(chain(*jobs))
     turns = dict.fromkeys(job for turn in zip_longest(*map(dict.fromkeys, jobs)) for job in turn if job is not None)
     return sorted(turns, key=lambda job: not isinstance(job, GrowthJob))
+
+
+def pareto_jobs() -> list[Job]:
+    """Training first, and the families side by side from small to large: half of it is a headline already."""
+    families = [[one for one in published() if one.family == family] for family in (OURS, *OTHERS)]
+    ordered = [one for turn in zip_longest(*families) for one in turn if one is not None]
+    modes: tuple[Literal["training", "inference"], ...] = ("training", "inference")
+    return [NetworkJob(one.network, one.image_size, mode, half=True) for mode in modes for one in ordered]
 
 
 def reproduce(

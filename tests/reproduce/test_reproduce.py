@@ -215,6 +215,29 @@ def test_time_is_shared_between_experiments():
     assert set(found) == set(jobs_of(names, in_turns=False))
 
 
+def test_half_of_the_figure_is_a_headline():
+    found = list(jobs_of(["pareto"], in_turns=False))
+    assert set(found) == {cell.job for cell in EXPERIMENTS["pareto"].cells() if cell.job is not None}
+    first = found[: len(found) // 2]
+    assert all(isinstance(job, NetworkJob) and job.mode == "training" for job in first)
+    assert [job.network for job in first[:3] if isinstance(job, NetworkJob)] == [
+        "lambda_resnet50",
+        "timm:efficientnet_b0",
+        "resnet_rs50",
+    ]
+
+
+def test_an_error_stops_only_its_own_measurement(monkeypatch):
+    def fails(*_):
+        raise RuntimeError("CUDA out of memory. Tried")
+
+    monkeypatch.setattr(growth, "measure_growth", fails)
+    job = GrowthJob("tab:complexity_u", "Lambda layer (u > 1)", "u")
+    assert job.run(SETTINGS) == {"error": "out of memory"}
+    monkeypatch.setattr(growth, "measure_growth", lambda *_: 1 / 0)
+    assert job.run(SETTINGS) == {"error": "ZeroDivisionError: division by zero"}
+
+
 def test_quick_has_no_headline(measured):
     store = Store(Path("x"))
     for job in jobs_of(["pareto"], in_turns=False):
