@@ -206,16 +206,47 @@ BLOCKS = {  # as printed: blocks of c2 to c5, and which of c4 have a lambda laye
 }
 
 
+def text_cell(table: str, label: str, quantity: str, paper: str, ours: str) -> Cell:
+    """What is no measure but a setting: equal, or not."""
+    mark = "match" if ours == paper else "misprint"
+    one = Comparison(table, label, "", paper, None, None, mark, ours)
+    return Cell(label, quantity, "", paper, "exact", partial(lambda c: c, one))
+
+
 def block_cells() -> tuple[Cell, ...]:
     cells = []
     for depth, (blocks, lambdas) in BLOCKS.items():
         config: Any = configure(f"lambda_resnet{depth}")
-        ours = ("-".join(map(str, config.depths)), ", ".join(map(str, config.placement[2])))
-        for quantity, paper, found in zip(("blocks", "lambdas in c4"), (blocks, lambdas), ours, strict=True):
-            label = f"LambdaResNet-{depth}"
-            mark = "match" if found == paper else "misprint"
-            one = Comparison("tab:block_config_details", label, "", paper, None, None, mark, found)
-            cells.append(Cell(label, quantity, "", paper, "exact", partial(lambda c: c, one)))
+        label, table = f"LambdaResNet-{depth}", "tab:block_config_details"
+        cells.append(text_cell(table, label, "blocks", blocks, "-".join(map(str, config.depths))))
+        cells.append(text_cell(table, label, "lambdas in c4", lambdas, ", ".join(map(str, config.placement[2]))))
+    return tuple(cells)
+
+
+TRAINING = (  # as printed: depth, image size; RandAugment magnitude, dropout, stochastic depth
+    *((50, size, "10", "0.2", "0") for size in (128, 160)),
+    (101, 160, "10", "0.3", "0"),
+    (101, 192, "15", "0.2", "0"),
+    (152, 192, "15", "0.3", "0"),
+    *((152, size, "15", "0.3", "0.1") for size in (224, 256, 288)),
+    (270, 256, "15", "0.3", "0.1"),
+    *((350, size, "15", "0.3", "0.2") for size in (256, 288, 320)),
+    (420, 320, "15", "0.3", "0.2"),
+)
+
+
+def training_cells() -> tuple[Cell, ...]:
+    """The paper's settings beside those of our recipes."""
+    from lambdanets.recipes.imagenet import imagenet_350
+
+    cells = []
+    for depth, size, *printed in TRAINING:
+        config = imagenet_350(depth, size)
+        ours = (config.augment.randaugment_magnitude, config.model.drop_rate, config.model.drop_path_rate)
+        names = ("RandAugment magnitude", "dropout", "stochastic depth")
+        label, table = f"LambdaResNet-{depth}, {size} px", "tab:pareto_curve_hparams"
+        for name, paper, value in zip(names, printed, ours, strict=True):
+            cells.append(text_cell(table, label, name, paper, f"{value:g}"))
     return tuple(cells)
 
 
@@ -278,6 +309,7 @@ EXPERIMENTS = {
             "LambdaResNets, detailed results",
             partial(table_cells, "tab:pareto_curve_details"),
         ),
+        Experiment("settings", "tab:pareto_curve_hparams", "Settings of training LambdaResNets", training_cells),
         Experiment(
             "text",
             "text:introduction, text:hybrid_attention",

@@ -12,7 +12,7 @@ import torch
 from lambdanets.cli import main
 from lambdanets.measure.throughput import NoMemoryError, Throughput
 from lambdanets.reproduce import DETECTION, ROWS, growth, jobs
-from lambdanets.reproduce.experiments import EXPERIMENTS, KINDS
+from lambdanets.reproduce.experiments import BLOCKS, EXPERIMENTS, KINDS, TRAINING
 from lambdanets.reproduce.jobs import GrowthJob, NetworkJob, Settings, Store
 from lambdanets.reproduce.numbers import counted_cells, found_headlines, numbers, read_accuracy
 from lambdanets.reproduce.page import markdown, pareto_charts
@@ -20,9 +20,9 @@ from lambdanets.reproduce.pareto import published
 from lambdanets.reproduce.run import jobs_of
 
 PAPER = Path(__file__).resolve().parents[3] / "shared" / "paper" / "lambdanetworks.tex"
-# Tables and figures without numbers of ours or the paper's: definitions, drawings, code, settings of training.
+# Tables and figures without numbers of ours or the paper's: definitions, drawings, code.
 WITHOUT = {
-    *("tab:content_position_interactions", "tab:lambda_layer_quantities", "tab:pareto_curve_hparams"),
+    *("tab:content_position_interactions", "tab:lambda_layer_quantities"),
     *("fig:visual_example", "fig:lambda_layer_computational_graph", "fig:lambda_layer_graph", "fig:lambda_layer_code"),
     *("fig:complete_lambda_layer_code", "fig:masked_lambda_layer_code", "fig:multihead_lambda_layer_code"),
     "fig:lambda_layer_code_u",
@@ -98,10 +98,20 @@ def test_accuracies_of_the_paper_are_never_ours():
                 assert "not trained here" in line.note
 
 
-def test_blocks_are_those_of_the_networks():
-    assert all(
-        one.paper == one.ours and one.note == "match" for one in numbers("blocks", Store(Path("x")), SETTINGS, {})
-    )
+@pytest.mark.parametrize("name", ["blocks", "settings"])
+def test_blocks_and_settings_are_the_papers(name):
+    lines = numbers(name, Store(Path("x")), SETTINGS, {})
+    assert lines
+    assert all(one.paper == one.ours and one.note == "match" for one in lines)
+
+
+@pytest.mark.skipif(not PAPER.exists(), reason="the paper's source is not here")
+def test_settings_are_as_printed():
+    source = PAPER.read_text()
+    for depth, size, *printed in TRAINING:
+        assert f"{depth} & {size} & {' & '.join(printed)} " in source
+    for depth, (blocks, lambdas) in BLOCKS.items():
+        assert re.search(rf"LambdaResNet-{depth} & \\texttt{{\[{blocks}\]}} & {lambdas} ", source)
 
 
 @pytest.mark.parametrize(
