@@ -65,7 +65,8 @@ def exports(result: Row, where: str) -> str:
     """What `lambdanets export --json` printed."""
     name = " ".join([result["what"], *result["options"]])
     sides = " x ".join(map(str, result["shapes"][0][2:]))
-    lines = [f"{where}; one image of {sides}, {result['threads']} thread(s), medians of CPU time.\n\n"]
+    lines = [f"{where}; one image of {sides}, {result['threads']} thread(s), medians of CPU time. "]
+    lines.append(f"float32 itself changes the scores of this network by {result['rounding']:.1g} of the largest.\n\n")
     lines.append(f"| {name}, {result['size']} size | difference | MB | ms | speed-up |\n")
     lines.append("| --- | ---: | ---: | ---: | ---: |\n")
     eager = result["eager"]["cpu"]
