@@ -66,6 +66,20 @@ class Labelled:
         return self.images / max(self.seconds, 1e-9)
 
 
+@dataclass(frozen=True)
+class Answers:
+    """The likeliest classes of a batch, once `ready` has come."""
+
+    values_BK: Tensor
+    classes_BK: Tensor
+    ready: torch.cuda.Event | None = None
+
+    def arrived(self) -> tuple[np.ndarray, np.ndarray]:
+        if self.ready is not None:
+            self.ready.synchronize()
+        return self.values_BK.numpy(), self.classes_BK.numpy()
+
+
 @dataclass
 class Growing:
     """The labels of a unit, so far."""
@@ -143,7 +157,7 @@ class Run:
         self.growing = Growing()
 
     def go(self, todo: Sequence[int], workers: int, guard: Hashes | None, progress: Progress) -> None:
-        flying: deque[tuple[UnlabelledBatch, tuple[Tensor, ...]]] = deque()
+        flying: deque[tuple[UnlabelledBatch, Answers | None]] = deque()
         batches = read_units(
             self.place,
             todo,
@@ -165,19 +179,23 @@ class Run:
             batches.close()  # type: ignore[attr-defined]
 
     @torch.inference_mode()
-    def launch(self, batch: UnlabelledBatch) -> tuple[Tensor, ...]:
-        """What the network says, still on the device: the likeliest class, how likely, and the next ones."""
+    def launch(self, batch: UnlabelledBatch) -> "Answers | None":
+        """What the network says, on its way from the device: the likeliest class, how likely, and the next ones."""
         if not len(batch.positions):
-            return ()
+            return None
         probabilities_BC = self.ensemble.probabilities(batch.inputs)
         values_BK, classes_BK = probabilities_BC.topk(max(1, self.soft), 1)
-        return values_BK, classes_BK
+        if not values_BK.is_cuda:
+            return Answers(values_BK, classes_BK)
+        # Copied now: a copy that is asked for later would wait for the batches in between.
+        values, classes = (tensor.to("cpu", non_blocking=True) for tensor in (values_BK, classes_BK))
+        return Answers(values, classes, torch.cuda.current_stream(values_BK.device).record_event())
 
-    def land(self, batch: UnlabelledBatch, answers: tuple[Tensor, ...]) -> None:
+    def land(self, batch: UnlabelledBatch, answers: "Answers | None") -> None:
         grown = self.growing
-        if answers:
+        if answers is not None:
             began = time.perf_counter()
-            values_BK, classes_BK = (answer.cpu().numpy() for answer in answers)
+            values_BK, classes_BK = answers.arrived()
             self.waited += time.perf_counter() - began
             if not np.isfinite(values_BK).all():
                 raise ValueError(

@@ -261,6 +261,7 @@ def read_units(
     """Every image of the units once, in their order."""
     context = multiprocessing.get_context("fork" if os.name == "posix" else "spawn")
     walker = ProcessPoolExecutor(1, context, initializer=live_with_parent) if workers and place.paths else Inline()
+    walker.submit(os.getpid).result()  # it starts now, before there are threads that it would be forked with
     try:
         loader = DataLoader(
             Reading(place.source, transforms, guard),

@@ -182,3 +182,16 @@ def test_probabilities_that_are_not_finite_stop(tmp_path, shards):
     path = save_weights(network, tmp_path / "bad.safetensors", Card(Preprocessing(size=SIZE)))
     with pytest.raises(ValueError, match="not finite"):
         label_all(str(path), shards, tmp_path / "out", OPTIONS)
+
+
+def test_label_files_that_are_damaged_are_named(tmp_path):
+    from lambdanets.pseudo.files import write_arrays
+
+    path = label_path(tmp_path, 0)
+    columns = {"position": np.zeros(3, np.int32), "label": np.zeros(3, np.int32), "confidence": np.zeros(2, np.float32)}
+    write_arrays(path, columns, {"images": 3, "broken": [], "leaks": []})
+    with pytest.raises(ValueError, match="differ in length"):
+        read_labels(tmp_path, 0)
+    write_arrays(path, {"other": np.zeros(3)}, {"images": 3, "broken": [], "leaks": []})
+    with pytest.raises(ValueError, match="no file of labels"):
+        read_labels(tmp_path, 0)
