@@ -140,7 +140,8 @@ def parameters(entry: Entry, size: int) -> int:
 def hardware(about: Mapping[str, Any]) -> str:
     """A GPU, or a CPU with its threads."""
     machine = about["machine"]
-    return machine["gpu"] or f"{machine['cpu']}, {machine['cores']} threads"
+    cores = machine["cores"]
+    return machine["gpu"] or f"{machine['cpu']}, {cores} {'thread' if cores == 1 else 'threads'}"
 
 
 @dataclass

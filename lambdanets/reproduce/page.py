@@ -108,7 +108,8 @@ def bars(name: str, lines: Sequence[Number]) -> list[tuple[str, list[Bar]]]:
         pairs = [
             (one.row, float(one.paper), one.value)
             for one in lines
-            if one.quantity == quantity and one.value is not None and one.paper.replace(".", "", 1).isdigit()
+            if one.quantity == quantity and one.value is not None and QUICK not in one.note
+            if one.paper.replace(".", "", 1).isdigit()
         ]
         if len(pairs) < 2:
             continue
