@@ -72,7 +72,7 @@ class Answers:
 
     values_BK: Tensor
     classes_BK: Tensor
-    ready: torch.cuda.Event | None = None
+    ready: torch.Event | None = None
 
     def arrived(self) -> tuple[np.ndarray, np.ndarray]:
         if self.ready is not None:

@@ -1,6 +1,7 @@
 """The processes of a run. torchrun starts them and says who is who in the environment; alone, nothing is needed."""
 
 import gc
+import itertools
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from torch.distributed.rendezvous import rendezvous
 from lambdanets.options import chosen_device
 
 CPU = torch.device("cpu")
+GROUPS = itertools.count()  # that this process has been in
 
 
 @dataclass(frozen=True)
@@ -112,5 +114,8 @@ def start_group(device: torch.device, restarts: int) -> None:
     store, rank, size = next(rendezvous("env://"))
     if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
         store = PrefixStore(f"try-{restarts}", store)
+    number = next(GROUPS)
+    if number:  # a process that trains again must not find the addresses of its last group
+        store = PrefixStore(f"group-{number}", store)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size)
