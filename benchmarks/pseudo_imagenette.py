@@ -147,7 +147,8 @@ class Figure:
         return score
 
     def using(self) -> Using:
-        return Using(device=self.device, workers=self.workers, batch_size=256, precision="float32" if self.tiny else "bfloat16")
+        precision = "float32" if self.tiny else "bfloat16"
+        return Using(device=self.device, workers=self.workers, batch_size=256, precision=precision)
 
     def labels(self, teacher: str, images: Path, out: Path) -> dict[str, Any]:
         using = self.using()
