@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,7 +11,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from lambdanets.data.broken import BrokenImages
 from lambdanets.data.loader import LoaderOptions
 from lambdanets.data.split import held_out
 from lambdanets.detect import precision
@@ -22,12 +22,11 @@ from lambdanets.detect.results import Result, detections, write_results
 from lambdanets.detect.transforms import Fitting, Training
 from lambdanets.detect.weights import FILES, about, save_detector
 from lambdanets.models.hub import Preprocessing
-from lambdanets.options import chosen_device
+from lambdanets.train.classify import reader_options
 from lambdanets.train.distributed import World
 from lambdanets.train.task import Outcome, Share, Task
 
 OWN_HELD_OUT = 0.1  # where there is nothing else to evaluate on
-MOST_WORKERS = 16
 DETECTIONS, PROBLEMS = "detections.json", "problems.txt"
 SHOWN_PROBLEMS = 50  # in the log; the file has them all
 
@@ -163,22 +162,7 @@ class Detect(Task):
     # What the loop asks
 
     def loader_options(self, rank: int, world: int, batch_size: int) -> LoaderOptions:
-        data = self.config.data
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        workers = data.workers
-        if workers is None:  # on a CPU the network needs the cores
-            cores = (os.cpu_count() or 1) // local
-            workers = min(cores, MOST_WORKERS) if chosen_device(self.config.device).type == "cuda" else cores // 4
-        return LoaderOptions(
-            batch_size=batch_size,
-            workers=workers,
-            seed=self.config.seed,
-            rank=rank,
-            world=world,
-            prefetch=2,
-            cache=data.cache,
-            broken=BrokenImages(data.max_broken),
-        )
+        return replace(reader_options(self.config, self.config.data, rank, world, batch_size), prefetch=2)
 
     def notice(self, batch: SceneBatch) -> None:
         self.noticed += [{"event": "broken_image", "name": one.name, "reason": one.reason} for one in batch.broken]

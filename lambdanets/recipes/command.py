@@ -16,9 +16,10 @@ from lambdanets.pseudo.config import CoTrainConfig
 from lambdanets.recipes.imagenet import ROWS_350, imagenet_90, imagenet_350, mobilenet_350
 from lambdanets.recipes.pseudo import PSEUDO_TOP1, cotrain, cotrain_350
 from lambdanets.recipes.small import debug, demo, imagenette
-from lambdanets.train.config import TrainConfig
+from lambdanets.train.config import RunConfig, TrainConfig
 from lambdanets.train.jsonable import from_json
 from lambdanets.train.log import CONFIG
+from lambdanets.train.task import Task
 
 SIGNAL_STATUS = {"SIGINT": 130, "SIGTERM": 143, "SIGUSR1": 138}
 
@@ -125,12 +126,29 @@ class Train:
 def train(config: TrainConfig, *, resume: bool = False, report: bool = True, console: Console | None = None) -> int:
     """Trains a classifier and shows how it goes; returns an exit status."""
     from lambdanets.pseudo.cotrain import CoTrain
+    from lambdanets.report.page import write_report
     from lambdanets.train.classify import Classify
+
+    task = CoTrain(config) if isinstance(config, CoTrainConfig) else Classify(config)
+    return train_task(task, config, "train", resume, write_report if report else None, console)
+
+
+def train_task(
+    task: Task,
+    config: RunConfig,
+    command: str,
+    resume: bool,
+    report: Callable[[Path], Path] | None,
+    console: Console | None,
+) -> int:
+    """Trains, shows how it goes, and writes a report at the end; returns an exit status.
+
+    `command` is what goes on with a run: `lambdanets COMMAND resume RUN`.
+    """
     from lambdanets.train.loop import fit
     from lambdanets.train.progress import Watcher
 
     console = console or Console(highlight=False)
-    task = CoTrain(config) if isinstance(config, CoTrainConfig) else Classify(config)
     with Watcher(console) as watcher:
         result = fit(task, config, resume=resume, watch=watcher)
     if not result.main:
@@ -139,11 +157,9 @@ def train(config: TrainConfig, *, resume: bool = False, report: bool = True, con
         console.print(
             f"stopped by {result.stopped_by} at step {result.step} of {result.steps}: nothing is lost. Go on:"
         )
-        console.print(f"  lambdanets train resume {config.out}", soft_wrap=True)
+        console.print(f"  lambdanets {command} resume {config.out}", soft_wrap=True)
         return SIGNAL_STATUS.get(result.stopped_by or "", 1)
-    if report:
-        from lambdanets.report.page import write_report
-
-        console.print(f"report: {write_report(config.out)}", soft_wrap=True)
+    if report is not None:
+        console.print(f"report: {report(config.out)}", soft_wrap=True)
     console.print(f"weights: {config.out / 'weights.safetensors'}", soft_wrap=True)
     return 0

@@ -21,7 +21,7 @@ from lambdanets.detect.command import (
 )
 from lambdanets.detect.config import DetectConfig
 from lambdanets.recipes.coco import coco_mask_rcnn, coco_one_gpu, debug, shapes, small_set
-from lambdanets.recipes.command import SIGNAL_STATUS, Recipe
+from lambdanets.recipes.command import Recipe, train_task
 from lambdanets.train.jsonable import from_json
 from lambdanets.train.log import CONFIG
 
@@ -116,9 +116,8 @@ def detect_command(arguments: Sequence[str] = ()) -> Any:
 
 def train(config: DetectConfig, *, resume: bool = False, report: bool = True, console: Console | None = None) -> int:
     """Trains a detector and shows how it goes; returns an exit status."""
+    from lambdanets.detect.page import write_report
     from lambdanets.detect.task import PROBLEMS, Detect
-    from lambdanets.train.loop import fit
-    from lambdanets.train.progress import Watcher
 
     console = console or Console(highlight=False)
     task = Detect(config)
@@ -129,19 +128,4 @@ def train(config: DetectConfig, *, resume: bool = False, report: bool = True, co
             markup=False,
             soft_wrap=True,
         )
-    with Watcher(console) as watcher:
-        result = fit(task, config, resume=resume, watch=watcher)
-    if not result.main:
-        return 0
-    if not result.finished:
-        console.print(
-            f"stopped by {result.stopped_by} at step {result.step} of {result.steps}: nothing is lost. Go on:"
-        )
-        console.print(f"  lambdanets detect train resume {config.out}", soft_wrap=True)
-        return SIGNAL_STATUS.get(result.stopped_by or "", 1)
-    if report:
-        from lambdanets.detect.page import write_report
-
-        console.print(f"report: {write_report(config.out)}", soft_wrap=True)
-    console.print(f"weights: {config.out / 'weights.safetensors'}", soft_wrap=True)
-    return 0
+    return train_task(task, config, "detect train", resume, write_report if report else None, console)

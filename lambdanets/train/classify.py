@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from lambdanets.models.hub import Card, save_weights
 from lambdanets.models.network import Network
 from lambdanets.models.registry import create_model
 from lambdanets.options import chosen_device
-from lambdanets.train.config import TrainConfig
+from lambdanets.train.config import RunConfig, TrainConfig
 from lambdanets.train.distributed import World
 from lambdanets.train.jsonable import to_json
 from lambdanets.train.task import Outcome, Share, Task
@@ -34,6 +34,17 @@ WEIGHTS, RAW_WEIGHTS, PREDICTIONS, START = (
 )
 OWN_HELD_OUT = 0.1  # where there is nothing else to evaluate on
 MOST_WORKERS = 16
+
+
+class Reading(Protocol):
+    """What every configuration of data says about reading it."""
+
+    @property
+    def workers(self) -> int | None: ...
+    @property
+    def cache(self) -> Literal["none", "memory"]: ...
+    @property
+    def max_broken(self) -> float: ...
 
 
 class Classify(Task):
@@ -154,21 +165,7 @@ class Classify(Task):
     # What the loop asks
 
     def loader_options(self, rank: int, world: int, batch_size: int) -> LoaderOptions:
-        data = self.config.data
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        workers = data.workers
-        if workers is None:  # on a CPU the network needs the cores
-            cores = (os.cpu_count() or 1) // local
-            workers = min(cores, MOST_WORKERS) if chosen_device(self.config.device).type == "cuda" else cores // 4
-        return LoaderOptions(
-            batch_size=batch_size,
-            workers=workers,
-            seed=self.config.seed,
-            rank=rank,
-            world=world,
-            cache=data.cache,
-            broken=BrokenImages(data.max_broken),
-        )
+        return reader_options(self.config, self.config.data, rank, world, batch_size)
 
     def notice(self, batch: Batch) -> None:
         self.noticed += [{"event": "broken_image", "name": one.name, "reason": one.reason} for one in batch.broken]
@@ -209,6 +206,23 @@ class Classify(Task):
 
     def close(self) -> None:
         self.loaders.clear()  # and with them their worker processes
+
+
+def reader_options(config: RunConfig, data: Reading, rank: int, world: int, batch_size: int) -> LoaderOptions:
+    """How a task reads its images, as its configuration says."""
+    workers = data.workers
+    if workers is None:  # on a CPU the network needs the cores
+        cores = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        workers = min(cores, MOST_WORKERS) if chosen_device(config.device).type == "cuda" else cores // 4
+    return LoaderOptions(
+        batch_size=batch_size,
+        workers=workers,
+        seed=config.seed,
+        rank=rank,
+        world=world,
+        cache=data.cache,
+        broken=BrokenImages(data.max_broken),
+    )
 
 
 def position_tables(model: nn.Module) -> dict[str, Tensor]:
