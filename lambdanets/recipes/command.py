@@ -63,20 +63,29 @@ RECIPES = {
 
 
 @dataclass(frozen=True)
-class Resume:
-    """Go on with a run, by its own configuration, from its newest whole checkpoint."""
+class RunFolder:
+    """A run to go on with."""
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """The folder of the run."""
 
-    def config(self) -> TrainConfig:
+    def read(self) -> Any:
+        """What its config.json holds."""
         path = self.run / CONFIG
         if not path.is_file():
             raise ValueError(f"{self.run} has no {CONFIG}: it is not the folder of a run")
         try:
-            data = json.loads(path.read_text())
+            return json.loads(path.read_text())
         except ValueError as error:
             raise ValueError(f"{path} is not JSON: {error}") from error
+
+
+@dataclass(frozen=True)
+class Resume(RunFolder):
+    """Go on with a run, by its own configuration, from its newest whole checkpoint."""
+
+    def config(self) -> TrainConfig:
+        data = self.read()
         kind = CoTrainConfig if isinstance(data, dict) and "pseudo" in data else TrainConfig
         return replace(from_json(kind, data), out=self.run)
 

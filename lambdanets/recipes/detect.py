@@ -1,11 +1,9 @@
 """`lambdanets detect`: train by a recipe, and what uses the result."""
 
 import functools
-import json
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
@@ -21,9 +19,8 @@ from lambdanets.detect.command import (
 )
 from lambdanets.detect.config import DetectConfig
 from lambdanets.recipes.coco import coco_mask_rcnn, coco_one_gpu, debug, shapes, small_set
-from lambdanets.recipes.command import Recipe, train_task
+from lambdanets.recipes.command import Recipe, RunFolder, train_task
 from lambdanets.train.jsonable import from_json
-from lambdanets.train.log import CONFIG
 
 RECIPES: dict[str, Recipe] = {
     "shapes": Recipe(shapes, "coloured shapes, made from a seed: on two CPU cores, in some minutes"),  # type: ignore[arg-type]
@@ -35,21 +32,11 @@ RECIPES: dict[str, Recipe] = {
 
 
 @dataclass(frozen=True)
-class ResumeDetector:
+class ResumeDetector(RunFolder):
     """Go on with a run, by its own configuration, from its newest whole checkpoint."""
 
-    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """The folder of the run."""
-
     def config(self) -> DetectConfig:
-        path = self.run / CONFIG
-        if not path.is_file():
-            raise ValueError(f"{self.run} has no {CONFIG}: it is not the folder of a run")
-        try:
-            data = json.loads(path.read_text())
-        except ValueError as error:
-            raise ValueError(f"{path} is not JSON: {error}") from error
-        return replace(from_json(DetectConfig, data), out=self.run)
+        return replace(from_json(DetectConfig, self.read()), out=self.run)
 
 
 @dataclass(frozen=True, kw_only=True)
