@@ -59,6 +59,8 @@ class Figure:
     threshold: float = 0.3
     least: int = 0
     most: int = 0
+    guard_distance: int = LabelOptions.guard_distance
+    """Bits by which a validation image's look-alike may differ; -1: only equal bytes are looked for."""
     repeats: int = 6
     """The throughput is that of labelling the images so often."""
     minutes: float = 0.0
@@ -122,7 +124,7 @@ class Figure:
             out=out,
             seed=seed,
             model=model,
-            data=replace(base.data, path=str(labelled), validation=self.data, workers=self.workers),
+            data=replace(base.data, path=str(labelled), validation=self.data, workers=self.workers, cache="memory"),
             epochs=self.steps / (images // self.batch_size),
             schedule=replace(base.schedule, warmup_epochs=0.05 * self.steps / (images // self.batch_size)),
             batch_size=self.batch_size,
@@ -154,6 +156,7 @@ class Figure:
         using = self.using()
         ensemble = open_teachers(teacher, using)
         options = LabelOptions(soft=10 if self.soft else 0, batch_size=using.batch_size, guard=(self.data,))
+        options = replace(options, guard_distance=self.guard_distance)
         done = label(ensemble, open_place(str(images)), out, options, workers=using.loader_workers(10**9))
         if done.failed:
             raise ValueError(f"not labelled: {done.failed}")

@@ -23,6 +23,7 @@ from lambdanets.train.loop import Result, fit
 
 HELD_OUT = 0.1  # of the training images, for tuning
 BASELINE = "convolution"
+WARMUP = 1 / 8  # of a run, at most: short ones are more than their warmup
 
 
 @dataclass(frozen=True)
@@ -160,6 +161,8 @@ class Contest:
         config = self.contestants[name].config(self.base, self.contestants[name].trials[number], seed, out)
         if phase == "tuning":
             config = replace(config, epochs=tuning_epochs, data=replace(config.data, held_out=HELD_OUT))
+        warmup = min(config.schedule.warmup_epochs, WARMUP * config.epochs)
+        config = replace(config, schedule=replace(config.schedule, warmup_epochs=warmup))
         print(f"{phase}: {name}, trial {number}, seed {seed}", flush=True)
         task = Classify(config)
         result = fit(task, config, resume=True)
