@@ -186,7 +186,7 @@ class LambdaLayer(nn.Module):
             context_mask = context_mask.flatten(1)
         queries, keys, values, query_grid, context_grid = self.project(x, context)
         output = self.interact(queries, keys, values, query_grid, context_grid, mask, context_mask)
-        output = output.flatten(2).unflatten(1, query_grid).movedim(-1, 1)
+        output = output.reshape(x.shape[0], *query_grid, self.out_channels).movedim(-1, 1)
         keeps_format = self.dims > 1 and x.is_contiguous(memory_format=CHANNELS_LAST[self.dims])
         return output if keeps_format else output.contiguous()
 
@@ -203,7 +203,7 @@ class LambdaLayer(nn.Module):
         inputs, asked = x.flatten(2).transpose(1, 2), asked.flatten(2).transpose(1, 2)  # [B, N, C], [B, M, C]
         together = context is None and all(s == 1 for s in self.stride)
         parts = self._project_parts(inputs, asked, together)
-        queries = parts[0].unflatten(-1, (self.heads, self.key_depth))
+        queries = parts[0].view(*parts[0].shape[:2], self.heads, self.key_depth)
         keys = self._split(parts[2], self.key_depth) if self.to_keys is not None else None
         return queries, keys, self._split(parts[1], self.value_depth), query_grid, context_grid
 
@@ -266,7 +266,7 @@ class LambdaLayer(nn.Module):
         """[B, M, channels] -> [B, M, (H,) depth(, U)]."""
         shape = [self.heads] if self.multi_head else []
         shape += [depth] if self.intra_depth == 1 else [depth, self.intra_depth]
-        return projected.unflatten(-1, shape)
+        return projected if len(shape) == 1 else projected.view(*projected.shape[:2], *shape)
 
     def interact(
         self,

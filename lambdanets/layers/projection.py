@@ -75,8 +75,6 @@ def project(inputs: Tensor, projection: Projection) -> list[Tensor]:
 
 
 def normed(norm: nn.Module, part_BNC: Tensor) -> Tensor:
-    """Batch norm of [B, N, C] as a channels-last image [B, C, N, 1]: the layout that torch has fast kernels for."""
-    image = part_BNC.transpose(1, 2).unsqueeze(-1)
-    if not torch.compiler.is_compiling():  # the compiler writes its own kernels, for any layout
-        image = image.contiguous(memory_format=torch.channels_last)
-    return norm(image).squeeze(-1).transpose(1, 2)
+    """Batch norm of [B, N, C] as images [B * N, C] of one pixel: a layout that torch has fast kernels for."""
+    B, N, C = part_BNC.shape
+    return norm(part_BNC.reshape(B * N, C, 1, 1)).view(B, N, C)

@@ -72,6 +72,9 @@ def reasons(problem: Problem) -> dict[str, str | float]:
 def choose(problem: Problem, wanted: str) -> Backend:
     """The implementation that runs; raises where `wanted` cannot."""
     if wanted == "auto":
+        fused = BACKENDS["fused"]
+        if problem.device.type == "cuda" and problem.positions is not None and fused.why_not(problem) is None:
+            return fused  # always the fastest there (CUDA_RATES), and this question is asked in every call
         return BACKENDS[next(iter(reasons(problem)))]  # gemm can always run, so the first one can
     if wanted not in BACKENDS:
         raise ValueError(unknown(wanted, problem))

@@ -45,14 +45,16 @@ def work(problem: Problem) -> tuple[float, float]:
 
 def whole_output(problem: Problem) -> Tensor:
     """[B, N, H, V], summed in float32."""
-    positions, values_BMVU = problem.positions, problem.values_BMVU
+    positions, values = problem.positions, problem.values_BMVU
     content = fused_content(problem)
+    if values.shape[3] == 1:
+        values = values.squeeze(3)
     if isinstance(positions, Dense):
-        return fused.fused_dense(problem.queries_BNHK, values_BMVU, content, positions.embeddings)
+        return fused.fused_dense(problem.queries_BNHK, values, content, positions.embeddings)
     assert isinstance(positions, Relative)
     return fused.fused_relative(
         problem.queries_BNHK,
-        values_BMVU,
+        values,
         content,
         positions.table,
         positions.query_grid,

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from .launch import on_device, power_of_two, precision_of, unit_stride
+from .register import below_autograd, differentiable, operator
 
 BACKWARD_ROWS, BACKWARD_TURNS = 32, 4
 
@@ -23,7 +24,12 @@ def tile_sizes(key_depth: int, value_depth: int, context: int, element_size: int
     return depth, value_tile, min(block, 64) if context <= 64 else block
 
 
-@torch.library.custom_op("lambdanets::content", mutates_args=())
+def content_shape(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    B, K, V = keys.shape[0], keys.shape[2], values.shape[2]
+    return values.new_empty(B, K, V, dtype=torch.float32), values.new_empty(B, K, dtype=torch.float32)
+
+
+@operator("content", content_shape)
 def content(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """keys [B,M,K], values [B,M,V] -> the content lambda [B,K,V] and log(sum of exp(keys)) [B,K], in float32."""
     from . import content_kernels as kernels
@@ -41,13 +47,13 @@ def content(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     return found, norm
 
 
-@content.register_fake
-def content_shape(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    B, K, V = keys.shape[0], keys.shape[2], values.shape[2]
-    return values.new_empty(B, K, V, dtype=torch.float32), values.new_empty(B, K, dtype=torch.float32)
+def content_backward_shape(
+    gradient: Tensor, keys: Tensor, values: Tensor, found: Tensor, norm: Tensor
+) -> tuple[Tensor, Tensor]:
+    return keys.new_empty(keys.shape), values.new_empty(values.shape)
 
 
-@torch.library.custom_op("lambdanets::content_backward", mutates_args=())
+@operator("content_backward", content_backward_shape)
 def content_backward(
     gradient: Tensor, keys: Tensor, values: Tensor, found: Tensor, norm: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -68,24 +74,23 @@ def content_backward(
     return dk, dv
 
 
-@content_backward.register_fake
-def content_backward_shape(
-    gradient: Tensor, keys: Tensor, values: Tensor, found: Tensor, norm: Tensor
-) -> tuple[Tensor, Tensor]:
-    return keys.new_empty(keys.shape), values.new_empty(values.shape)
+class Content(torch.autograd.Function):
+    """Keeps its inputs, and the two small results."""
+
+    @staticmethod
+    def forward(ctx, keys, values):
+        found, norm = below_autograd(content, keys, values)
+        ctx.save_for_backward(keys, values, found, norm)
+        ctx.mark_non_differentiable(norm)
+        ctx.set_materialize_grads(False)
+        return found, norm
+
+    @staticmethod
+    def backward(ctx, gradient, _):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return (None, None) if gradient is None else content_backward(gradient, *ctx.saved_tensors)
 
 
-def save(ctx, inputs, output) -> None:
-    ctx.save_for_backward(*inputs, *output)
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-
-
-def differentiate(ctx, gradient: Tensor | None, _):
-    return (None, None) if gradient is None else content_backward(gradient, *ctx.saved_tensors)
-
-
-content.register_autograd(differentiate, setup_context=save)
+differentiable(content, Content)
 
 
 @register_flop_formula(torch.ops.lambdanets.content)

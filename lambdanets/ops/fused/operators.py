@@ -12,6 +12,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from . import launch, windows
 from .launch import unit_stride
+from .register import below_autograd, differentiable, operator
 
 
 def geometry_of(
@@ -23,7 +24,14 @@ def geometry_of(
     return launch.Geometry(query, context, (embeddings.shape[0], embeddings.shape[1]), stride, embeddings.shape[3])
 
 
-@torch.library.custom_op("lambdanets::fused", mutates_args=())
+def fused_shape(
+    queries: Tensor, values: Tensor, content: Tensor | None, embeddings: Tensor,
+    query_grid: Sequence[int], context_grid: Sequence[int], stride: int,
+) -> Tensor:  # fmt: skip
+    return queries.new_empty(*queries.shape[:3], values.shape[2])
+
+
+@operator("fused", fused_shape)
 def fused(
     queries: Tensor, values: Tensor, content: Tensor | None, embeddings: Tensor,
     query_grid: Sequence[int], context_grid: Sequence[int], stride: int,
@@ -35,15 +43,20 @@ def fused(
     return mode.forward(unit_stride(queries), unit_stride(values), content, embeddings, geometry)
 
 
-@fused.register_fake
-def fused_shape(
-    queries: Tensor, values: Tensor, content: Tensor | None, embeddings: Tensor,
-    query_grid: Sequence[int], context_grid: Sequence[int], stride: int,
-) -> Tensor:  # fmt: skip
-    return queries.new_empty(*queries.shape[:3], values.shape[2])
+def fused_backward_shape(
+    gradient: Tensor, queries: Tensor, values: Tensor, content: Tensor | None, embeddings: Tensor,
+    query_grid: Sequence[int], context_grid: Sequence[int], stride: int, needs: Sequence[bool],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    nothing = queries.new_empty(0)
+    return (
+        queries.new_empty(queries.shape) if needs[0] else nothing,
+        values.new_empty(values.shape) if needs[1] else queries.new_empty(0),
+        content.new_empty(content.shape) if needs[2] and content is not None else queries.new_empty(0),
+        embeddings.new_empty(embeddings.shape) if needs[3] else queries.new_empty(0),
+    )
 
 
-@torch.library.custom_op("lambdanets::fused_backward", mutates_args=())
+@operator("fused_backward", fused_backward_shape)
 def fused_backward(
     gradient: Tensor, queries: Tensor, values: Tensor, content: Tensor | None, embeddings: Tensor,
     query_grid: Sequence[int], context_grid: Sequence[int], stride: int, needs: Sequence[bool],
@@ -59,34 +72,24 @@ def fused_backward(
     return dq, dv, dc if content is None else dc.to(content.dtype), de
 
 
-@fused_backward.register_fake
-def fused_backward_shape(
-    gradient: Tensor, queries: Tensor, values: Tensor, content: Tensor | None, embeddings: Tensor,
-    query_grid: Sequence[int], context_grid: Sequence[int], stride: int, needs: Sequence[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    nothing = queries.new_empty(0)
-    return (
-        queries.new_empty(queries.shape) if needs[0] else nothing,
-        values.new_empty(values.shape) if needs[1] else queries.new_empty(0),
-        content.new_empty(content.shape) if needs[2] and content is not None else queries.new_empty(0),
-        embeddings.new_empty(embeddings.shape) if needs[3] else queries.new_empty(0),
-    )
+class Fused(torch.autograd.Function):
+    """Keeps its inputs only."""
+
+    @staticmethod
+    def forward(ctx, *inputs):
+        ctx.save_for_backward(*inputs[:4])
+        ctx.grids = inputs[4:]
+        return below_autograd(fused, *inputs)
+
+    @staticmethod
+    def backward(ctx, gradient):  # pyright: ignore[reportIncompatibleMethodOverride]
+        queries, values, content, embeddings = ctx.saved_tensors
+        needs = list(ctx.needs_input_grad[:4])
+        found = fused_backward(gradient, queries, values, content, embeddings, *ctx.grids, needs)
+        return (*(one if need else None for one, need in zip(found, needs, strict=True)), None, None, None)
 
 
-def save_inputs(ctx, inputs, output) -> None:
-    queries, values, content, embeddings, query_grid, context_grid, stride = inputs
-    ctx.save_for_backward(queries, values, content, embeddings)
-    ctx.grids = (query_grid, context_grid, stride)
-
-
-def differentiate(ctx, gradient: Tensor):
-    queries, values, content, embeddings = ctx.saved_tensors
-    needs = [bool(need) for need in ctx.needs_input_grad[:4]]
-    found = fused_backward(gradient, queries, values, content, embeddings, *ctx.grids, needs)
-    return (*(one if need else None for one, need in zip(found, needs, strict=True)), None, None, None)
-
-
-fused.register_autograd(differentiate, setup_context=save_inputs)
+differentiable(fused, Fused)
 
 
 def pairs_in_scope(query_side: int, context_side: int, scope: int, stride: int) -> int:
