@@ -1,0 +1,59 @@
+"""Docstrings here are plain text with Markdown's code spans; this makes them the reStructuredText that autodoc wants.
+
+Code between single backticks becomes a literal, characters that mean something in reStructuredText are escaped, and an
+indented block after a paragraph is code. Lists with dashes and "Attributes:" sections are the same in both.
+"""
+
+import re
+from typing import Any
+
+CODE = re.compile(r"(`+)(.+?)\1(?!`)")
+SPECIAL = re.compile(r"([\\*|`]|(?<=\w)_\b)")
+ITEM = re.compile(r"\s*(?:[-*]|\d+\.) ")
+SECTION = re.compile(r"(?:Args|Arguments|Attributes|Returns|Raises|Yields|Example|Examples|Note):$")
+
+
+def to_restructured(lines: list[str]) -> list[str]:
+    """The lines of a docstring, its common indentation already removed."""
+    found: list[str] = []
+    literal = False  # inside a block of code
+    section = False  # inside "Attributes:" and the like, whose entries are indented
+    for number, line in enumerate(lines):
+        indent = len(line) - len(line.lstrip())
+        if line.strip() and not indent:
+            literal, section = False, bool(SECTION.match(line))
+        starts = indent >= 4 and not literal and not section and blank(lines, number - 1) and not in_item(lines, number)
+        if starts:
+            literal = True
+            found += ["::", ""]
+        found.append(line if literal else escaped(line))
+    return found
+
+
+def blank(lines: list[str], number: int) -> bool:
+    return number >= 0 and not lines[number].strip()
+
+
+def in_item(lines: list[str], number: int) -> bool:
+    """Whether the indented line goes on with an item of a list."""
+    before = next((line for line in reversed(lines[:number]) if line.strip() and not line.startswith(" ")), "")
+    return bool(ITEM.match(before))
+
+
+def escaped(line: str) -> str:
+    parts, last = [], 0
+    for match in CODE.finditer(line):
+        parts += [plain(line[last : match.start()]), f"``{match[2]}``"]
+        after = line[match.end() : match.end() + 1]
+        parts.append("\\ " if after.isalnum() else "")  # `LambdaLayer2d`s: a literal ends before a word does
+        last = match.end()
+    return "".join(parts) + plain(line[last:])
+
+
+def plain(text: str) -> str:
+    return SPECIAL.sub(r"\\\1", text)
+
+
+def process_docstring(app: Any, what: str, name: str, obj: object, options: Any, lines: list[str]) -> None:
+    """For Sphinx's event of that name."""
+    lines[:] = to_restructured(lines)
