@@ -11,7 +11,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path.insert(0, str(HERE))  # docstrings.py and pages.py
 
-from docstrings import process_docstring  # noqa: E402
+from docstrings import plain_types, process_bases, process_docstring  # noqa: E402
 from pages import read_source, write_pages  # noqa: E402
 
 import lambdanets  # noqa: E402
@@ -23,9 +23,6 @@ version = release = lambdanets.__version__
 extensions = [
     "myst_nb",
     "sphinx.ext.autodoc",
-    "sphinx.ext.autosummary",
-    "sphinx.ext.napoleon",
-    "sphinx.ext.viewcode",
     "sphinx_copybutton",
 ]
 exclude_patterns = ["_generated/*"]  # included by other pages
@@ -54,13 +51,14 @@ def package_digest() -> str:
 
 # Tutorials type `lambdanets ...`: the command of the Python that builds the site.
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+os.environ["TTY_COMPATIBLE"] = "0"  # Jupyter asks for colours and moving bars, which a page cannot show
 
 nb_execution_mode = "cache"
 nb_execution_cache_path = str(ROOT / "build" / "tutorials" / package_digest())
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 nb_execution_in_temp = True  # what a tutorial writes is gone afterwards
-nb_merge_streams = True
+nb_output_stderr = "remove"  # progress bars
 
 autodoc_member_order = "bysource"
 autodoc_default_options = {"show-inheritance": True}
@@ -68,10 +66,12 @@ autodoc_preserve_defaults = True
 autodoc_typehints_format = "short"
 autodoc_class_signature = "mixed"
 python_maximum_signature_line_length = 88
-napoleon_use_ivar = True
+autodoc_inherit_docstrings = False  # torch's "define the computation" says nothing about ours
 
 
 def setup(app: Sphinx) -> None:
     app.connect("builder-inited", write_pages)
+    app.connect("builder-inited", plain_types, priority=600)  # the help of commands needs them as they are
     app.connect("source-read", read_source)
-    app.connect("autodoc-process-docstring", process_docstring, priority=400)  # before napoleon's
+    app.connect("autodoc-process-docstring", process_docstring)
+    app.connect("autodoc-process-bases", process_bases)

@@ -5,7 +5,11 @@ indented block after a paragraph is code. Lists with dashes and "Attributes:" se
 """
 
 import re
-from typing import Any
+import sys
+from dataclasses import is_dataclass
+from typing import Annotated, Any, get_args, get_origin
+
+from sphinx.ext.napoleon import Config, GoogleDocstring
 
 CODE = re.compile(r"(`+)(.+?)\1(?!`)")
 SPECIAL = re.compile(r"([\\*|`]|(?<=\w)_\b)")
@@ -57,3 +61,22 @@ def plain(text: str) -> str:
 def process_docstring(app: Any, what: str, name: str, obj: object, options: Any, lines: list[str]) -> None:
     """For Sphinx's event of that name."""
     lines[:] = to_restructured(lines)
+    if what in ("module", "class", "function", "method"):  # an attribute's "Torch's: 1 - decay" is no type
+        lines[:] = GoogleDocstring(lines, Config(napoleon_use_ivar=True), app, what, name, obj, options).lines()
+
+
+def process_bases(app: Any, name: str, obj: object, options: Any, bases: list[Any]) -> None:
+    """For Sphinx's event of that name: a class without a base has nothing to say about it."""
+    bases[:] = [base for base in bases if base is not object]
+
+
+def plain_types(app: Any) -> None:
+    """Takes the command line's notes out of the types of dataclasses: `Annotated[int, ...]` becomes `int`."""
+    modules = [module for name, module in list(sys.modules.items()) if name.startswith("lambdanets")]
+    for module in modules:
+        for one in vars(module).values():
+            if isinstance(one, type) and is_dataclass(one):
+                for annotations in (one.__annotations__, one.__init__.__annotations__):
+                    for name, annotation in annotations.items():
+                        if get_origin(annotation) is Annotated:
+                            annotations[name] = get_args(annotation)[0]

@@ -96,13 +96,14 @@ def measurements() -> str:
 
 def counts() -> str:
     """The paper's counts that its text does not give, as `lambdanets reproduce` finds them."""
-    from lambdanets.reproduce import compare
+    from lambdanets.reproduce import TABLES, compare
 
+    titles = {table.name: table.title for table in TABLES.values()}
     lines = ["| table | row | paper | as written | another reading | |", "| --- | --- | ---: | ---: | ---: | --- |"]
     for one in [*compare("params"), *compare("flops"), *compare("memory")]:
         if one.mark not in ("reading", "misprint"):
             continue
         ours, reading = (f"{value:.4g}" if value is not None else "" for value in (one.ours, one.reading))
         note = one.note or "no reading gives it"
-        lines.append(f"| {one.table} | {one.label} | {one.paper} {one.unit} | {ours} | {reading} | {note} |")
+        lines.append(f"| {titles[one.table]} | {one.label} | {one.paper} {one.unit} | {ours} | {reading} | {note} |")
     return "\n".join(lines) + "\n"
