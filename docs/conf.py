@@ -11,7 +11,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
 sys.path.insert(0, str(HERE))  # docstrings.py and pages.py
 
-from docstrings import plain_types, process_bases, process_docstring  # noqa: E402
+from docstrings import plain_types, process_docstring, process_signature  # noqa: E402
 from pages import read_source, write_pages  # noqa: E402
 
 import lambdanets  # noqa: E402
@@ -29,6 +29,7 @@ exclude_patterns = ["_generated/*"]  # included by other pages
 nitpicky = True
 nitpick_ignore_regex = [(r"py:.*", r"(?!lambdanets\.).*")]  # other packages' names: their inventories need a network
 show_warning_types = True
+smartquotes = False  # they would turn --option into a dash
 
 html_theme = "furo"
 html_title = f"lambdanets {version}"
@@ -61,7 +62,6 @@ nb_execution_in_temp = True  # what a tutorial writes is gone afterwards
 nb_output_stderr = "remove"  # progress bars
 
 autodoc_member_order = "bysource"
-autodoc_default_options = {"show-inheritance": True}
 autodoc_preserve_defaults = True
 autodoc_typehints_format = "short"
 autodoc_class_signature = "mixed"
@@ -74,4 +74,4 @@ def setup(app: Sphinx) -> None:
     app.connect("builder-inited", plain_types, priority=600)  # the help of commands needs them as they are
     app.connect("source-read", read_source)
     app.connect("autodoc-process-docstring", process_docstring)
-    app.connect("autodoc-process-bases", process_bases)
+    app.connect("autodoc-process-signature", process_signature)

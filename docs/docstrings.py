@@ -1,47 +1,62 @@
-"""Docstrings here are plain text with Markdown's code spans; this makes them the reStructuredText that autodoc wants.
+"""Docstrings here are plain text with a little Markdown; this makes them the reStructuredText that autodoc wants.
 
-Code between single backticks becomes a literal, characters that mean something in reStructuredText are escaped, and an
-indented block after a paragraph is code. Lists with dashes and "Attributes:" sections are the same in both.
+Code between backticks becomes a literal, what means something in reStructuredText alone is escaped, an indented block
+after a paragraph is code, lines of `| cells |` are a table, and the entries of "Args:" and "Attributes:" a list. Lists
+with dashes are the same in both.
 """
 
 import re
 import sys
+from collections.abc import Iterator
 from dataclasses import is_dataclass
+from itertools import groupby
 from typing import Annotated, Any, get_args, get_origin
-
-from sphinx.ext.napoleon import Config, GoogleDocstring
 
 CODE = re.compile(r"(`+)(.+?)\1(?!`)")
 SPECIAL = re.compile(r"([\\*|`]|(?<=\w)_\b)")
-ITEM = re.compile(r"\s*(?:[-*]|\d+\.) ")
-SECTION = re.compile(r"(?:Args|Arguments|Attributes|Returns|Raises|Yields|Example|Examples|Note):$")
+ENTRY = re.compile(r"    (?P<names>\*{0,2}\w+(?:, \w+)*): (?P<text>.*)")
+SECTIONS = {"Args:": "Arguments", "Attributes:": "Attributes"}
 
 
 def to_restructured(lines: list[str]) -> list[str]:
     """The lines of a docstring, its common indentation already removed."""
     found: list[str] = []
-    literal = False  # inside a block of code
-    section = False  # inside "Attributes:" and the like, whose entries are indented
-    for number, line in enumerate(lines):
-        indent = len(line) - len(line.lstrip())
-        if line.strip() and not indent:
-            literal, section = False, bool(SECTION.match(line))
-        starts = indent >= 4 and not literal and not section and blank(lines, number - 1) and not in_item(lines, number)
-        if starts:
-            literal = True
-            found += ["::", ""]
-        found.append(line if literal else escaped(line))
-    return found
+    for block in blocks(lines):
+        title = SECTIONS.get(block[0])
+        if title is not None:
+            found += [f"**{title}**", "", *map(entry, block[1:])]
+        elif block[0].startswith("    "):
+            found += ["::", "", *block]
+        elif block[0].startswith("|"):
+            found += table(block)
+        else:
+            found += map(escaped, block)
+        found.append("")
+    return found[:-1]
 
 
-def blank(lines: list[str], number: int) -> bool:
-    return number >= 0 and not lines[number].strip()
+def blocks(lines: list[str]) -> Iterator[list[str]]:
+    """What stands between empty lines."""
+    for filled, block in groupby(lines, key=lambda line: bool(line.strip())):
+        if filled:
+            yield list(block)
 
 
-def in_item(lines: list[str], number: int) -> bool:
-    """Whether the indented line goes on with an item of a list."""
-    before = next((line for line in reversed(lines[:number]) if line.strip() and not line.startswith(" ")), "")
-    return bool(ITEM.match(before))
+def entry(line: str) -> str:
+    """A line of a section: `name: text` or `name, other: text`, or what goes on with it."""
+    match = ENTRY.fullmatch(line)
+    if match is None:
+        return "  " + escaped(line.strip())
+    names = ", ".join(f"``{name}``" for name in match["names"].split(", "))
+    return f"- {names}: {escaped(match['text'])}"
+
+
+def table(lines: list[str]) -> list[str]:
+    """The first line has the titles."""
+    rows = [[escaped(cell.strip()) for cell in line.strip().strip("|").split("|")] for line in lines]
+    cells = [f"   {'-' if column else '* -'} {cell}" for row in rows for column, cell in enumerate(row)]
+    indented = [line if line.startswith("   *") else f"  {line}" for line in cells]
+    return [".. list-table::", "   :header-rows: 1", "", *indented]
 
 
 def escaped(line: str) -> str:
@@ -59,15 +74,15 @@ def plain(text: str) -> str:
 
 
 def process_docstring(app: Any, what: str, name: str, obj: object, options: Any, lines: list[str]) -> None:
-    """For Sphinx's event of that name."""
-    lines[:] = to_restructured(lines)
-    if what in ("module", "class", "function", "method"):  # an attribute's "Torch's: 1 - decay" is no type
-        lines[:] = GoogleDocstring(lines, Config(napoleon_use_ivar=True), app, what, name, obj, options).lines()
+    """For Sphinx's event of that name. It wants an empty line at the end."""
+    lines[:] = [*to_restructured(lines), ""]
 
 
-def process_bases(app: Any, name: str, obj: object, options: Any, bases: list[Any]) -> None:
-    """For Sphinx's event of that name: a class without a base has nothing to say about it."""
-    bases[:] = [base for base in bases if base is not object]
+def process_signature(
+    app: Any, what: str, name: str, obj: object, options: Any, arguments: str | None, result: str | None
+) -> tuple[str | None, str | None]:
+    """For Sphinx's event of that name: a default that is made anew is written so that Python can read it."""
+    return arguments and arguments.replace("<factory>", "..."), result
 
 
 def plain_types(app: Any) -> None:

@@ -90,6 +90,13 @@ def test_docstrings_become_restructured_text():
         "",
         "- one `item`",
         "  goes on",
+        "",
+        "| depth | top-1 |",
+        "| 50 | 77.4 |",
+        "",
+        "Args:",
+        "    model, arguments: the network, for `create_model`;",
+        "        None where: we have none",
     ]
     assert docstrings.to_restructured(text) == [
         r"``scope`` of ``LambdaLayer2d``\ s, \*\*kwargs, \|x\|, name\_ and e_nm.",
@@ -100,6 +107,19 @@ def test_docstrings_become_restructured_text():
         "",
         "- one ``item``",
         "  goes on",
+        "",
+        ".. list-table::",
+        "   :header-rows: 1",
+        "",
+        "   * - depth",
+        "     - top-1",
+        "   * - 50",
+        "     - 77.4",
+        "",
+        "**Arguments**",
+        "",
+        "- ``model``, ``arguments``: the network, for ``create_model``;",
+        "  None where: we have none",
     ]
 
 
