@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-fast test-slow test-kernels test-gpu sanitize lint format clean
+.PHONY: demo docs test test-fast test-slow test-kernels test-gpu sanitize lint format clean
 
 # Again only when the project's requirements change.
 $(READY): pyproject.toml
@@ -16,6 +16,10 @@ $(READY): pyproject.toml
 
 demo: $(READY)  ## trains a small LambdaResNet and its convolutional twin on real digits, about two minutes
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/lambdanets digits  # threads that wait do not spin: no crawl beside a busy browser
+
+docs: $(READY)  ## the site, its tutorials executed: build/docs/index.html. Warnings and broken links are errors
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m sphinx -W --keep-going -d build/doctrees docs build/docs
+	$(BIN)/python docs/check_links.py build/docs
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -49,4 +53,4 @@ sanitize: $(READY)  ## the kernels under compute-sanitizer, on a CUDA device
 	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool racecheck --error-exitcode 9 $(BIN)/python -m pytest tests/ops/test_fused.py -k "$(SANITIZED)"
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .coverage
+	rm -rf $(VENV) build dist docs/_generated *.egg-info .pytest_cache .ruff_cache .coverage

@@ -32,6 +32,8 @@ def filled(text: str, results: Path = RESULTS) -> str:
 
 def body(name: str, results: Path) -> str:
     path = results / f"{name}.json"
+    if not path.exists() and name.startswith("compare"):
+        return ""  # its text stands without it
     if not path.exists():
         return f"No measurement yet: `lambdanets bench` writes {name}.json.\n"
     result = json.loads(path.read_text())
@@ -39,6 +41,8 @@ def body(name: str, results: Path) -> str:
     versions = ", ".join(f"{package} {version}" for package, version in result["versions"].items() if version)
     if "files" in result:
         return exports(result, f"{machine['cpu']}. {versions}. Measured {result['date'][:10]}")
+    if result.get("name") == "compare":
+        return comparison(result, f"{machine['gpu'] or machine['cpu']}. {versions}. Measured {result['date'][:10]}")
     rows = result["rows"]
     where = machine["gpu"] or f"{machine['cpu']}, {machine['cores']} threads"
     first = rows[0]
@@ -75,6 +79,36 @@ def exports(result: Row, where: str) -> str:
         found = one["latency"]["cpu"]
         cells = [one["format"], f"{one['difference']:.1g}", f"{one['bytes'] / 1e6:.0f}", f"{found:.3g}"]
         lines.append(f"| {' | '.join(cells)} | {eager / found:.2f} |\n")
+    return "".join(lines)
+
+
+def comparison(result: Row, where: str) -> str:
+    """What `lambdanets compare` wrote: the final runs, and the trials that chose their settings."""
+    from lambdanets.recipes.compare import CONTESTANTS, Contest
+    from lambdanets.recipes.small import imagenette
+
+    contest = Contest(RESULTS, imagenette(), CONTESTANTS, result["rows"])
+    found = {name: contest.final(name) for name in CONTESTANTS}
+    final = [row for rows in found.values() for row in rows.values()]
+    lines = [f"### Measured\n\n{where}; images of {result['image_size']} pixels.\n"]
+    if final:
+        titles = (
+            "| network | runs | top-1, mean | spread | beside convolution (95%) | parameters | images/s | settings |\n"
+        )
+        lines.append(f"\nValidation images, {final[0]['epochs']:g} epochs, other seeds:\n\n{titles}")
+        lines.append("| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |\n")
+        lines += [f"| {' | '.join([name, *contest.cells(name, rows)])} |\n" for name, rows in found.items() if rows]
+    trials = [row for row in result["rows"] if row["phase"] == "tuning"]
+    if trials:
+        titles = "| network | learning rate | weight decay | embedding std | top-1 | cosine with the start |\n"
+        lines.append(f"\nThe trials, on held-out training images, {trials[0]['epochs']:g} epochs:\n\n{titles}")
+        lines.append("| --- | ---: | ---: | ---: | ---: | ---: |\n")
+    for row in trials:
+        chosen, cosine = row["settings"], row["embedding_cosine"]
+        std = chosen["embedding_std"]
+        cells = [row["network"], f"{chosen['rate']:g}", f"{chosen['weight_decay']:g}"]
+        cells += ["" if std is None else f"{std:g}", f"{100 * row['top1']:.2f}"]
+        lines.append(f"| {' | '.join(cells)} | {'' if cosine is None else f'{cosine:.2f}'} |\n")
     return "".join(lines)
 
 

@@ -91,3 +91,28 @@ def test_a_block_is_filled_from_json(tmp_path: Path):
 def test_a_block_without_json_says_how_to_make_it(tmp_path: Path):
     text = generate.filled("<!-- bench:op-cpu -->\n<!-- /bench -->", tmp_path)
     assert "`lambdanets bench` writes op-cpu.json" in text
+
+
+def test_a_comparison_is_shown_once_it_is_measured(tmp_path: Path):
+    block = "<!-- bench:compare-imagenette -->\n<!-- /bench -->"
+    assert generate.filled(block, tmp_path) == block
+
+    def one(phase: str, network: str, seed: int, top1: float, std: float | None) -> dict[str, object]:
+        settings = {"rate": 0.1, "weight_decay": 5e-4, "embedding_std": std}
+        usual = {"trial": 0, "epochs": 4.0, "parameters": 1234, "examples_per_second": 10.0, "seconds": 1.0}
+        cosine = None if std is None else 0.25
+        changes = {"phase": phase, "network": network, "seed": seed, "top1": top1, "settings": settings}
+        return usual | changes | {"embedding_cosine": cosine}
+
+    rows = [one("tuning", "CCLL", 0, 0.5, 0.02)]
+    for seed in (0, 1, 2):
+        rows.append(one("final", "convolution", seed, 0.70 + 0.01 * seed, None))
+        rows.append(one("final", "CCLL", seed, 0.80 + 0.011 * seed, 0.02))
+    result = {"name": "compare", "date": "2021-02-17T00:00:00", "machine": {"cpu": "A chip", "cores": 2, "gpu": None}}
+    result |= {"versions": {"torch": "2.11"}, "image_size": 128, "rows": rows}
+    (tmp_path / "compare-imagenette.json").write_text(json.dumps(result))
+    text = generate.filled(block, tmp_path)
+    assert "### Measured\n\nA chip. torch 2.11. Measured 2021-02-17; images of 128 pixels." in text
+    assert "| convolution | 3 | 71.00 | 1.00 |  | 1,234 | 10 | rate 0.1, weight_decay 0.0005 |" in text
+    assert "| CCLL | 3 | 81.10 | 1.10 | +10.10 (" in text
+    assert "| CCLL | 0.1 | 0.0005 | 0.02 | 50.00 | 0.25 |" in text

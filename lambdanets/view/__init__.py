@@ -1,9 +1,11 @@
 """What lambda layers look at: the weight that every context position has for a query, by content and by position.
 
-from lambdanets.view import interactions, interactive
-seen = interactions(model, image, query=(112, 80))   # in a notebook it shows itself
-seen.layers[0].position                              # [heads, intra-depth, height, width]
-interactive(model, image).save("view.html")          # a page in which any pixel can be clicked
+In Python and in notebooks:
+
+    from lambdanets.view import interactions, interactive
+    seen = interactions(model, image, query=(112, 80))   # in a notebook it shows itself
+    seen.layers[0].position                              # [heads, intra-depth, height, width]
+    interactive(model, image).save("view.html")          # a page in which any pixel can be clicked
 """
 
 from lambdanets.view.look import Interactions, LayerInteractions, Reach, interactions, reaches

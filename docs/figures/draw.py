@@ -1,0 +1,188 @@
+"""Draws the figures of the start page as SVG, with the standard library and the package's own formulas.
+
+    python docs/figures/draw.py            # write
+    python docs/figures/draw.py --check    # exit with 1 if a file is stale
+
+Every figure has its own background and follows the reader's light or dark scheme, so it is legible on any page.
+"""
+
+import sys
+from collections.abc import Callable, Iterable
+from html import escape
+from pathlib import Path
+
+from lambdanets.measure.memory import GB, RESNET50, global_attention_bytes, lambda_bytes
+
+HERE = Path(__file__).resolve().parent
+STYLE = """
+  .card { fill: #fbfbfd; stroke: #d5d7de }  .text { fill: #1f2430 }  .quiet { fill: #5b6270 }  .line { stroke: #5b6270 }
+  .query { fill: #e8853d }  .key { fill: #3d7fd9 }  .value { fill: #2f9e77 }  .place { fill: #8a63d2 }
+  .query-line { stroke: #e8853d }  .key-line { stroke: #3d7fd9 }  .place-line { stroke: #8a63d2 }
+  .cell { fill: #eceef3; stroke: #c9ccd6 }  .pale { fill-opacity: 0.28 }
+  text { font: 14px system-ui, sans-serif }  .title { font-weight: 600 }  .small { font-size: 12px }
+  @media (prefers-color-scheme: dark) {
+    .card { fill: #1b1d22; stroke: #3a3e48 }  .text { fill: #e6e8ee }
+    .quiet { fill: #a4abb8 }  .line { stroke: #a4abb8 }  .cell { fill: #2a2d35; stroke: #444955 }
+  }
+"""
+
+
+def picture(width: int, height: int, title: str, parts: Iterable[str]) -> str:
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">'
+    marker = (
+        '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+        '<path class="quiet" d="M0 0 8 4 0 8z"/></marker></defs>'
+    )
+    card = f'<rect class="card" x="1" y="1" width="{width - 2}" height="{height - 2}" rx="10"/>'
+    return "\n".join(
+        [head, f"<title>{escape(title)}</title>", f"<style>{STYLE}</style>", marker, card, *parts, "</svg>\n"]
+    )
+
+
+def text(x: float, y: float, words: str, kind: str = "text", anchor: str = "middle") -> str:
+    return f'<text class="{kind}" x="{x:g}" y="{y:g}" text-anchor="{anchor}">{escape(words)}</text>'
+
+
+def box(x: float, y: float, width: float, height: float, kind: str, radius: float = 2) -> str:
+    return f'<rect class="{kind}" x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="{radius:g}"/>'
+
+
+def arrow(*points: tuple[float, float]) -> str:
+    path = " ".join(f"{x:g},{y:g}" for x, y in points)
+    return f'<polyline class="line" points="{path}" fill="none" stroke-width="1.5" marker-end="url(#tip)"/>'
+
+
+def matrix(x: float, y: float, rows: int, columns: int, kind: str, size: float = 14) -> list[str]:
+    """Cells of a matrix, some paler than others: numbers differ."""
+    return [
+        box(
+            x + column * size,
+            y + row * size,
+            size - 2,
+            size - 2,
+            kind + (" pale" if (3 * row + 5 * column) % 4 < 2 else ""),
+        )
+        for row in range(rows)
+        for column in range(columns)
+    ]
+
+
+def layer() -> str:
+    """How a context becomes a lambda, and a query goes through it."""
+    parts: list[str] = []
+    parts += [
+        text(120, 34, "context", "text title"),
+        text(120, 52, "M places: a key and a value each", "quiet small"),
+    ]
+    parts += matrix(66, 66, 9, 3, "key") + matrix(136, 66, 9, 2, "value")
+    parts += [text(86, 208, "keys", "quiet small"), text(150, 208, "values", "quiet small")]
+    parts += [text(120, 244, "where a place is,", "quiet small"), text(120, 260, "seen from query n", "quiet small")]
+    parts += [*matrix(99, 270, 9, 3, "place"), text(120, 412, "embeddings, learned", "quiet small")]
+
+    parts += [text(380, 62, "content lambda", "text title")]
+    parts += [text(380, 80, "sum of softmax(key) × value", "quiet small"), *matrix(348, 94, 3, 4, "key", 16)]
+    parts += [text(380, 162, "one for all queries", "quiet small"), arrow((176, 118), (338, 118))]
+    parts += [text(380, 290, "position lambda", "text title")]
+    parts += [text(380, 308, "sum of embedding × value", "quiet small"), *matrix(348, 322, 3, 4, "place", 16)]
+    parts += [
+        text(380, 390, "one for each query", "quiet small"),
+        arrow((176, 150), (230, 150), (230, 336), (338, 336)),
+    ]
+    parts += [arrow((150, 356), (338, 356))]
+
+    parts += [
+        arrow((418, 118), (470, 118), (470, 222), (518, 222)),
+        arrow((418, 346), (470, 346), (470, 238), (518, 238)),
+    ]
+    parts += [text(486, 235, "+", "text title")]
+    parts += [text(560, 176, "λ of query n", "text title"), text(560, 194, "K × V numbers", "quiet small")]
+    for row in range(3):
+        for column in range(4):
+            kind = "key" if (row + column) % 2 else "place"
+            pale = " pale" if (row + 2 * column) % 3 else ""
+            parts.append(box(528 + column * 16, 206 + row * 16, 14, 14, kind + pale))
+    parts += [text(560, 274, "a linear function,", "quiet small"), text(560, 290, "of fixed size", "quiet small")]
+
+    parts += [text(704, 92, "query n", "text title"), text(704, 110, "K numbers for each head", "quiet small")]
+    parts += [*matrix(683, 122, 1, 3, "query"), arrow((703, 140), (703, 196))]
+    parts += [box(667, 202, 72, 56, "cell", 8), text(703, 235, "apply λ"), arrow((598, 230), (663, 230))]
+    parts += [arrow((703, 260), (703, 314)), *matrix(675, 320, 1, 4, "value"), text(703, 358, "output y", "text title")]
+    return picture(820, 430, "A context becomes a lambda, which is applied to the query", parts)
+
+
+def memory() -> str:
+    """Interactions that ResNet-50 keeps at 224x224, by batch: the formulas behind the paper's memory table."""
+    width, height, left, bottom, right, top = 820, 360, 90, 300, 560, 60
+    batches = [1, 32, 64, 96, 128]
+    attention = [global_attention_bytes(RESNET50, batch=batch) / GB for batch in batches]
+    lambdas = lambda_bytes(RESNET50) / GB
+    largest = attention[-1]
+
+    def at(batch: int, size: float) -> tuple[float, float]:
+        return left + (right - left) * batch / batches[-1], bottom - (bottom - top) * size / largest
+
+    parts = [text(left - 10, 34, "memory of interactions, ResNet-50 at 224 × 224, float32", "text title", "start")]
+    for size in range(0, int(largest) + 1, 40):
+        x, y = at(0, size)
+        parts += [text(x - 10, y + 5, f"{size} GB", "quiet small", "end")]
+        parts += [f'<line class="line" x1="{left}" y1="{y:g}" x2="{right}" y2="{y:g}" stroke-opacity="0.25"/>']
+    parts += [text(at(batch, 0)[0], bottom + 22, str(batch), "quiet small") for batch in batches]
+    parts += [text((left + right) / 2, bottom + 44, "images in a batch", "quiet")]
+    for kind, values in (("query-line", attention), ("key-line", [lambdas] * len(batches))):
+        points = " ".join("{:.1f},{:.1f}".format(*at(batch, size)) for batch, size in zip(batches, values, strict=True))
+        parts.append(f'<polyline class="{kind}" points="{points}" fill="none" stroke-width="3"/>')
+    parts += [
+        text(right + 14, at(128, largest)[1] + 5, f"global self-attention: {largest:.0f} GB", "text title", "start")
+    ]
+    parts += [
+        text(right + 14, at(128, largest)[1] + 25, "a map for each image, head and layer", "quiet small", "start")
+    ]
+    parts += [text(right + 14, at(128, lambdas)[1] - 16, f"lambda layers: {lambdas:.1f} GB", "text title", "start")]
+    parts += [text(right + 14, at(128, lambdas)[1] + 4, "embeddings, whatever the batch", "quiet small", "start")]
+    return picture(width, height, "Memory of interactions by batch size", parts)
+
+
+def scope() -> str:
+    """What one query sees: a 3x3 convolution, a local scope, and content."""
+    side, size = 15, 13
+    parts: list[str] = []
+    titles = (
+        ("3 × 3 convolution", "fixed weights, 9 places", 1, False),
+        ("position lambda, scope 7 × 7", "where: learned per relative place", 3, False),
+        ("content lambda", "what: always the whole context", side, True),
+    )
+    for number, (title, line, reach, everywhere) in enumerate(titles):
+        x0, y0, middle = 36 + number * 262, 70, side // 2
+        parts += [
+            text(x0 + side * size / 2, 34, title, "text title"),
+            text(x0 + side * size / 2, 54, line, "quiet small"),
+        ]
+        for row in range(side):
+            for column in range(side):
+                near = max(abs(row - middle), abs(column - middle)) <= reach
+                kind = "query" if row == column == middle else "cell"
+                if kind == "cell" and near:
+                    kind = ("key" if everywhere else "place" if number else "value") + (
+                        " pale" if (7 * row * row + 5 * column + row * column) % 5 < 3 else ""
+                    )
+                parts.append(box(x0 + column * size, y0 + row * size, size - 2, size - 2, kind))
+    parts.append(text(410, 292, "orange: the query. A scope limits position interactions only.", "quiet small"))
+    return picture(820, 310, "What one query sees", parts)
+
+
+FIGURES: dict[str, Callable[[], str]] = {"layer.svg": layer, "memory.svg": memory, "scope.svg": scope}
+
+
+def main(arguments: list[str]) -> int:
+    stale = [
+        name for name, draw in FIGURES.items() if not (HERE / name).exists() or (HERE / name).read_text() != draw()
+    ]
+    for name in stale:
+        print(f"{name}: {'stale, run python docs/figures/draw.py' if arguments else 'written'}")
+        if not arguments:
+            (HERE / name).write_text(FIGURES[name]())
+    return 1 if stale and arguments else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,109 @@
+"""What the site makes when it is built, and nothing keeps: help of every command, measurements, counts of the paper."""
+
+import contextlib
+import io
+import json
+import os
+import re
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+HERE = Path(__file__).resolve().parent
+GENERATED = HERE / "_generated"
+RESULTS = HERE.parent / "benchmarks" / "results"
+
+# Pages link to files of the repository, so that they work there too; on the site those files are pages.
+OUTSIDE = {
+    "../lambdanets/ops/fused/README.md": "kernels.md",
+    "../CONTRIBUTING.md": "contributing.md",
+    "../benchmarks/results": "measurements.md",
+}
+# Commands whose subcommands are recipes with the same settings: one stands for all.
+RECIPES = {("train",): "imagenette", ("detect", "train"): "small_set", ("pseudo-rounds",): "cotrain"}
+SUBCOMMAND = re.compile(r"^[│ ]+• (\S+)", re.MULTILINE)
+
+
+def read_source(app: Sphinx, page: str, source: list[str]) -> None:
+    """For Sphinx's event of that name."""
+    for target, inside in OUTSIDE.items():
+        source[0] = source[0].replace(f"]({target})", f"]({inside})")
+
+
+def write_pages(app: Sphinx) -> None:
+    GENERATED.mkdir(exist_ok=True)
+    for name, text in (("commands", commands()), ("measurements", measurements()), ("counts", counts())):
+        path = GENERATED / f"{name}.md"
+        if not path.exists() or path.read_text() != text:  # what is the same is not built again
+            path.write_text(text)
+
+
+def help_of(words: tuple[str, ...]) -> str:
+    """What `lambdanets WORDS --help` prints."""
+    from lambdanets.cli import parse
+
+    printed, columns = io.StringIO(), os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "100"
+    try:
+        with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
+            parse([*words, "--help"])
+    finally:
+        os.environ.pop("COLUMNS")
+        if columns is not None:
+            os.environ["COLUMNS"] = columns
+    return "\n".join(line.rstrip() for line in printed.getvalue().strip().splitlines())
+
+
+def commands() -> str:
+    parts = ["## lambdanets\n\n" + fenced(help_of(()))]
+    for name in SUBCOMMAND.findall(help_of(())):
+        parts += sections((name,))
+    return "\n".join(parts)
+
+
+def sections(words: tuple[str, ...]) -> list[str]:
+    """The help of a command, and of those below it."""
+    text = help_of(words)
+    level = "##" if len(words) == 1 else "###"
+    found = [f"{level} lambdanets {' '.join(words)}\n\n{fenced(text)}"]
+    below = SUBCOMMAND.findall(text)
+    if words in RECIPES:
+        found.append(
+            f"The settings of one recipe; those of the others have the same names.\n\n"
+            f"{fenced(help_of((*words, RECIPES[words])))}"
+        )
+        below = []
+    for name in below:
+        found += sections((*words, name))
+    return found
+
+
+def fenced(text: str) -> str:
+    return f"```text\n{text}\n```\n"
+
+
+def measurements() -> str:
+    """Every file of benchmarks/results, to download."""
+    lines = ["| file | where | when |", "| --- | --- | --- |"]
+    for path in sorted(RESULTS.glob("*.json")):
+        result = json.loads(path.read_text())
+        machine = result.get("machine", {})
+        where = machine.get("gpu") or machine.get("cpu") or ""
+        link = f"{{download}}`{path.name} <../benchmarks/results/{path.name}>`"
+        lines.append(f"| {link} | {where} | {str(result.get('date', ''))[:10]} |")
+    return "\n".join(lines) + "\n"
+
+
+def counts() -> str:
+    """The paper's counts that its text does not give, as `lambdanets reproduce` finds them."""
+    from lambdanets.reproduce import TABLES, compare
+
+    titles = {table.name: table.title for table in TABLES.values()}
+    lines = ["| table | row | paper | as written | another reading | |", "| --- | --- | ---: | ---: | ---: | --- |"]
+    for one in [*compare("params"), *compare("flops"), *compare("memory")]:
+        if one.mark not in ("reading", "misprint"):
+            continue
+        ours, reading = (f"{value:.4g}" if value is not None else "" for value in (one.ours, one.reading))
+        note = one.note or "no reading gives it"
+        lines.append(f"| {titles[one.table]} | {one.label} | {one.paper} {one.unit} | {ours} | {reading} | {note} |")
+    return "\n".join(lines) + "\n"
