@@ -26,6 +26,7 @@ from lambdanets.reproduce.command import Models, Reproduce
 from lambdanets.selftest import Selftest
 from lambdanets.train.use import Evaluate, Predict
 from lambdanets.view.command import View
+from lambdanets.webdemo.command import Demo
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ COMMANDS = {
     "compare": Compare,
     "convert": Convert,
     "data": Data,
+    "demo": Demo,
     "detect": detect_command(),
     "digits": Digits,
     "evaluate": Evaluate,

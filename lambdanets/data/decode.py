@@ -2,10 +2,11 @@
 
 import io
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 from lambdanets.data.strings import printable
 
@@ -59,6 +60,17 @@ def load(image: Image.Image, mode: str = "RGB") -> Image.Image:
         return image.convert(mode)
     except Exception as error:
         raise BrokenImageError(f"cannot be decoded ({describe(error)})") from error
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """Decoded, and turned as its camera says (EXIF), as browsers and telephones show it; its mode stays."""
+    try:
+        image.load()
+    except Exception as error:
+        raise BrokenImageError(f"cannot be decoded ({describe(error)})") from error
+    with suppress(Exception):  # a broken note about the camera is no reason to refuse the picture
+        return ImageOps.exif_transpose(image)
+    return image
 
 
 def decode(data: bytes, limits: Limits = LIMITS) -> Image.Image:

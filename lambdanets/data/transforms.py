@@ -19,6 +19,7 @@ from lambdanets.models.hub import Preprocessing
 
 RESAMPLING = {name: Image.Resampling[name.upper()] for name in INTERPOLATIONS}
 MODES = {1: "L", 3: "RGB"}
+MOST_RESIZED = 64  # of a strip of 1 x 65,000 pixels only the middle is resized: all of it would need gigabytes
 ATTEMPTS = 10  # at a crop of the drawn area and shape that fits into the image
 
 
@@ -84,9 +85,13 @@ class Evaluation:
             whole = (height, max(width, int(height * across / down)))
         else:
             whole = (max(height, int(width * down / across)), width)
+        top, left = (round((whole[axis] - self.size[axis]) / 2) for axis in (0, 1))
+        if whole[0] * whole[1] > MOST_RESIZED * height * width:
+            y, x = down / whole[0], across / whole[1]
+            box = (left * x, top * y, (left + self.size[1]) * x, (top + self.size[0]) * y)
+            return pixels(image.resize((self.size[1], self.size[0]), self.resample, box))
         if (down, across) != whole:
             image = image.resize((whole[1], whole[0]), self.resample)
-        top, left = (round((whole[axis] - self.size[axis]) / 2) for axis in (0, 1))
         return pixels(image.crop((left, top, left + self.size[1], top + self.size[0])))
 
 

@@ -42,11 +42,16 @@ class Trained:
 
     def look(self, image: Image.Image, size: int | None = None) -> list[Detection]:
         """What is in one picture; its longer side becomes `size` pixels."""
+        pixels = self.pixels(image, size)
+        shape = (pixels.shape[1], pixels.shape[2])
+        (output,) = self.outputs(pixels[None], [shape])
+        return detections(output, shape, (image.height, image.width))
+
+    def pixels(self, image: Image.Image, size: int | None = None) -> torch.Tensor:
+        """What the detector sees of a picture, uint8 [3, height, width]."""
         height, width = fitted((image.height, image.width), size or self.about.size)
         resized = image.convert("RGB").resize((width, height), Image.Resampling.BILINEAR)
-        pixels = torch.from_numpy(np.array(resized)).permute(2, 0, 1)[None]
-        (output,) = self.outputs(pixels, [(height, width)])
-        return detections(output, (height, width), (image.height, image.width))
+        return torch.from_numpy(np.array(resized)).permute(2, 0, 1)
 
     def read(self, data: bytes, size: int | None = None) -> tuple[Image.Image, list[Detection]]:
         """What is in an encoded picture, and the picture. A BrokenImageError if it is none."""

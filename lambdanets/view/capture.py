@@ -42,9 +42,9 @@ class Captured:
     @property
     def stage(self) -> str:
         """c2 to c5 in ResNets; elsewhere the part of the network that holds the layer."""
-        first = self.name.split(".")[0]
-        is_stage = first.startswith("layer") and first[5:].isdigit()
-        return f"c{int(first[5:]) + 1}" if is_stage else first
+        parts = self.name.split(".")
+        stages = [part for part in parts if part.startswith("layer") and part[5:].isdigit()]
+        return f"c{int(stages[0][5:]) + 1}" if stages else parts[0]
 
     def normalised_keys(self) -> Tensor | None:
         """[G, M, K, U], where all queries share them (no mask)."""

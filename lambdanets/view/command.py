@@ -14,6 +14,7 @@ from lambdanets.options import optional
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from PIL.Image import Image
     from torch import Tensor
 
     from lambdanets.train.trained import Trained
@@ -82,29 +83,40 @@ class View:
 
 def prepared(trained: "Trained", path: Path) -> "tuple[Tensor, Tensor]":
     """The pixels that the network sees, uint8 [height, width, channels], and its input [channels, height, width]."""
-    import torch
-
     from lambdanets.data.decode import BrokenImageError, open_image
     from lambdanets.data.source import read_file
-    from lambdanets.data.transforms import evaluation, normalize
 
     try:
-        pixels = evaluation(trained.card.preprocessing, trained.channels)(open_image(read_file(str(path))))
+        return as_input(trained, open_image(read_file(str(path))))
     except BrokenImageError as error:
         raise ValueError(f"{path}: {error}") from error
-    picture = torch.tensor(pixels)
+
+
+def as_input(trained: "Trained", image: "Image") -> "tuple[Tensor, Tensor]":
+    """The same of an image that is open."""
+    import torch
+
+    from lambdanets.data.transforms import evaluation, normalize
+
+    picture = torch.tensor(evaluation(trained.card.preprocessing, trained.channels)(image))
     return picture, normalize(picture.permute(2, 0, 1)[None], trained.card.preprocessing)[0]
 
 
 def answers(trained: "Trained", image: "Tensor", top: int = 3) -> list[tuple[str, str]]:
-    import torch
-
     from lambdanets.report.show import probability
 
+    return [(name, probability(p)) for name, p in likeliest(trained, image, top)]
+
+
+def likeliest(trained: "Trained", image: "Tensor", top: int) -> list[tuple[str, float]]:
+    """Classes of an input [channels, height, width] with their probabilities."""
+    import torch
+
     with torch.no_grad():
-        best = trained.network(image[None])[0].double().softmax(0).topk(min(top, trained.network.num_classes))
+        logits = trained.network(image[None].to(trained.device))[0].double().cpu()
+    best = logits.softmax(0).topk(min(top, len(logits)))
     names = trained.class_names
-    return [(names[i], probability(p)) for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
+    return [(names[i], p) for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)]
 
 
 def reach_table(reaches: "Sequence[Reach]") -> Table:

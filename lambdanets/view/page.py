@@ -36,8 +36,15 @@ class Page:
     text: str
 
     def _repr_html_(self) -> str:
-        frame = 'style="width:100%;height:860px;border:1px solid #bbb" sandbox="allow-scripts"'
-        return f'<iframe {frame} srcdoc="{html.escape(self.text)}"></iframe>'
+        return self.frame("height:860px;border:1px solid #bbb")
+
+    def frame(self, style: str) -> str:
+        """The page within another: its scripts can reach nothing but the frame."""
+        title = 'title="What lambda layers look at"'
+        return (
+            f'<iframe {title} style="width:100%;{style}" sandbox="allow-scripts" srcdoc="{html.escape(self.text)}">'
+            "</iframe>"
+        )
 
     def save(self, path: str | Path) -> Path:
         path = Path(path)

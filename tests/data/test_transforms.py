@@ -38,6 +38,30 @@ def test_evaluation_of_rectangles_is_covered(size: tuple[int, int]):
     assert (found == (200, 100, 50)).all()  # no border came in
 
 
+@pytest.mark.parametrize("size", [(5, 200), (300, 7)])
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+def test_the_middle_of_a_strip_is_that_of_all_of_it(monkeypatch, size: tuple[int, int], interpolation: str):
+    image, transform = picture(0, size), evaluation(Preprocessing(size=17, interpolation=interpolation))
+    expected = transform(image).astype(int)
+    monkeypatch.setattr(transforms, "MOST_RESIZED", 2)
+    found = transform(image).astype(int)
+    assert np.abs(found - expected).max() <= 1
+    assert expected.std() > 10
+
+
+@pytest.mark.parametrize("size", [(65_000, 1), (1, 65_000)])
+def test_a_strip_is_not_made_larger_than_it_must_be(monkeypatch, size: tuple[int, int]):
+    """A file of some hundred bytes, which would be 13 GB if its short side became 256 pixels."""
+    resize = Image.Image.resize
+
+    def bounded(image, wanted, *options):
+        assert wanted[0] * wanted[1] < 10**7
+        return resize(image, wanted, *options)
+
+    monkeypatch.setattr(Image.Image, "resize", bounded)
+    assert evaluation(Preprocessing(size=224))(Image.new("RGB", size, (200, 100, 50))).shape == (224, 224, 3)
+
+
 def test_training_crops_are_torchvisions():
     augment = Augment(flip=0.0)
     for seed in range(10):

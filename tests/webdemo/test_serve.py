@@ -1,0 +1,257 @@
+"""The page as a server: who gets in, what is kept, and that nothing is fetched from elsewhere."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from PIL import Image
+
+from lambdanets.cli import main
+from lambdanets.webdemo import command
+from lambdanets.webdemo.analyse import open_model
+from lambdanets.webdemo.choose import Example
+from lambdanets.webdemo.page import Desk, bars, nothing
+from lambdanets.webdemo.serve import address_of, is_loopback, listening
+from tests.train.weights import NAMES, small_weights
+from tests.webdemo.helpers import HOSTILE, LIMITS, detector_weights, noise, served
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_weights(tmp_path_factory.mktemp("weights") / "classes.safetensors")[1]
+
+
+@pytest.fixture(scope="module")
+def desk(weights: Path) -> Desk:
+    return Desk(open_model(str(weights), device="cpu"), (Example(Image.new("RGB", (12, 12)), "black"),), LIMITS)
+
+
+def analysed(address: str, picture: Path) -> tuple[dict | None, str, str]:
+    """What the page gets for an uploaded file, the way it asks for it: picture, answers, frame."""
+    with picture.open("rb") as file:
+        (path,) = httpx.post(f"{address}/gradio_api/upload", files={"files": (picture.name, file)}).json()
+    kind, data = asked(address, {"path": path})
+    assert kind == "complete", data
+    picture_data, answers, frame = data
+    return picture_data, answers, frame
+
+
+def asked(address: str, file: dict[str, Any]) -> tuple[str, Any]:
+    given = {"data": [file | {"meta": {"_type": "gradio.FileData"}}]}
+    event = httpx.post(f"{address}/gradio_api/call/analyse", json=given).json()["event_id"]
+    said = httpx.get(f"{address}/gradio_api/call/analyse/{event}", timeout=60).text
+    kind, data = re.findall(r"event: (.*)\ndata: (.*)", said)[-1]
+    return kind, json.loads(data)
+
+
+def test_a_picture_is_answered_and_bad_files_do_not_end_it(tmp_path: Path, desk: Desk) -> None:
+    (tmp_path / "bad.png").write_bytes(b"garbage")
+    with served(desk) as address:
+        for _ in range(2):  # alive after a bad file
+            _, answers, frame = analysed(address, noise(tmp_path / "a.png"))
+            assert sum(name in answers for name in NAMES) == 5
+            assert 'sandbox="allow-scripts"' in frame
+            picture, answers, frame = analysed(address, tmp_path / "bad.png")
+            assert picture is None
+            assert "This picture cannot be used: not a readable JPEG / PNG / WEBP image" in answers
+            assert not frame
+
+
+def test_a_file_that_is_too_large_is_not_taken(desk: Desk) -> None:
+    with served(desk) as address:
+        small, large = (
+            httpx.post(f"{address}/gradio_api/upload", files={"files": ("a.png", bytes(size))})
+            for size in (LIMITS.bytes, LIMITS.bytes + 1)
+        )
+        assert small.status_code == 200
+        assert large.status_code == 413
+        assert httpx.get(address).status_code == 200
+
+
+def test_other_sites_do_not_get_in(desk: Desk) -> None:
+    with served(desk) as address:
+        own = httpx.get(address)
+        assert own.status_code == 200
+        assert "default-src 'self'" in own.headers["content-security-policy"]
+        assert httpx.get(address, headers={"Host": "evil.example"}).status_code == 400  # a name that leads here
+        files = {"files": ("a.png", b"x")}
+        for origin in ("http://evil.example", "null", address.replace("http", "https", 1).replace("127", "126")):
+            assert (
+                httpx.post(f"{address}/gradio_api/upload", files=files, headers={"Origin": origin}).status_code == 403
+            )
+        upload = httpx.post(f"{address}/gradio_api/upload", files=files, headers={"Origin": address})
+        assert upload.status_code == 200
+        assert httpx.get(f"{address}/gradio_api/file=/etc/passwd").status_code == 403
+        assert httpx.get(f"{address}/gradio_api/file={Path(__file__)}").status_code == 403
+
+
+@pytest.mark.parametrize("more", [{}, {"is_stream": True}], ids=["file", "stream"])
+def test_files_of_this_machine_cannot_be_asked_for(tmp_path: Path, desk: Desk, more: dict) -> None:
+    """A request that names a file instead of uploading one."""
+    noise(tmp_path / "private.png")
+    (tmp_path / "private.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
+    with served(desk) as address:
+        for name in ("private.png", "private.svg", f"../{tmp_path.name}/private.png"):
+            path = tmp_path / name
+            assert path.is_file()
+            kind, said = asked(address, {"path": str(path), **more})
+            assert kind == "error", said
+            assert "was not uploaded by a user" in said["error"]
+            assert httpx.get(f"{address}/gradio_api/file={path}").status_code == 403
+        assert asked(address, {"path": os.path.relpath(tmp_path / "private.png"), **more})[0] == "error"
+
+
+def test_addresses_are_not_fetched(desk: Desk) -> None:
+    with served(desk) as address, listening("127.0.0.1", 0) as other:
+        other.setblocking(False)
+        for host in ("127.0.0.1", "localhost", "example.com"):
+            url = f"http://{host}:{other.getsockname()[1]}/a.png"
+            kind, said = asked(address, {"path": url, "url": url})
+            assert kind == "error"
+            assert said["error"] == "Only uploaded files are read, no addresses."
+        with pytest.raises(BlockingIOError):  # nobody knocked
+            other.accept()
+
+
+def test_uploaded_pictures_are_deleted_at_the_end(desk: Desk) -> None:
+    with served(desk) as address:
+        (path,) = httpx.post(f"{address}/gradio_api/upload", files={"files": ("a.png", b"x")}).json()
+        assert Path(path).is_file()
+    assert not Path(path).exists()
+
+
+def test_the_server_asks_nobody(tmp_path: Path, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No telemetry, no look for a newer version: every connection stays on this machine."""
+    connect, others = socket.socket.connect, []
+
+    def watched(self: socket.socket, address: object) -> None:
+        if not (isinstance(address, tuple) and address[0] in ("127.0.0.1", "::1", "localhost")):
+            others.append(address)
+            raise OSError("no network in this test")
+        return connect(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", watched)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse_names(socket.getaddrinfo, others))
+    with served(desk) as address:
+        analysed(address, noise(tmp_path / "a.png"))
+    assert others == []
+
+
+def refuse_names(resolve, others: list):
+    def resolved(host, *arguments, **options):
+        if host not in ("127.0.0.1", "::1", "localhost", None):
+            others.append(host)
+            raise socket.gaierror("no network in this test")
+        return resolve(host, *arguments, **options)
+
+    return resolved
+
+
+def test_names_cannot_harm(tmp_path: Path) -> None:
+    desk = Desk(open_model(str(detector_weights(tmp_path / "objects.safetensors")), device="cpu"), (), LIMITS)
+    first, second = desk.upload(str(noise(tmp_path / "a.png", (96, 64))), 0.0)
+    assert "&lt;img src=x" in first[1]
+    for text in (first[1], second[2], nothing(HOSTILE)[1]):
+        assert "<img src=x" not in text
+    assert bars(desk.model.answer(Image.new("RGB", (20, 20)), 1.1)).startswith('<p class="soft">It finds nothing')
+
+
+def test_a_slider_asks_again_for_what_is_shown(tmp_path: Path) -> None:
+    model = open_model(str(detector_weights(tmp_path / "objects.safetensors")), device="cpu")
+    scene = noise(tmp_path / "a.png", (96, 64))
+    desk = Desk(model, (Example(Image.open(scene), ""),), LIMITS)
+    assert desk.again(str(scene), None, 0.1)[1] == desk.again(None, 0, 0.1)[1] == next(desk.upload(str(scene), 0.1))[1]
+    assert desk.again(None, 0, 0.1)[1] != desk.again(None, 0, 0.99)[1]
+    assert desk.again(None, None, 0.1) == (None, "")
+
+
+def test_a_network_without_lambda_layers_says_so(tmp_path: Path) -> None:
+    _, path = small_weights(tmp_path / "plain.safetensors", placement="CCCC")
+    desk = Desk(open_model(str(path), device="cpu"), (), LIMITS)
+    first, second = desk.upload(str(noise(tmp_path / "a.png")), 0.0)
+    assert "%" in first[1]
+    assert "no LambdaLayer2d" in second[2]
+
+
+def test_addresses() -> None:
+    with listening("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        assert address_of(taken) == f"http://127.0.0.1:{port}"
+        assert is_loopback(taken)
+        with pytest.raises(ValueError, match=rf"--port {port} cannot be used .*--port 0"):
+            listening("127.0.0.1", port)
+    with listening("0.0.0.0", 0) as taken:
+        assert not is_loopback(taken)
+        assert address_of(taken).startswith("http://127.0.0.1:")
+    with pytest.raises(ValueError, match="no such address"):
+        listening("no such host", 0)
+    with pytest.raises(ValueError, match="70000"):
+        listening("127.0.0.1", 70_000)
+
+
+@pytest.mark.parametrize(
+    ("host", "warned"), [("127.0.0.1", False), ("0.0.0.0", True)], ids=["this machine", "everybody"]
+)
+def test_the_command_serves_until_it_is_told_to_end(tmp_path: Path, weights: Path, host: str, warned: bool) -> None:
+    arguments = ["demo", str(weights), "--no-browser", "--port", "0", "--host", host, "--device", "cpu"]
+    root = str(Path(command.__file__).parents[2])
+    environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": root, "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lambdanets", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+    try:
+        assert process.stdout is not None
+        about, where = process.stdout.readline(), process.stdout.readline()
+        assert "7 classes: ant, bee" in about
+        found = re.search(r"http://127\.0\.0\.1:\d+", where)
+        assert found is not None
+        assert "lambdanets demo" in httpx.get(found[0], timeout=60).text
+        assert list(tmp_path.glob("lambdanets-demo-*"))
+        process.send_signal(signal.SIGTERM if warned else signal.SIGINT)
+        out, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == (143 if warned else 0)
+    assert ("closed" in out) == (not warned)
+    assert ("everybody who can reach this machine" in said) == warned
+    assert "Traceback" not in said
+    assert not list(tmp_path.glob("lambdanets-demo-*"))
+
+
+def test_refusals_are_sentences(weights: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    def refused(*words: str) -> str:
+        assert main(["demo", str(weights), "--no-browser", "--port", "0", *words]) == 2
+        return capsys.readouterr().err
+
+    assert "--max-megabytes 0.0: more than 0" in refused("--max-megabytes", "0")
+    assert "--max-megapixels -3.0: more than 0" in refused("--max-megapixels", "-3")
+    assert "no such address" in refused("--host", "no such host")
+    assert "toaster" in refused("--device", "toaster")
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    assert "pip install 'lambdanets[demo]'" in refused()
+
+
+def test_other_commands_do_not_load_gradio() -> None:
+    code = "import sys, lambdanets.cli; print([n for n in ('gradio', 'fastapi', 'uvicorn') if n in sys.modules])"
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    assert loaded.strip() == "[]"
+
+
+def test_the_document_has_the_defaults() -> None:
+    text = (Path(command.__file__).parents[2] / "docs" / "demo.md").read_text()
+    usual = command.Demo()
+    assert f"| `--max-megabytes` | {usual.max_megabytes:g} |" in text
+    assert f"| `--max-megapixels` | {usual.max_megapixels:g} |" in text
+    assert f"| `--host`, `--port` | {usual.host}, {usual.port} |" in text
