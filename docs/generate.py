@@ -41,8 +41,11 @@ def body(name: str, results: Path) -> str:
     versions = ", ".join(f"{package} {version}" for package, version in result["versions"].items() if version)
     if "files" in result:
         return exports(result, f"{machine['cpu']}. {versions}. Measured {result['date'][:10]}")
-    if result.get("name") == "compare":
-        return comparison(result, f"{machine['gpu'] or machine['cpu']}. {versions}. Measured {result['date'][:10]}")
+    kind = result.get("name", name).partition("-")[0]
+    if kind in OTHERS:
+        note = f"\n{result['note']}\n" if "note" in result else ""
+        where = f"{machine['gpu'] or machine['cpu']}. {versions}. Measured {result['date'][:10]}"
+        return OTHERS[kind](result, where) + note
     rows = result["rows"]
     where = machine["gpu"] or f"{machine['cpu']}, {machine['cores']} threads"
     first = rows[0]
@@ -112,6 +115,61 @@ def comparison(result: Row, where: str) -> str:
     return "".join(lines)
 
 
+def networks(result: Row, where: str) -> str:
+    """What `lambdanets bench network` wrote: examples a second, and in brackets beside the first network."""
+    kinds = list(dict.fromkeys((row["protocol"]["mode"], row["protocol"]["compiled"]) for row in result["rows"]))
+    found = {}
+    for row in result["rows"]:
+        key = row["protocol"]["mode"], row["protocol"]["compiled"]
+        found.setdefault(row["network"], {"parameters": row["parameters"]})[key] = row["result"]
+    first, precision = next(iter(found.values())), result["rows"][0]["protocol"]["precision"]
+    titles = [f"{mode}, {'compiled' if compiled else 'eager'}" for mode, compiled in kinds]
+    lines = [f"{where}; {precision}, examples a second (beside the first row), batch norm folded for inference.\n\n"]
+    lines.append(f"| network | parameters | {' | '.join(titles)} | training memory, eager |\n")
+    lines.append(f"| --- | {' | '.join(['---:'] * (len(kinds) + 2))} |\n")
+    for name, one in found.items():
+        cells = [f"`{name}`", f"{one['parameters'] / 1e6:.1f}M" if one["parameters"] else "-"]
+        cells += [speed(one.get(kind), first.get(kind), "examples_per_second") for kind in kinds]
+        cells.append(speed(one.get(("training", False)), first.get(("training", False)), "peak_bytes"))
+        lines.append(f"| {' | '.join(cells)} |\n")
+    return "".join(lines)
+
+
+def speed(row: Row | None, first: Row | None, what: str) -> str:
+    if row is None or first is None:
+        return "-"
+    value = f"{row[what]:,.0f}" if what != "peak_bytes" else f"{row[what] / 2**30:.1f} GiB"
+    return f"{value} ({row[what] / first[what]:.2f})"
+
+
+def engine(result: Row, where: str) -> str:
+    """What `lambdanets bench engine` wrote."""
+    used = result["settings"]
+    return (
+        f"{where}; ResNet-50 {used['placement']} at {used['image_size']} pixels, batch {used['batch']}, "
+        f"{used['precision']}: a bare loop {result['bare']:,.0f} images/s, ours {result['ours']:,.0f} "
+        f"({100 * result['overhead']:+.1f}% time).\n"
+    )
+
+
+def pseudo(result: Row, where: str) -> str:
+    """What benchmarks/pseudo_imagenette.py wrote."""
+    lines = [f"{where}; {result['steps']} steps of {result['batch_size']} images each, {result['fraction']:.0%} of the "]
+    lines.append("labels.\n\n| seed | alone | with pseudo-labels | gain | kept | of these right |\n")
+    lines.append("| ---: | ---: | ---: | ---: | ---: | ---: |\n")
+    for row in result["seeds"]:
+        alone, after = 100 * row["alone"], 100 * row["with_pseudo_labels"]
+        kept = f"{row['kept']:,} of {row['labelled_images']:,}"
+        lines.append(
+            f"| {row['seed']} | {alone:.2f} | {after:.2f} | {after - alone:+.2f} | {kept} | {row['right']:.1%} |\n"
+        )
+    gain, spread, speeds = result["gain_mean"], result["gain_stdev"], result["throughput"]
+    lines.append(f"\nGain: {gain:+.2f} points (standard deviation {spread:.2f}). Labelling ran at ")
+    lines.append(f"{speeds['labels_per_second']:,.0f} images/s, {speeds['share']:.0%} of the teacher alone, ")
+    return "".join([*lines, "fed by the same loader.\n"])
+
+
+OTHERS = {"compare": comparison, "networks": networks, "engine": engine, "pseudo": pseudo}
 HARD = {"ours, folded": "conv3x3, BN folded", "ours, compiled": "conv3x3 + BN, compiled"}
 
 

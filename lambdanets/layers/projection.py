@@ -71,7 +71,14 @@ def project_by_calls(inputs: Tensor, linear: nn.Module, norm: nn.Module | None) 
 def project(inputs: Tensor, projection: Projection) -> list[Tensor]:
     """[B, N, C] -> [B, N, size] for each of the projection's sizes."""
     parts = nn.functional.linear(inputs, projection.weight, projection.bias).split(projection.sizes, dim=-1)
-    return [part if norm is None else normed(norm, part) for part, norm in zip(parts, projection.norms, strict=True)]
+    return [
+        kept(part) if norm is None else normed(norm, part) for part, norm in zip(parts, projection.norms, strict=True)
+    ]
+
+
+def kept(part_BNC: Tensor) -> Tensor:
+    """A copy of a part that the backward pass keeps: the part itself would keep the whole product alive."""
+    return part_BNC.contiguous() if torch.is_grad_enabled() and part_BNC.requires_grad else part_BNC
 
 
 def normed(norm: nn.Module, part_BNC: Tensor) -> Tensor:

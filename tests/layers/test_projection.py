@@ -134,3 +134,10 @@ def test_steps_have_the_dtype_of_the_parallel_form():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y, _ = layer.step(torch.randn(2, 8), layer.init_state(2))
         assert y.dtype == layer(torch.randn(2, 8, 4)).dtype == torch.bfloat16
+
+
+def test_what_the_backward_pass_keeps_is_no_part_of_something_larger():
+    """Keys as a slice of the projection would keep all of it: more memory than the layer's own input."""
+    queries, keys, values, _, _ = LambdaLayer2d(64, scope=7).project(torch.randn(2, 64, 6, 6), None)
+    for part in (queries, keys, values):
+        assert part.untyped_storage().nbytes() == part.numel() * part.element_size()
