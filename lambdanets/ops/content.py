@@ -152,6 +152,13 @@ class RunningContent:
             keys_BMKU.new_full((B, K, U), -torch.inf), keys_BMKU.new_zeros(B, K, U), keys_BMKU.new_zeros(B, K, V, U)
         )
 
+    def content_lambda(self, key_norm: str | None) -> Tensor:
+        """The content lambda of the context so far: [B, K, V]; zeros if it is empty."""
+        if key_norm is None:
+            return self.sums.sum(dim=3)
+        divisor = self.total.clamp(min=L2_EPSILON)  # the largest key alone makes a softmax's total at least 1
+        return (self.sums / divisor[:, :, None]).sum(dim=3)
+
     def add(
         self, keys_BLKU: Tensor, values_BLVU: Tensor, key_norm: str | None, context_mask_BL: Tensor | None
     ) -> "RunningContent":
