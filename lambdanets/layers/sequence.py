@@ -126,7 +126,8 @@ class LambdaLayer1d(LambdaLayer):
             if part.keys_BMKU is not None
         )
         window = torch.cat([start.values, values.to(dtype)], dim=1)
-        state = StreamState(content, window[:, window.shape[1] - self._reach :], x.shape[2])
+        kept = window[:, window.shape[1] - self._reach :].clone()  # a view would keep the whole prompt in memory
+        state = StreamState(content, kept, x.shape[2])
         return output.flatten(2).transpose(1, 2).contiguous(), state
 
     @property

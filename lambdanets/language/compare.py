@@ -1,0 +1,264 @@
+"""`lambdanets language compare`: lambda layers and softmax attention of one size, in turns, in one run.
+
+What is measured: bits per byte against steps and seconds, bytes per second in training, and for generation the time of
+a byte, the memory of the state and the growth of the process, against the length of the text.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from lambdanets.language.corpus import Corpus, read_corpus
+from lambdanets.language.network import ByteModel, Kind, state_bytes
+from lambdanets.language.task import (
+    About,
+    Language,
+    LanguageConfig,
+    bigram_bits,
+    evaluate,
+    load_language,
+    regions,
+    save_language,
+)
+from lambdanets.measure.machine import describe
+from lambdanets.measure.timing import interleaved, threads
+from lambdanets.options import optional
+from lambdanets.train.distributed import World
+from lambdanets.train.engine import Engine
+from lambdanets.train.jsonable import to_json
+from lambdanets.train.memory import make_share
+from lambdanets.train.schedule import learning_rate
+
+KINDS: tuple[Kind, ...] = ("lambda", "attention")
+STEPS_TIMED = 16  # of generation, in one repeat
+REPEATS = 9
+WARM_UP = 32  # bytes that a process generates before its growth counts
+AGREED = 1e-4  # nats by which step by step and all at once may differ before nothing is measured
+GROW = "import sys; from lambdanets.language.compare import grow; grow(sys.argv[1], int(sys.argv[2]))"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareLanguage:
+    """Train both kinds of language model in turns, measure both, and write JSON.
+
+    The settings are those of `language train`; `steps` is its length. Everything runs on the CPU.
+    """
+
+    steps: int = 1500
+    """Of each model."""
+    turn: int = 10
+    """Steps that one model takes before it is the other's turn."""
+    evaluations: int = 10
+    """Over the run."""
+    context: tuple[int, ...] = (64, 256, 1024, 4096)
+    """Lengths of the text that a byte is predicted from, at the end."""
+    lengths: tuple[int, ...] = (256, 1024, 4096, 16384)
+    """Lengths of the text at which generation is measured."""
+    text: str = "python"
+    """As `language train --text` takes it."""
+    threads: Annotated[int | None, optional("N")] = None
+    """Of the CPU; by default torch's own choice."""
+    output: Path = Path("benchmarks/results/language-cpu.json")
+    """The JSON file."""
+
+    def run(self) -> int:
+        console = Console(highlight=False)
+        with threads(self.threads):
+            result = compare(self, read_corpus(self.text), LanguageConfig(text=self.text), console)
+        self.output.parent.mkdir(parents=True, exist_ok=True)
+        self.output.write_text(json.dumps(result, indent=1) + "\n")
+        console.print(f"written to {self.output}", soft_wrap=True)
+        return 0
+
+
+def compare(options: CompareLanguage, corpus: Corpus, base: LanguageConfig, console: Console) -> dict[str, Any]:
+    """All that is measured, as JSON has it."""
+    if not 0 < options.evaluations <= options.steps:
+        raise ValueError(f"--evaluations {options.evaluations}: at least 1, and at most the {options.steps} steps")
+    contestants: dict[Kind, Contestant] = {kind: Contestant(kind, base, corpus, options.steps) for kind in KINDS}
+    train_in_turns(list(contestants.values()), options, console)
+    models: dict[Kind, ByteModel] = {kind: one.trained() for kind, one in contestants.items()}
+    task = contestants["lambda"].task
+    longest = regions(corpus.validation, max(options.context), base.evaluated)
+    for kind, model in models.items():
+        check_steps(kind, model, task.regions)
+    result: dict[str, Any] = {
+        "name": "language",
+        **describe(torch.device("cpu")),
+        "settings": {**to_json(base), "steps": options.steps, "turn": options.turn},
+        "text": corpus.describe(),
+        "evaluated_bytes": task.regions[:, 1:].numel(),
+        "bigram_bits_per_byte": bigram_bits(corpus, task.regions),
+        "training": {kind: one.summary() for kind, one in contestants.items()},
+        "context": [
+            {"length": length}
+            | {kind: evaluate(model, longest, length, World())["bits_per_byte"] for kind, model in models.items()}
+            for length in options.context
+        ],
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        for kind, model in models.items():
+            about = About(model=model.config, text=corpus.describe())
+            save_language(model, Path(folder) / f"{kind}.safetensors", about)
+        result["generation"] = []
+        for length in options.lengths:
+            row = generation_row(models, corpus, length, folder)
+            result["generation"].append(row)
+            console.print(f"generation after {length:,} bytes: {row}", soft_wrap=True)
+    return result
+
+
+# Training -------------------------------------------------------------------------------------------------------------
+
+
+class Contestant:
+    """One model on the way: the engine of the training loop, and what it took."""
+
+    def __init__(self, kind: Kind, base: LanguageConfig, corpus: Corpus, steps: int) -> None:
+        self.kind, self.steps, self.world = kind, steps, World()
+        self.config = replace(base, model=replace(base.model, kind=kind), device="cpu")
+        self.task = Language(self.config, corpus)
+        self.epoch_steps = self.task.examples // self.config.batch_size
+        if not self.epoch_steps:
+            raise ValueError(f"{self.task.examples} windows do not fill a batch of {self.config.batch_size}")
+        self.engine = Engine(self.task, self.config, self.world, steps)
+        self.share = make_share(self.world, self.config.batch_size, None)
+        self.batches = self.endless()
+        self.done, self.seconds = 0, 0.0
+        self.rates: list[float] = []  # bytes per second of each turn
+        self.curve: list[dict[str, float]] = []
+
+    def endless(self) -> Iterator[Tensor]:
+        epoch = 0
+        while True:
+            yield from self.task.batches(epoch, 0, self.share)
+            epoch += 1
+
+    def advance(self, steps: int) -> None:
+        began = time.perf_counter()
+        config = self.config
+        for step in range(self.done, self.done + steps):
+            rate = learning_rate(
+                config.schedule,
+                config.batch_size,
+                step,
+                steps=self.steps,
+                steps_per_epoch=min(self.epoch_steps, self.steps),
+            )
+            self.engine.step(step, self.batches, self.share, rate)
+        took = time.perf_counter() - began
+        self.done += steps
+        self.seconds += took
+        self.rates.append(steps * config.batch_size * config.length / took)
+
+    def trained(self) -> ByteModel:
+        assert self.engine.average is not None
+        model = self.engine.average.network()
+        assert isinstance(model, ByteModel)
+        return model.ready()
+
+    def evaluate(self) -> float:
+        bits = self.task.evaluate(self.trained(), self.world, False)["validation"]["bits_per_byte"]
+        self.curve.append({"step": self.done, "seconds": self.seconds, "bits_per_byte": bits})
+        return bits
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "parameters": sum(p.numel() for p in self.engine.model.parameters()),
+            "bits_per_byte": self.curve[-1]["bits_per_byte"],
+            "seconds": self.seconds,
+            "bytes_per_second": median(self.rates[1:] or self.rates),  # the first turn warms up
+            "curve": self.curve,
+        }
+
+
+def train_in_turns(contestants: list[Contestant], options: CompareLanguage, console: Console) -> None:
+    """What disturbs the machine for a while disturbs both. Evaluations are not part of the time."""
+    marks = [round(options.steps * (i + 1) / options.evaluations) for i in range(options.evaluations)]
+    for mark in marks:
+        while contestants[0].done < mark:
+            for one in contestants:
+                one.advance(min(options.turn, mark - one.done))
+        for one in contestants:
+            bits, rate = one.evaluate(), median(one.rates)
+            console.print(f"step {one.done}  {one.kind}: {bits:.3f} bits per byte, {rate:,.0f} bytes/s")
+
+
+# Generation -----------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def check_steps(kind: str, model: ByteModel, regions_RN: Tensor, length: int = 96) -> None:
+    """No number without a passing check: step by step gives what the parallel form gives."""
+    text_BN = regions_RN[:1, :length].long()
+    expected = model(text_BN).log_softmax(2)[0]
+    scores, state = model.prefill(text_BN[:, : length // 2])
+    for n in range(length // 2, length):
+        worst = (scores.log_softmax(1)[0] - expected[n - 1]).abs().max().item()
+        if not worst <= AGREED:
+            raise RuntimeError(f"{kind}: byte {n} differs by {worst:.1e} nats step by step, allowed {AGREED}")
+        scores, state = model.step(text_BN[:, n], state)
+
+
+def generation_row(models: dict[Kind, ByteModel], corpus: Corpus, length: int, folder: str) -> dict[str, Any]:
+    """The next bytes after a text of `length`: milliseconds each, and what must be kept to make them."""
+    text = torch.from_numpy(corpus.training[: length + STEPS_TIMED]).long()
+    if len(text) < length + STEPS_TIMED:
+        raise ValueError(f"the text has {len(corpus.training)} bytes to read, too few to generate after {length}")
+    states = {kind: model.prefill(text[None, :length])[1] for kind, model in models.items()}
+
+    def steps(kind: Kind) -> None:
+        state = states[kind]
+        for byte in text[length:]:
+            _, state = models[kind].step(byte[None], state)
+
+    for kind in models:
+        steps(kind)
+    timed = interleaved({kind: lambda kind=kind: steps(kind) for kind in models}, torch.device("cpu"), REPEATS, 60.0)
+    row: dict[str, Any] = {"length": length}
+    for kind in models:
+        path = Path(folder) / f"{kind}.safetensors"
+        row[kind] = {
+            "milliseconds": 1e3 * timed[kind].median / STEPS_TIMED,
+            "state_bytes": state_bytes(states[kind]),
+            "process_growth_bytes": process_growth(path, length),
+        }
+    return row
+
+
+def process_growth(weights: Path, length: int) -> int | None:
+    """By how much a process of its own grows while it generates; None where the system does not say."""
+    if not sys.platform.startswith("linux"):
+        return None
+    done = subprocess.run([sys.executable, "-c", GROW, str(weights), str(length)], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"the process that measures memory failed: {done.stderr.strip()[-400:]}")
+    return int(done.stdout)
+
+
+def grow(weights: str, length: int) -> None:
+    """Generates `length` bytes, one by one; prints how far the peak of resident memory rose after a warm-up."""
+    process = Path("/proc/self")
+    model, _ = load_language(weights)
+    before = 0
+    for number, _ in enumerate(model.generate(b"\0", length)):
+        if number == WARM_UP:
+            (process / "clear_refs").write_text("5")  # the peak starts anew: loading had a higher one
+            before = peak_resident(process)
+    print(peak_resident(process) - before)
+
+
+def peak_resident(process: Path) -> int:
+    line = next(line for line in (process / "status").read_text().splitlines() if line.startswith("VmHWM"))
+    return 1024 * int(line.split()[1])
