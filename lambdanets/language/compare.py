@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from torch import Tensor
@@ -52,15 +53,16 @@ GROW = "import sys; from lambdanets.language.compare import grow; grow(sys.argv[
 class CompareLanguage:
     """Train both kinds of language model in turns, measure both, and write JSON.
 
-    The settings are those of `language train`; `steps` is its length. Everything runs on the CPU.
+    Both have the settings of `language train`, but a constant learning rate: then no moment of the run is better than
+    another, and any can be compared, by steps or by time. Everything runs on the CPU.
     """
 
-    steps: int = 1500
-    """Of each model."""
+    minutes: float = 6.0
+    """Of training, for each model."""
     turn: int = 10
-    """Steps that one model takes before it is the other's turn."""
+    """Steps that a model takes before the other may: the turn is always that of the one with less time."""
     evaluations: int = 10
-    """Over the run."""
+    """Of each model, evenly over its time."""
     context: tuple[int, ...] = (64, 256, 1024, 4096)
     """Lengths of the text that a byte is predicted from, at the end."""
     lengths: tuple[int, ...] = (256, 1024, 4096, 16384)
@@ -84,9 +86,12 @@ class CompareLanguage:
 
 def compare(options: CompareLanguage, corpus: Corpus, base: LanguageConfig, console: Console) -> dict[str, Any]:
     """All that is measured, as JSON has it."""
-    if not 0 < options.evaluations <= options.steps:
-        raise ValueError(f"--evaluations {options.evaluations}: at least 1, and at most the {options.steps} steps")
-    contestants: dict[Kind, Contestant] = {kind: Contestant(kind, base, corpus, options.steps) for kind in KINDS}
+    if options.evaluations < 1 or options.minutes <= 0 or options.turn < 1:
+        raise ValueError(
+            f"--evaluations {options.evaluations}, --minutes {options.minutes:g}, --turn {options.turn}: all above 0"
+        )
+    base = replace(base, schedule=replace(base.schedule, kind="constant"), ema=replace(base.ema, horizon=0.0))
+    contestants: dict[Kind, Contestant] = {kind: Contestant(kind, base, corpus) for kind in KINDS}
     train_in_turns(list(contestants.values()), options, console)
     models: dict[Kind, ByteModel] = {kind: one.trained() for kind, one in contestants.items()}
     task = contestants["lambda"].task
@@ -96,11 +101,12 @@ def compare(options: CompareLanguage, corpus: Corpus, base: LanguageConfig, cons
     result: dict[str, Any] = {
         "name": "language",
         **describe(torch.device("cpu")),
-        "settings": {**to_json(base), "steps": options.steps, "turn": options.turn},
+        "settings": {**to_json(base), "minutes": options.minutes, "turn": options.turn},
         "text": corpus.describe(),
         "evaluated_bytes": task.regions[:, 1:].numel(),
         "bigram_bits_per_byte": bigram_bits(corpus, task.regions),
         "training": {kind: one.summary() for kind, one in contestants.items()},
+        "equal_steps": equal_steps({kind: one.curve for kind, one in contestants.items()}),
         "context": [
             {"length": length}
             | {kind: evaluate(model, longest, length, World())["bits_per_byte"] for kind, model in models.items()}
@@ -125,14 +131,14 @@ def compare(options: CompareLanguage, corpus: Corpus, base: LanguageConfig, cons
 class Contestant:
     """One model on the way: the engine of the training loop, and what it took."""
 
-    def __init__(self, kind: Kind, base: LanguageConfig, corpus: Corpus, steps: int) -> None:
-        self.kind, self.steps, self.world = kind, steps, World()
+    def __init__(self, kind: Kind, base: LanguageConfig, corpus: Corpus) -> None:
+        self.kind, self.world = kind, World()
         self.config = replace(base, model=replace(base.model, kind=kind), device="cpu")
         self.task = Language(self.config, corpus)
         self.epoch_steps = self.task.examples // self.config.batch_size
         if not self.epoch_steps:
             raise ValueError(f"{self.task.examples} windows do not fill a batch of {self.config.batch_size}")
-        self.engine = Engine(self.task, self.config, self.world, steps)
+        self.engine = Engine(self.task, self.config, self.world, self.epoch_steps)
         self.share = make_share(self.world, self.config.batch_size, None)
         self.batches = self.endless()
         self.done, self.seconds = 0, 0.0
@@ -150,11 +156,7 @@ class Contestant:
         config = self.config
         for step in range(self.done, self.done + steps):
             rate = learning_rate(
-                config.schedule,
-                config.batch_size,
-                step,
-                steps=self.steps,
-                steps_per_epoch=min(self.epoch_steps, self.steps),
+                config.schedule, config.batch_size, step, steps=self.epoch_steps, steps_per_epoch=self.epoch_steps
             )
             self.engine.step(step, self.batches, self.share, rate)
         took = time.perf_counter() - began
@@ -176,6 +178,7 @@ class Contestant:
     def summary(self) -> dict[str, Any]:
         return {
             "parameters": sum(p.numel() for p in self.engine.model.parameters()),
+            "steps": self.done,
             "bits_per_byte": self.curve[-1]["bits_per_byte"],
             "seconds": self.seconds,
             "bytes_per_second": median(self.rates[1:] or self.rates),  # the first turn warms up
@@ -185,14 +188,25 @@ class Contestant:
 
 def train_in_turns(contestants: list[Contestant], options: CompareLanguage, console: Console) -> None:
     """What disturbs the machine for a while disturbs both. Evaluations are not part of the time."""
-    marks = [round(options.steps * (i + 1) / options.evaluations) for i in range(options.evaluations)]
-    for mark in marks:
-        while contestants[0].done < mark:
-            for one in contestants:
-                one.advance(min(options.turn, mark - one.done))
-        for one in contestants:
+    each = 60 * options.minutes / options.evaluations
+    while waiting := [one for one in contestants if len(one.curve) < options.evaluations]:
+        one = min(waiting, key=lambda one: one.seconds)
+        one.advance(options.turn)
+        if one.seconds >= each * (len(one.curve) + 1):
             bits, rate = one.evaluate(), median(one.rates)
-            console.print(f"step {one.done}  {one.kind}: {bits:.3f} bits per byte, {rate:,.0f} bytes/s")
+            console.print(
+                f"{one.seconds:.0f} s, step {one.done}, {one.kind}: {bits:.3f} bits per byte, {rate:,.0f} bytes/s"
+            )
+
+
+def equal_steps(curves: dict[Kind, list[dict[str, float]]]) -> dict[str, float]:
+    """Bits per byte at the last step that all have reached, between two evaluations where there is none."""
+    last = min(curve[-1]["step"] for curve in curves.values())
+    found = {"step": last}
+    for kind, curve in curves.items():
+        steps, bits = [point["step"] for point in curve], [point["bits_per_byte"] for point in curve]
+        found[kind] = float(np.interp(last, steps, bits))
+    return found
 
 
 # Generation -----------------------------------------------------------------------------------------------------------

@@ -28,12 +28,14 @@ class ByteModelConfig:
 
     kind: Kind = "lambda"
     """lambda: lambda layers; attention: causal softmax attention with rotary positions."""
-    width: int = 128
+    width: int = 96
     """Channels."""
-    depth: int = 4
+    depth: int = 3
     """Blocks."""
-    heads: int = 4
-    """Of both kinds."""
+    attention_heads: int = 4
+    """Of attention."""
+    heads: int = 2
+    """Of lambda layers."""
     key_depth: int = 16
     """Of lambda layers."""
     intra_depth: int = 1
@@ -42,13 +44,14 @@ class ByteModelConfig:
     """How many bytes back the positions of a lambda layer see; its content sees all of them."""
 
     def __post_init__(self) -> None:
-        for name in ("width", "depth", "heads", "key_depth", "intra_depth", "reach"):
+        for name in ("width", "depth", "attention_heads", "heads", "key_depth", "intra_depth", "reach"):
             if getattr(self, name) < 1:
                 raise ValueError(f"model.{name} is at least 1, not {getattr(self, name)}")
-        if self.width % (2 * self.heads):
+        unit = math.lcm(2 * self.attention_heads, self.heads)  # rotary positions turn pairs of channels
+        if self.width % unit:
             raise ValueError(
-                f"model.width {self.width} is not a multiple of twice the {self.heads} heads: rotary positions turn "
-                f"pairs of channels; use {-(-self.width // (2 * self.heads)) * 2 * self.heads}"
+                f"model.width {self.width} is not a multiple of model.heads {self.heads} and of twice "
+                f"model.attention_heads {self.attention_heads}: use {-(-self.width // unit) * unit}"
             )
 
 
@@ -107,7 +110,7 @@ class AttentionMixer(nn.Module):
 
     def __init__(self, config: ByteModelConfig) -> None:
         super().__init__()
-        self.heads = config.heads
+        self.heads = config.attention_heads
         self.projection = nn.Linear(config.width, 3 * config.width, bias=False)
         self.output = nn.Linear(config.width, config.width, bias=False)
 

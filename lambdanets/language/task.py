@@ -48,7 +48,7 @@ class LanguageConfig(RunConfig):
         default_factory=lambda: Optimizer(kind="adamw", momentum=0.9, alpha=0.99, eps=1e-8, weight_decay=0.1)
     )
     schedule: Schedule = field(
-        default_factory=lambda: Schedule(kind="cosine", rate=3e-3, per_batch=0, warmup_epochs=0.03)
+        default_factory=lambda: Schedule(kind="cosine", rate=4e-3, per_batch=0, warmup_epochs=0.03)
     )
     ema: Ema = field(default_factory=lambda: Ema(decay=0.99))
     clip_norm: float = 1.0

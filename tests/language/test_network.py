@@ -10,7 +10,7 @@ from torch import nn
 
 from lambdanets.language.network import ByteModel, ByteModelConfig, state_bytes
 
-SMALL = ByteModelConfig(width=16, depth=2, heads=2, key_depth=4, reach=5)
+SMALL = ByteModelConfig(width=16, depth=2, heads=2, attention_heads=2, key_depth=4, reach=5)
 KINDS = pytest.mark.parametrize("kind", ["lambda", "attention"])
 WEIGHTS = 12  # squared widths of a block
 
@@ -33,7 +33,13 @@ def text(length, batch=2, seed=0):
 @given(st.data())
 def test_steps_after_a_prompt_are_the_parallel_form(kind, data):
     heads = data.draw(st.sampled_from([1, 2, 4]))
-    model = build(kind, heads=heads, reach=data.draw(st.integers(1, 50)), intra_depth=data.draw(st.integers(1, 2)))
+    model = build(
+        kind,
+        heads=heads,
+        attention_heads=heads,
+        reach=data.draw(st.integers(1, 50)),
+        intra_depth=data.draw(st.integers(1, 2)),
+    )
     length = data.draw(st.integers(2, 70))
     prompt = data.draw(st.integers(1, length - 1))
     bytes_BN = text(length, seed=data.draw(st.integers(0, 99)))
@@ -101,12 +107,13 @@ def test_memory_of_lambda_layers_stays_and_of_attention_grows():
     assert sizes["attention"][2] >= 2 * sizes["attention"][0]
 
 
-@pytest.mark.parametrize("changes", [{}, {"width": 96, "heads": 4}, {"key_depth": 2, "reach": 40, "width": 64}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"width": 96, "attention_heads": 4}, {"key_depth": 2, "reach": 40, "width": 64}]
+)
 def test_both_kinds_have_one_size(changes):
     config = replace(SMALL, **changes)
-    lambdas, attention = (
-        sum(p.numel() for p in ByteModel(replace(config, kind=k)).parameters()) for k in KINDS.args[1]
-    )
+    models = [ByteModel(replace(config, kind=kind)) for kind in ("lambda", "attention")]
+    lambdas, attention = (sum(p.numel() for p in model.parameters()) for model in models)
     assert abs(lambdas - attention) <= 0.01 * attention
     rest = (256 + 2) * config.width + config.depth * 4 * config.width  # embeddings and norms
     assert attention == config.depth * WEIGHTS * config.width**2 + rest
@@ -124,8 +131,8 @@ def test_generation_is_a_function_of_the_seed(kind):
 
 
 def test_refusals():
-    with pytest.raises(ValueError, match="width 20 is not a multiple of twice the 4 heads.*use 24"):
-        ByteModelConfig(width=20, heads=4)
+    with pytest.raises(ValueError, match=r"width 20 is not a multiple of .*attention_heads 4.*use 24"):
+        ByteModelConfig(width=20)
     with pytest.raises(ValueError, match=r"model\.reach is at least 1, not 0"):
         ByteModelConfig(reach=0)
     with pytest.raises(ValueError, match="more weights than a whole block of width 16"):

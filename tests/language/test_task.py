@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from lambdanets.cli import main
-from lambdanets.language.compare import CompareLanguage, compare
+from lambdanets.language.compare import CompareLanguage, compare, equal_steps
 from lambdanets.language.corpus import Corpus, python_files, read_corpus
 from lambdanets.language.network import ByteModelConfig
 from lambdanets.language.task import Language, LanguageConfig, bigram_bits, evaluate, load_language, regions
@@ -23,7 +23,7 @@ from lambdanets.train.loop import fit
 from lambdanets.train.task import Share
 
 SENTENCE = b"the quick brown fox jumps over the lazy dog and the cat sat on the mat. "
-SMALL = ByteModelConfig(width=16, depth=1, heads=2, key_depth=4, reach=7)
+SMALL = ByteModelConfig(width=16, depth=1, attention_heads=2, key_depth=4, reach=7)
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_commands(tmp_path, capsys, monkeypatch):
     (tmp_path / "fox.txt").write_bytes(SENTENCE * 60)
     run = str(tmp_path / "run")
     words = ["language", "train", "start", "--text", str(tmp_path / "fox.txt"), "--out", run, "--length", "32"]
-    words += ["--model.width", "16", "--model.depth", "1", "--model.heads", "2", "--epochs", "1", "--device", "cpu"]
+    words += ["--model.width", "16", "--model.depth", "1", "--epochs", "1", "--device", "cpu"]
     assert main(words) == 0
     assert "windows of 32 bytes" in capsys.readouterr().out
     written = []
@@ -176,12 +176,13 @@ def test_commands(tmp_path, capsys, monkeypatch):
 
 
 def test_compare(tmp_path, corpus):
-    options = CompareLanguage(steps=6, turn=2, evaluations=2, context=(16, 32), lengths=(64,))
+    options = CompareLanguage(minutes=1e-9, turn=3, evaluations=2, context=(16, 32), lengths=(64,))
     result = json.loads(json.dumps(compare(options, corpus, settings(tmp_path), Console(file=io.StringIO()))))
     for kind in ("lambda", "attention"):
         found = result["training"][kind]
         assert [point["step"] for point in found["curve"]] == [3, 6]
         assert found["bytes_per_second"] > 0
+        assert result["equal_steps"][kind] == found["bits_per_byte"]
     (row,) = result["generation"]
     assert row["length"] == 64
     for kind in ("lambda", "attention"):
@@ -189,6 +190,12 @@ def test_compare(tmp_path, corpus):
         assert row[kind]["state_bytes"] > 0
     assert row["lambda"]["state_bytes"] < row["attention"]["state_bytes"]
     assert [row["length"] for row in result["context"]] == [16, 32]
+
+
+def test_equal_steps_are_between_evaluations():
+    slow = [{"step": 10, "bits_per_byte": 5.0}, {"step": 20, "bits_per_byte": 4.0}]
+    fast = [{"step": 15, "bits_per_byte": 4.0}, {"step": 25, "bits_per_byte": 2.0}]
+    assert equal_steps({"lambda": slow, "attention": fast}) == {"step": 20, "lambda": 4.0, "attention": 3.0}
 
 
 @pytest.mark.slow
