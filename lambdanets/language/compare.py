@@ -9,8 +9,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any
@@ -43,7 +44,7 @@ from lambdanets.train.schedule import learning_rate
 
 KINDS: tuple[Kind, ...] = ("lambda", "attention")
 STEPS_TIMED = 16  # of generation, in one repeat
-REPEATS = 9
+REPEATS = 51
 WARM_UP = 32  # bytes that a process generates before its growth counts
 AGREED = 1e-4  # nats by which step by step and all at once may differ before nothing is measured
 GROW = "import sys; from lambdanets.language.compare import grow; grow(sys.argv[1], int(sys.argv[2]))"
@@ -117,11 +118,9 @@ def compare(options: CompareLanguage, corpus: Corpus, base: LanguageConfig, cons
         for kind, model in models.items():
             about = About(model=model.config, text=corpus.describe())
             save_language(model, Path(folder) / f"{kind}.safetensors", about)
-        result["generation"] = []
-        for length in options.lengths:
-            row = generation_row(models, corpus, length, folder)
-            result["generation"].append(row)
-            console.print(f"generation after {length:,} bytes: {row}", soft_wrap=True)
+        result["generation"] = generation(models, corpus, options.lengths, Path(folder))
+    for row in result["generation"]:
+        console.print(f"generation after {row['length']:,} bytes: {row}", soft_wrap=True)
     return result
 
 
@@ -225,30 +224,37 @@ def check_steps(kind: str, model: ByteModel, regions_RN: Tensor, length: int = 9
         scores, state = model.step(text_BN[:, n], state)
 
 
-def generation_row(models: dict[Kind, ByteModel], corpus: Corpus, length: int, folder: str) -> dict[str, Any]:
-    """The next bytes after a text of `length`: milliseconds each, and what must be kept to make them."""
-    text = torch.from_numpy(corpus.training[: length + STEPS_TIMED]).long()
-    if len(text) < length + STEPS_TIMED:
-        raise ValueError(f"the text has {len(corpus.training)} bytes to read, too few to generate after {length}")
-    states = {kind: model.prefill(text[None, :length])[1] for kind, model in models.items()}
+def generation(
+    models: dict[Kind, ByteModel], corpus: Corpus, lengths: Sequence[int], folder: Path
+) -> list[dict[str, Any]]:
+    """The next bytes after texts of some lengths: milliseconds each, and what must be kept to make them.
 
-    def steps(kind: Kind) -> None:
-        state = states[kind]
-        for byte in text[length:]:
+    All kinds and lengths are timed in turns: what disturbs one disturbs all.
+    """
+    if len(corpus.training) < max(lengths) + STEPS_TIMED:
+        raise ValueError(f"the text has {len(corpus.training)} bytes to read, too few to generate after {max(lengths)}")
+    text = torch.from_numpy(corpus.training[: max(lengths) + STEPS_TIMED]).long()
+    states = {(kind, n): model.prefill(text[None, :n])[1] for kind, model in models.items() for n in lengths}
+
+    def steps(kind: Kind, length: int) -> None:
+        state = states[kind, length]
+        for byte in text[length : length + STEPS_TIMED]:
             _, state = models[kind].step(byte[None], state)
 
-    for kind in models:
-        steps(kind)
-    timed = interleaved({kind: lambda kind=kind: steps(kind) for kind in models}, torch.device("cpu"), REPEATS, 60.0)
-    row: dict[str, Any] = {"length": length}
-    for kind in models:
-        path = Path(folder) / f"{kind}.safetensors"
-        row[kind] = {
-            "milliseconds": 1e3 * timed[kind].median / STEPS_TIMED,
-            "state_bytes": state_bytes(states[kind]),
-            "process_growth_bytes": process_growth(path, length),
-        }
-    return row
+    functions = {f"{kind} {n}": partial(steps, kind, n) for kind, n in states}
+    for function in functions.values():
+        function()
+    timed = interleaved(functions, torch.device("cpu"), REPEATS, 120.0)
+    rows: list[dict[str, Any]] = []
+    for length in lengths:
+        rows.append({"length": length})
+        for kind in models:
+            rows[-1][kind] = {
+                "milliseconds": 1e3 * timed[f"{kind} {length}"].median / STEPS_TIMED,
+                "state_bytes": state_bytes(states[kind, length]),
+                "process_growth_bytes": process_growth(folder / f"{kind}.safetensors", length),
+            }
+    return rows
 
 
 def process_growth(weights: Path, length: int) -> int | None:

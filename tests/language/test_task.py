@@ -17,6 +17,7 @@ from lambdanets.language.compare import CompareLanguage, compare, equal_steps
 from lambdanets.language.corpus import Corpus, python_files, read_corpus
 from lambdanets.language.network import ByteModelConfig
 from lambdanets.language.task import Language, LanguageConfig, bigram_bits, evaluate, load_language, regions
+from lambdanets.measure.draw import draw
 from lambdanets.train.config import Schedule
 from lambdanets.train.distributed import World
 from lambdanets.train.loop import fit
@@ -190,6 +191,8 @@ def test_compare(tmp_path, corpus):
         assert row[kind]["state_bytes"] > 0
     assert row["lambda"]["state_bytes"] < row["attention"]["state_bytes"]
     assert [row["length"] for row in result["context"]] == [16, 32]
+    draw(result, tmp_path / "language.svg")
+    assert "<svg" in (tmp_path / "language.svg").read_text()
 
 
 def test_equal_steps_are_between_evaluations():
@@ -202,7 +205,7 @@ def test_equal_steps_are_between_evaluations():
 @pytest.mark.parametrize("kind", ["lambda", "attention"])
 def test_a_minute_on_the_standard_library_beats_counted_pairs(tmp_path, kind):
     config = LanguageConfig(
-        out=tmp_path, model=ByteModelConfig(kind=kind, width=64, depth=2), epochs=0.015, evaluated=65536, device="cpu"
+        out=tmp_path, model=ByteModelConfig(kind=kind, width=64, depth=2), epochs=0.15, evaluated=65536, device="cpu"
     )
     task = Language(config)
     result = fit(task, config)
