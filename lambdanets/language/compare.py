@@ -22,7 +22,7 @@ from rich.console import Console
 from torch import Tensor
 
 from lambdanets.language.corpus import Corpus, read_corpus
-from lambdanets.language.network import ByteModel, Kind, state_bytes
+from lambdanets.language.network import ByteModel, Kind, State, state_bytes
 from lambdanets.language.task import (
     About,
     Language,
@@ -234,7 +234,9 @@ def generation(
     if len(corpus.training) < max(lengths) + STEPS_TIMED:
         raise ValueError(f"the text has {len(corpus.training)} bytes to read, too few to generate after {max(lengths)}")
     text = torch.from_numpy(corpus.training[: max(lengths) + STEPS_TIMED]).long()
-    states = {(kind, n): model.prefill(text[None, :n])[1] for kind, model in models.items() for n in lengths}
+    states: dict[tuple[Kind, int], State] = {
+        (kind, n): model.prefill(text[None, :n])[1] for kind, model in models.items() for n in lengths
+    }
 
     def steps(kind: Kind, length: int) -> None:
         state = states[kind, length]
