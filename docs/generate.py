@@ -109,7 +109,7 @@ def language(result: Row, where: str) -> str:
         cells = [f"{row[kind]['milliseconds']:.2f}" for kind in kinds]
         cells += [f"{row[kind]['state_bytes'] / 2**10:,.0f}" for kind in kinds]
         growth = (row[kind]["process_growth_bytes"] for kind in kinds)
-        cells += ["-" if found is None else f"{found / 2**20:.1f}" for found in growth]
+        cells += ["-" if found is None else f"{found / 2**20:.2f}" for found in growth]
         lines.append(f"| {row['length']:,} | {' | '.join(cells)} |\n")
     return "".join(lines)
 

@@ -117,7 +117,7 @@ def test_a_language_model_is_shown_beside_its_twin(tmp_path: Path):
     assert "A chip, 1 thread. torch 2.11. Measured 2021-02-17. Text: a text, 3 files, 5,000 bytes" in shown
     assert "| lambda | 1,234 | 2.100 | 2.150 | 90 | 4,321 |\n| attention | 1,234 | 2.200 | 2.250 | 90 |" in shown
     assert "| 64 | 2.500 | 2.600 |\n" in shown
-    assert "| 16,384 | 1.50 | 7.25 | 2 | 4 | - | 3.0 |\n" in shown
+    assert "| 16,384 | 1.50 | 7.25 | 2 | 4 | - | 3.00 |\n" in shown
 
 
 def test_a_block_without_json_says_how_to_make_it(tmp_path: Path):

@@ -98,10 +98,13 @@ def language(result: dict[str, Any], pyplot: Any) -> Any:
         memory.plot(lengths, [row[kind]["state_bytes"] / MIB for row in rows], "o-", label=kind)
     learning.axhline(result["bigram_bits_per_byte"], linestyle=":", color="grey", label="counted pairs")
     learning.set(title="learning", xlabel="seconds of training", ylabel="bits per byte, validation")
-    for axis, title, label in ((speed, "time", "milliseconds a byte"), (memory, "memory", "state, MiB")):
-        axis.set(title=title, xlabel="bytes so far", ylabel=label, xscale="log", yscale="log", xticks=lengths)
+    speed.set(title="time", ylabel="milliseconds a byte")
+    memory.set(title="memory", ylabel="state, MiB", yscale="log")
+    for axis in (speed, memory):
+        axis.set(xlabel="bytes so far", xscale="log", xticks=lengths)
         axis.set_xticklabels([f"{length:,}" for length in lengths])
         axis.minorticks_off()
+    speed.set_ylim(bottom=0)
     for axis in (learning, speed, memory):
         axis.grid(alpha=0.3)
         axis.legend(fontsize=8)
