@@ -44,7 +44,8 @@ def body(name: str, results: Path) -> str:
     kind = result.get("name", name).partition("-")[0]
     if kind in OTHERS:
         note = f"\n{result['note']}\n" if "note" in result else ""
-        where = f"{machine['gpu'] or machine['cpu']}. {versions}. Measured {result['date'][:10]}"
+        threads = f", {machine['cores']} thread{'s' if machine['cores'] > 1 else ''}"
+        where = f"{machine['gpu'] or machine['cpu'] + threads}. {versions}. Measured {result['date'][:10]}"
         return OTHERS[kind](result, where) + note
     rows = result["rows"]
     where = machine["gpu"] or f"{machine['cpu']}, {machine['cores']} threads"
@@ -154,8 +155,11 @@ def engine(result: Row, where: str) -> str:
 
 def pseudo(result: Row, where: str) -> str:
     """What benchmarks/pseudo_imagenette.py wrote."""
-    lines = [f"{where}; {result['steps']} steps of {result['batch_size']} images each, {result['fraction']:.0%} of the "]
-    lines.append("labels.\n\n| seed | alone | with pseudo-labels | gain | kept | of these right |\n")
+    lines = [
+        f"{where}; {result['steps']} steps of {result['batch_size']} images each, ",
+        f"{result['fraction']:.0%} of ",
+    ]
+    lines.append("the labels.\n\n| seed | alone | with pseudo-labels | gain | kept | of these right |\n")
     lines.append("| ---: | ---: | ---: | ---: | ---: | ---: |\n")
     for row in result["seeds"]:
         alone, after = 100 * row["alone"], 100 * row["with_pseudo_labels"]
@@ -169,7 +173,40 @@ def pseudo(result: Row, where: str) -> str:
     return "".join([*lines, "fed by the same loader.\n"])
 
 
-OTHERS = {"compare": comparison, "networks": networks, "engine": engine, "pseudo": pseudo}
+def language(result: Row, where: str) -> str:
+    """What `lambdanets language compare` wrote."""
+    text, training, settings = result["text"], result["training"], result["settings"]
+    kinds, equal = list(training), result["equal_steps"]
+    lines = [
+        f"{where}. Text: {text['corpus']}, {text['files']} files, {text['training_bytes']:,} bytes to learn from and "
+        f"{text['validation_bytes']:,} kept back (SHA-256 {text['sha256']}...). {settings['minutes']:g} minutes of "
+        f"training for each, in turns, in steps of {settings['batch_size']} windows of {settings['length']} bytes; "
+        f"{result['evaluated_bytes']:,} bytes evaluated.\n\n",
+        f"| model | parameters | bits per byte, equal time | equal steps ({equal['step']:,}) | steps | bytes/s |\n",
+        "| --- | ---: | ---: | ---: | ---: | ---: |\n",
+    ]
+    for kind, found in training.items():
+        cells = [kind, f"{found['parameters']:,}", f"{found['bits_per_byte']:.3f}", f"{equal[kind]:.3f}"]
+        lines.append(f"| {' | '.join(cells)} | {found['steps']:,} | {found['bytes_per_second']:,.0f} |\n")
+    lines.append(f"| counted pairs of bytes | | {result['bigram_bits_per_byte']:.3f} | | | |\n")
+    lines.append("\nThe trained models on the same bytes, predicted from texts of other lengths (bits per byte):\n\n")
+    lines.append(f"| length | {' | '.join(kinds)} |\n|{' ---: |' * (1 + len(kinds))}\n")
+    for row in result["context"]:
+        lines.append(f"| {row['length']:,} | {' | '.join(f'{row[kind]:.3f}' for kind in kinds)} |\n")
+    lines.append("\nGeneration, one text: the next byte after so many.\n\n| bytes so far |")
+    for title in ("ms a byte", "state, KiB", "growth of the process, MiB"):
+        lines += [f" {kind}, {title} |" for kind in kinds]
+    lines.append(f"\n|{' ---: |' * (1 + 3 * len(kinds))}\n")
+    for row in result["generation"]:
+        cells = [f"{row[kind]['milliseconds']:.2f}" for kind in kinds]
+        cells += [f"{row[kind]['state_bytes'] / 2**10:,.0f}" for kind in kinds]
+        growth = (row[kind]["process_growth_bytes"] for kind in kinds)
+        cells += ["-" if found is None else f"{found / 2**20:.2f}" for found in growth]
+        lines.append(f"| {row['length']:,} | {' | '.join(cells)} |\n")
+    return "".join(lines)
+
+
+OTHERS = {"language": language, "compare": comparison, "networks": networks, "engine": engine, "pseudo": pseudo}
 HARD = {"ours, folded": "conv3x3, BN folded", "ours, compiled": "conv3x3 + BN, compiled"}
 
 

@@ -19,6 +19,7 @@ from lambdanets.pseudo.command import PseudoLabel, PseudoSelect
 from lambdanets.recipes.command import train_command
 from lambdanets.recipes.compare import Compare
 from lambdanets.recipes.detect import detect_command
+from lambdanets.recipes.language import LanguageCommand
 from lambdanets.recipes.overhead import BenchEngine
 from lambdanets.recipes.rounds import rounds_command
 from lambdanets.report.command import Report
@@ -83,6 +84,7 @@ COMMANDS = {
     "digits": Digits,
     "evaluate": Evaluate,
     "export": Export,
+    "language": LanguageCommand,
     "models": Models,
     "predict": Predict,
     "pseudo-label": PseudoLabel,

@@ -88,6 +88,38 @@ def test_a_block_is_filled_from_json(tmp_path: Path):
     assert generate.filled(text, tmp_path) == text
 
 
+def test_a_language_model_is_shown_beside_its_twin(tmp_path: Path):
+    def of(one: object, other: object) -> dict[str, object]:
+        return {"lambda": one, "attention": other}
+
+    def kind(bits: float) -> dict[str, object]:
+        return {"parameters": 1234, "bits_per_byte": bits, "steps": 90, "bytes_per_second": 4321.0}
+
+    def byte(milliseconds: float, size: int, growth: int | None) -> dict[str, object]:
+        return {"milliseconds": milliseconds, "state_bytes": size, "process_growth_bytes": growth}
+
+    text = {"corpus": "a text", "files": 3, "training_bytes": 5000, "validation_bytes": 600, "sha256": "abc"}
+    result = {
+        "date": "2021-02-17T00:00:00",
+        "machine": {"cpu": "A chip", "cores": 1, "gpu": None},
+        "versions": {"torch": "2.11"},
+        "settings": {"minutes": 2.0, "batch_size": 8, "length": 256},
+        "text": text,
+        "evaluated_bytes": 512,
+        "bigram_bits_per_byte": 3.4567,
+        "training": of(kind(2.1), kind(2.2)),
+        "equal_steps": {"step": 80, **of(2.15, 2.25)},
+        "context": [{"length": 64, **of(2.5, 2.6)}],
+        "generation": [{"length": 16384, **of(byte(1.5, 2048, None), byte(7.25, 4096, 3 * 2**20))}],
+    }
+    (tmp_path / "language-cpu.json").write_text(json.dumps(result))
+    shown = generate.filled("<!-- bench:language-cpu -->\n<!-- /bench -->", tmp_path)
+    assert "A chip, 1 thread. torch 2.11. Measured 2021-02-17. Text: a text, 3 files, 5,000 bytes" in shown
+    assert "| lambda | 1,234 | 2.100 | 2.150 | 90 | 4,321 |\n| attention | 1,234 | 2.200 | 2.250 | 90 |" in shown
+    assert "| 64 | 2.500 | 2.600 |\n" in shown
+    assert "| 16,384 | 1.50 | 7.25 | 2 | 4 | - | 3.00 |\n" in shown
+
+
 def test_a_block_without_json_says_how_to_make_it(tmp_path: Path):
     text = generate.filled("<!-- bench:op-cpu -->\n<!-- /bench -->", tmp_path)
     assert "`lambdanets bench` writes op-cpu.json" in text
@@ -112,7 +144,7 @@ def test_a_comparison_is_shown_once_it_is_measured(tmp_path: Path):
     result |= {"versions": {"torch": "2.11"}, "image_size": 128, "rows": rows}
     (tmp_path / "compare-imagenette.json").write_text(json.dumps(result))
     text = generate.filled(block, tmp_path)
-    assert "### Measured\n\nA chip. torch 2.11. Measured 2021-02-17; images of 128 pixels." in text
+    assert "### Measured\n\nA chip, 2 threads. torch 2.11. Measured 2021-02-17; images of 128 pixels." in text
     assert "| convolution | 3 | 71.00 | 1.00 |  | 1,234 | 10 | rate 0.1, weight_decay 0.0005 |" in text
     assert "| CCLL | 3 | 81.10 | 1.10 | +10.10 (" in text
     assert "| CCLL | 0.1 | 0.0005 | 0.02 | 50.00 | 0.25 |" in text

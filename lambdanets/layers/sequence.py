@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lambdanets.layers.lambda_layer import LambdaLayer
-from lambdanets.ops.content import RunningContent, running_output
+from lambdanets.ops.content import RunningContent, apply_shared
 from lambdanets.ops.operation import accumulation_dtype
 from lambdanets.ops.problem import Problem, problems
 
@@ -84,14 +84,12 @@ class LambdaLayer1d(LambdaLayer):
         output = queries.new_zeros(len(x_BC), 1, self.heads, self.value_depth)
         content = []
         if state.content:
-            strict, outputs = self.causal == "strict", []
+            outputs = []
             for part, running in zip(parts, state.content, strict=True):
                 assert part.keys_BMKU is not None
-                result, after = running_output(
-                    part.queries_BNHK, part.keys_BMKU, part.values_BMVU, running, self.key_norm, strict
-                )
-                outputs.append(result)
-                content.append(after)
+                content.append(running.add(part.keys_BMKU, part.values_BMVU, self.key_norm, None))
+                seen = running if self.causal == "strict" else content[-1]
+                outputs.append(apply_shared(part.queries_BNHK, seen.content_lambda(self.key_norm)))
             output = output + torch.cat(outputs, dim=2)
         window = torch.cat([state.values, values], dim=1)  # [B, reach + 1, (H,) V(, U)]
         if self.positions is not None:
@@ -128,7 +126,8 @@ class LambdaLayer1d(LambdaLayer):
             if part.keys_BMKU is not None
         )
         window = torch.cat([start.values, values.to(dtype)], dim=1)
-        state = StreamState(content, window[:, window.shape[1] - self._reach :], x.shape[2])
+        kept = window[:, window.shape[1] - self._reach :].clone()  # a view would keep the whole prompt in memory
+        state = StreamState(content, kept, x.shape[2])
         return output.flatten(2).transpose(1, 2).contiguous(), state
 
     @property

@@ -14,7 +14,10 @@ GROWTH_SIDES = 4  # from so many sides of the map on, cost is drawn against the 
 
 @dataclass(frozen=True)
 class BenchPlot:
-    """Draws a result of `bench op` or `bench layer`: times by case or, for many map sizes, time and memory by size."""
+    """Draws a result of `bench op` or `bench layer`: times by case or, for many map sizes, time and memory by size.
+
+    Also one of `language compare`: bits per byte by time, and time and memory of a byte by length.
+    """
 
     result: Annotated[Path, tyro.conf.Positional]
     """The JSON file that the benchmark wrote."""
@@ -39,12 +42,19 @@ def draw(result: dict[str, Any], path: Path) -> None:
     matplotlib.use("Agg")  # a file, no window
     from matplotlib import pyplot
 
+    if "generation" in result:
+        save(language(result, pyplot), path, pyplot)
+        return
     rows = result["rows"]
     sides = {side(row) for row in rows}
     if len(sides) >= GROWTH_SIDES and len({row["shape"].split("x")[2] for row in rows}) == 1:
         figure = growth(rows, pyplot)
     else:
         figure = times(rows, pyplot)
+    save(figure, path, pyplot)
+
+
+def save(figure: Any, path: Path, pyplot: Any) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
@@ -73,6 +83,31 @@ def times(rows: list[dict[str, Any]], pyplot: Any) -> Any:
         axis.set_xticklabels(cases, rotation=30, ha="right", fontsize=8)
         axis.grid(alpha=0.3)
         axis.legend(fontsize=7, ncols=2)
+    return figure
+
+
+def language(result: dict[str, Any], pyplot: Any) -> Any:
+    """What two language models learn in a time, and what their next byte costs after a text of some length."""
+    figure, (learning, speed, memory) = pyplot.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
+    rows = result["generation"]
+    lengths = [row["length"] for row in rows]
+    for kind, found in result["training"].items():
+        points = [(point["seconds"], point["bits_per_byte"]) for point in found["curve"]]
+        learning.plot(*zip(*points, strict=True), "o-", label=kind)
+        speed.plot(lengths, [row[kind]["milliseconds"] for row in rows], "o-", label=kind)
+        memory.plot(lengths, [row[kind]["state_bytes"] / MIB for row in rows], "o-", label=kind)
+    learning.axhline(result["bigram_bits_per_byte"], linestyle=":", color="grey", label="counted pairs")
+    learning.set(title="learning", xlabel="seconds of training", ylabel="bits per byte, validation")
+    speed.set(title="time", ylabel="milliseconds a byte")
+    memory.set(title="memory", ylabel="state, MiB", yscale="log")
+    for axis in (speed, memory):
+        axis.set(xlabel="bytes so far", xscale="log", xticks=lengths)
+        axis.set_xticklabels([f"{length:,}" for length in lengths])
+        axis.minorticks_off()
+    speed.set_ylim(bottom=0)
+    for axis in (learning, speed, memory):
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
     return figure
 
 

@@ -9,7 +9,7 @@ then contracting the depth first, (q . key) value, needs no lambdas in memory at
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lambdanets.ops.positions import Relative
 from lambdanets.ops.problem import Problem
@@ -17,6 +17,7 @@ from lambdanets.ops.recompute import recomputed
 from lambdanets.ops.reference import L2_EPSILON, causal_mask, normalise
 
 CAUSAL_CHUNK = 32  # positions that one step of the running sum handles together
+FACTORED_SPAN = 30.0  # by which maxima may differ that become one: exp(-30) is far from where float32 ends
 MASKED_WEIGHTS = 2**22  # the most elements [B, n, M, K, U] that the masked path holds at a time (or one query's)
 
 
@@ -152,6 +153,13 @@ class RunningContent:
             keys_BMKU.new_full((B, K, U), -torch.inf), keys_BMKU.new_zeros(B, K, U), keys_BMKU.new_zeros(B, K, V, U)
         )
 
+    def content_lambda(self, key_norm: str | None) -> Tensor:
+        """The content lambda of the context so far: [B, K, V]; zeros if it is empty."""
+        if key_norm is None:
+            return self.sums.sum(dim=3)
+        divisor = self.total.clamp(min=L2_EPSILON)  # the largest key alone makes a softmax's total at least 1
+        return (self.sums / divisor[:, :, None]).sum(dim=3)
+
     def add(
         self, keys_BLKU: Tensor, values_BLVU: Tensor, key_norm: str | None, context_mask_BL: Tensor | None
     ) -> "RunningContent":
@@ -195,11 +203,54 @@ def running_output(
         allowed = order[:length, :length].expand(B, -1, -1)
         if mask is not None:
             allowed = allowed & mask[:, None]
-        weights, before = interaction_weights(keys, allowed, key_norm, state)
-        assert before is not None
-        earlier = torch.einsum("bnhk,bnku,bkvu->bnhv", queries, before, state.sums)
-        outputs.append(weighted(queries, weights, values) + earlier)
-        state = state.add(keys, values, key_norm, mask)
+        after = state.add(keys, values, key_norm, mask)
+        if key_norm == "softmax" and mask is None and spans_little(keys, state, after, strict):
+            outputs.append(factored_output(queries, keys, values, state, after, order[:length, :length]))
+        else:
+            weights, before = interaction_weights(keys, allowed, key_norm, state)
+            assert before is not None
+            earlier = torch.einsum("bnhk,bnku,bkvu->bnhv", queries, before, state.sums)
+            outputs.append(weighted(queries, weights, values) + earlier)
+        state = after
     if not outputs:
         return queries_BNHK.new_zeros(B, 0, H, values_BNVU.shape[2]), state
     return torch.cat(outputs, dim=1), state
+
+
+def spans_little(keys_BLKU: Tensor, state: RunningContent, after: RunningContent, strict: bool) -> bool:
+    """Whether one maximum serves all queries of a chunk: none underflows. Asked where it costs nothing to look."""
+    if keys_BLKU.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    least = torch.maximum(state.largest, keys_BLKU[:, 0].detach())  # of the maxima that the queries have by themselves
+    if strict:
+        least = torch.where(state.largest == -torch.inf, least, state.largest)
+    try:
+        return bool((after.largest - least).amax() <= FACTORED_SPAN)  # also False where keys are not finite
+    except RuntimeError:  # tensors without values: torch.func.vmap, fake tensors
+        return False
+
+
+def factored_output(
+    queries_BLHK: Tensor,
+    keys_BLKU: Tensor,
+    values_BLVU: Tensor,
+    state: RunningContent,
+    after: RunningContent,
+    order_LL: Tensor,
+) -> Tensor:
+    """A chunk with one maximum for all its queries: exp(key) and the normalisers then need no [query, context] each.
+
+    exp(key_m - largest_n) / total_n is exp(key_m - largest) times a factor of n, which goes into the query.
+    """
+    weights_BLKU = (keys_BLKU - after.largest[:, None]).exp()
+    fade_BKU = (state.largest - after.largest).exp()
+    total_BLKU = weights_BLKU.cumsum(dim=1)
+    if not order_LL[0, 0]:  # strict: without the query's own place
+        total_BLKU = nn.functional.pad(total_BLKU[:, :-1], (0, 0, 0, 0, 1, 0))
+    total_BLKU = total_BLKU + (state.total * fade_BKU)[:, None]
+    divisor_BLKU = total_BLKU.masked_fill(total_BLKU == 0, 1)
+    scaled_BLHKU = queries_BLHK[..., None] / divisor_BLKU[:, :, None]
+    maps_BLHMU = torch.einsum("bnhku,bmku->bnhmu", scaled_BLHKU, weights_BLKU)
+    maps_BLHMU = maps_BLHMU * order_LL[:, None, :, None]
+    inside = torch.einsum("bnhmu,bmvu->bnhv", maps_BLHMU, values_BLVU)
+    return inside + torch.einsum("bnhku,bkvu->bnhv", scaled_BLHKU, state.sums * fade_BKU[:, :, None])

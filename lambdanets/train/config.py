@@ -128,18 +128,18 @@ class DataConfig:
 class Optimizer:
     """How a gradient becomes a step. Weight decay is L2 in the gradient, and spares batch norm and biases."""
 
-    kind: Literal["sgd", "rmsprop"] = "sgd"
-    """rmsprop is TensorFlow's: epsilon inside the root, squares that start at 1."""
+    kind: Literal["sgd", "rmsprop", "adamw"] = "sgd"
+    """rmsprop is TensorFlow's: epsilon inside the root, squares that start at 1. adamw decays weights apart."""
     momentum: float = 0.9
-    """Of both kinds."""
+    """Of all kinds."""
     weight_decay: float = 1e-4
     """Position embeddings decay too."""
     nesterov: bool = False
     """SGD only."""
     alpha: float = 0.9
-    """RMSProp only: decay of the mean of squares."""
+    """RMSProp and AdamW: decay of the mean of squares; AdamW's is usually 0.99 or more."""
     eps: float = 1e-3
-    """RMSProp only."""
+    """RMSProp and AdamW; AdamW's is usually 1e-8."""
 
 
 @dataclass(frozen=True, kw_only=True)

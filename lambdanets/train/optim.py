@@ -33,6 +33,8 @@ def make_optimizer(model: nn.Module, config: Optimizer) -> torch.optim.Optimizer
                 for parameter in group["params"]:
                     optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
         return optimizer
+    if config.kind == "adamw":
+        return torch.optim.AdamW(groups, lr=0.0, betas=(config.momentum, config.alpha), eps=config.eps, fused=True)
     try:
         from timm.optim.rmsprop_tf import RMSpropTF
     except ImportError as error:

@@ -49,11 +49,13 @@ class Watcher:
         self.steps = record["steps"]
         self.bar.update(self.task, total=self.steps)
         config = record["config"]
-        name = config.get("model", {}).get("name", "a network")
+        model = config.get("model", {})
+        name = model.get("name") or model.get("kind", "a network")
         parts, micro = record["accumulation"], record["micro_batch"]
         cut = f", {parts} micro-batches of {micro} in each of {record['processes']} processes"
+        examples = f"{record['examples']:,} {record.get('unit', 'images')}"
         self.say(
-            f"{escape(name)}: {record['parameters']:,} parameters, {record['examples']:,} images, "
+            f"{escape(name)}: {record['parameters']:,} parameters, {examples}, "
             f"{self.steps:,} steps of {config['batch_size']}{cut if parts * record['processes'] > 1 else ''}, "
             f"learning rate up to {record['peak_rate']:.4g}"
         )

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from lambdanets import LambdaLayer1d
@@ -78,6 +80,26 @@ def test_steps_equal_the_parallel_form(options):
     assert state.length == LENGTH
 
 
+@settings(deadline=None, max_examples=30)
+@given(st.data())
+def test_steps_equal_the_parallel_form_whatever_the_sizes(data):
+    heads = data.draw(st.sampled_from([1, 2, 4, 8]), "heads")
+    options = {name: data.draw(st.integers(1, most), name) for name, most in (("key_depth", 5), ("scope", 90))}
+    options |= {"causal": data.draw(st.sampled_from([True, "strict"])), "multi_head": data.draw(st.booleans())}
+    length, prompt = data.draw(st.integers(1, 80), "length"), data.draw(st.integers(0, 80), "prompt")
+    torch.manual_seed(data.draw(st.integers(0, 2**16), "seed"))
+    layer, x = build(heads=heads, **options), 3 * sequence(length)
+    prompt = min(prompt, length)
+    outputs, state = [], layer.init_state(BATCH)
+    if prompt:
+        first, state = layer.prefill(x[:, :, :prompt])
+        outputs.append(first)
+    if prompt < length:
+        outputs.append(run(layer, x[:, :, prompt:], state)[0])
+    layer.backend = "reference"  # the paper's equations, with the mask of a causal order
+    close(torch.cat(outputs, dim=2), layer(x).detach())
+
+
 @EACH
 @pytest.mark.parametrize("prompt", [1, 3, 35])
 def test_prompt_then_steps_equal_the_parallel_form(options, prompt):
@@ -98,6 +120,13 @@ def test_memory_does_not_grow(options):
     _, state = run(layer, x[:, :, 1:], state)
     assert shapes(state) == first
     assert shapes(layer.prefill(x)[1]) == first
+
+
+@EACH
+def test_a_state_keeps_no_prompt_alive(options):
+    layer, x = build(**options), sequence()
+    sizes = [layer.prefill(x[:, :, :length])[1].values.untyped_storage().nbytes() for length in (1, LENGTH)]
+    assert sizes[0] == sizes[1]
 
 
 def test_steps_leave_the_earlier_state_alone():

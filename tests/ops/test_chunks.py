@@ -171,3 +171,30 @@ def test_gemm_memory_is_bounded(case, monkeypatch):
     kept = sum(dict(saved).values())
     given = sum(leaf.numel() for leaf in inputs.leaves.values())
     assert kept <= 8 * given + allowed * (2 if case.mask else 0), f"kept {kept}, inputs {given}"
+
+
+@pytest.mark.parametrize("causal", [True, "strict"])
+@pytest.mark.parametrize("intra_depth", [1, 2])
+@pytest.mark.parametrize(("span", "factored"), [(0.5, True), (29, True), (31, False), (900, False)])
+def test_causal_softmax_by_one_maximum_or_many(causal, intra_depth, span, factored, monkeypatch):
+    """Keys that rise by `span` within the first chunk, where early queries know only small ones."""
+    calls = Calls(monkeypatch, content, "factored_output")
+    case = Case(grid=(70,), scope=(5,), intra_depth=intra_depth, causal=causal)
+    results = []
+    for dtype in (torch.float64, torch.float32):
+        inputs = Inputs(case, dtype=dtype)
+        keys = inputs.leaves["keys"].data
+        keys.clamp_(-0.1, 0.1)
+        keys[:, 20:] += span - 0.4
+        results.append(inputs.results("gemm"))
+        assert calls.count == (3 if factored else 2)  # later chunks know the large ones
+        calls.count = 0
+        results.append(inputs.results("oracle"))
+    found, expected, single, expected_single = results
+    for name, wanted in expected.items():
+        torch.testing.assert_close(found[name], wanted, rtol=1e-10, atol=1e-10, msg=name)
+        torch.testing.assert_close(single[name], expected_single[name], rtol=1e-4, atol=1e-4, msg=name)
+
+
+def test_an_empty_batch_has_no_maximum():
+    assert_agree(Case(grid=(40,), scope=(5,), causal=True, batch=0), "gemm")

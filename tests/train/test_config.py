@@ -41,7 +41,7 @@ def test_json_and_back(config):
         ("batch_size", True, ["batch_size is a whole number", "True"]),
         ("epochs", "long", ["epochs is a number", "'long'"]),
         ("compile", 1, ["compile is true or false", "1"]),
-        ("optimizer.kind", "adam", ["optimizer.kind is one of 'sgd', 'rmsprop'", "'adam'"]),
+        ("optimizer.kind", "adam", ["optimizer.kind is one of 'sgd', 'rmsprop', 'adamw'", "'adam'"]),
         ("schedule.drops", 0.5, ["schedule.drops is a list", "0.5"]),
         ("schedule.drops", ["half"], ["schedule.drops[0] is a number", "'half'"]),
         ("model", "resnet50", ["model is an object", "'resnet50'"]),

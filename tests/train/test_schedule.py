@@ -75,7 +75,7 @@ def test_no_decay_on_biases_and_norms():
     assert all(p.ndim == 1 for p in spared["params"])
 
 
-@pytest.mark.parametrize("kind", ["sgd", "rmsprop"])
+@pytest.mark.parametrize("kind", ["sgd", "rmsprop", "adamw"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_step_that_is_not_finite_leaves_weights_and_state(kind, dtype):
     """Also the very first one, whose momentum does not exist yet."""
@@ -108,4 +108,19 @@ def test_rmsprop_is_tensorflows():
         square = 0.9 * square + 0.1 * gradient**2
         momentum = 0.9 * momentum + rate * gradient / math.sqrt(square + 1e-3)
         weight -= momentum
+        assert model.weight.item() == pytest.approx(weight, rel=1e-5)
+
+
+def test_adamw_decays_apart_from_the_gradient():
+    model = nn.Linear(1, 1, bias=False)
+    settings = Optimizer(kind="adamw", momentum=0.9, alpha=0.99, eps=1e-8, weight_decay=0.1)
+    optimizer = make_optimizer(model, settings)
+    weight, square, momentum = model.weight.item(), 0.0, 0.0
+    for number, (rate, gradient) in enumerate(((0.1, 2.0), (0.05, -3.0), (0.2, 0.5)), 1):
+        model.weight.grad = torch.tensor([[gradient]])
+        step(optimizer, rate, torch.tensor(True))
+        momentum = 0.9 * momentum + 0.1 * gradient
+        square = 0.99 * square + 0.01 * gradient**2
+        weight -= rate * 0.1 * weight
+        weight -= rate * (momentum / (1 - 0.9**number)) / (math.sqrt(square / (1 - 0.99**number)) + 1e-8)
         assert model.weight.item() == pytest.approx(weight, rel=1e-5)
