@@ -118,22 +118,26 @@ def comparison(result: Row, where: str) -> str:
 
 def networks(result: Row, where: str) -> str:
     """What `lambdanets bench network` wrote: examples a second, and in brackets beside the first network."""
-    kinds = list(dict.fromkeys((row["protocol"]["mode"], row["protocol"]["compiled"]) for row in result["rows"]))
+    kinds = list(dict.fromkeys(kind_of(row["protocol"]) for row in result["rows"]))
     found = {}
     for row in result["rows"]:
-        key = row["protocol"]["mode"], row["protocol"]["compiled"]
-        found.setdefault(row["network"], {"parameters": row["parameters"]})[key] = row["result"]
+        one = found.setdefault(row["network"], {"parameters": row["parameters"]})
+        one.setdefault(kind_of(row["protocol"]), row["result"])  # the first network comes again at the end
     first, precision = next(iter(found.values())), result["rows"][0]["protocol"]["precision"]
-    titles = [f"{mode}, {'compiled' if compiled else 'eager'}" for mode, compiled in kinds]
     lines = [f"{where}; {precision}, examples a second (beside the first row), batch norm folded for inference.\n\n"]
-    lines.append(f"| network | parameters | {' | '.join(titles)} | training memory, eager |\n")
+    lines.append(f"| network | parameters | {' | '.join(kinds)} | training memory, eager |\n")
     lines.append(f"| --- | {' | '.join(['---:'] * (len(kinds) + 2))} |\n")
     for name, one in found.items():
         cells = [f"`{name}`", f"{one['parameters'] / 1e6:.1f}M" if one["parameters"] else "-"]
         cells += [speed(one.get(kind), first.get(kind), "examples_per_second") for kind in kinds]
-        cells.append(speed(one.get(("training", False)), first.get(("training", False)), "peak_bytes"))
+        cells.append(speed(one.get("training, eager"), first.get("training, eager"), "peak_bytes"))
         lines.append(f"| {' | '.join(cells)} |\n")
     return "".join(lines)
+
+
+def kind_of(protocol: Row) -> str:
+    how = ("CUDA graphs" if protocol.get("graphs") else "compiled") if protocol["compiled"] else "eager"
+    return f"{protocol['mode']}, {how}"
 
 
 def speed(row: Row | None, first: Row | None, what: str) -> str:

@@ -131,8 +131,8 @@ class BenchNetwork:
     """resnet50-placements: ResNet-50 and lambda layers in its stages, LambdaResNets beside ResNet-RS, attention."""
     dtype: tuple[Precision, ...] = ("float32",)
     """float32, tf32 (float32 tensors, products in TF32) and bfloat16 (training: autocast over float32 weights)."""
-    compile: Literal["no", "yes", "both"] = "no"
-    """Eager, compiled by torch.compile, or one after the other."""
+    compile: Literal["no", "yes", "graphs", "both", "all"] = "no"
+    """Eager, compiled by torch.compile, compiled and started by CUDA graphs; the first two, or all, in turn."""
     train: bool = True
     """Measure training."""
     infer: bool = True
@@ -210,13 +210,16 @@ def make_protocols(options: BenchNetwork, device: torch.device) -> list[Protocol
     if "tf32" in options.dtype and device.type != "cuda":
         raise ValueError("--dtype tf32 is for CUDA GPUs: use float32")
     cuda = device.type == "cuda"
-    compiled = {"no": (False,), "yes": (True,), "both": (False, True)}[options.compile]
+    ways = ("no", "yes", "graphs")[: {"both": 2, "all": 3}.get(options.compile, 0)] or (options.compile,)
+    if "graphs" in ways and not cuda:
+        raise ValueError(f"--compile {options.compile} is for CUDA GPUs, which have graphs: use yes or both")
     batch = options.batch or (2 if options.quick else 1024 if cuda else 8)
     return [
         Protocol(
             mode=mode,  # type: ignore[arg-type]
             precision=precision,
-            compiled=c,
+            compiled=way != "no",
+            graphs=way == "graphs",
             channels_last=options.channels_last,
             fold=options.fold,
             batch=batch,
@@ -226,7 +229,7 @@ def make_protocols(options: BenchNetwork, device: torch.device) -> list[Protocol
             latency=options.latency,
         )
         for precision in dict.fromkeys(options.dtype)
-        for c in compiled
+        for way in ways
         for mode in modes
     ]
 
@@ -278,7 +281,7 @@ def line(row: NetworkRow) -> str:
 
 
 def kind(protocol: Protocol) -> str:
-    return f"{protocol.mode} {protocol.precision}{' compiled' if protocol.compiled else ''}"
+    return f"{protocol.mode} {protocol.precision}{f' {protocol.how}' if protocol.compiled else ''}"
 
 
 def tables(rows: Sequence[NetworkRow]) -> list[Table]:

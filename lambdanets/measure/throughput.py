@@ -22,6 +22,7 @@ from lambdanets.measure.timing import once, peak_bytes
 NORMAL_BATCH = 1024  # the paper gives latencies for this many images
 CLASSES = 1000
 WARM_UP = 2  # steps: the first allocates optimizer state and compiles, the second is like all that follow
+TOGETHER = 5  # steps that are timed as one: Python prepares the next one while the GPU is busy, as in real use
 Precision = Literal["float32", "tf32", "bfloat16"]
 # What a folded network may differ from the one it comes from: rounding, which hundreds of layers add up.
 FOLD_TOLERANCE = 1e-2
@@ -37,17 +38,19 @@ class Protocol:
         precision: float32; tf32: float32 tensors, products in TF32 (CUDA); bfloat16: weights too in inference, in
             training autocast over float32 weights.
         compiled: torch.compile of the network.
+        graphs: compiled, and its kernels started by CUDA graphs (`mode="reduce-overhead"`): Python does not count.
         channels_last: memory format of images and weights.
         fold: batch norm is folded into convolutions for inference.
         batch: where the search begins.
         memory_batch: the batch of `peak_bytes`, one for all networks so that they can be compared (if it fits).
-        repeats, seconds: how many timed steps, and when to stop early (three run anyway).
+        repeats, seconds: how many times some steps are timed, and when to stop early (after three times at least).
         latency: whether a batch of 1 is timed too (inference).
     """
 
     mode: Literal["inference", "training"]
     precision: Precision = "float32"
     compiled: bool = False
+    graphs: bool = False
     channels_last: bool = True
     fold: bool = True
     batch: int = NORMAL_BATCH
@@ -55,6 +58,11 @@ class Protocol:
     repeats: int = 20
     seconds: float = 10.0
     latency: bool = True
+
+    @property
+    def how(self) -> str:
+        """eager, compiled, or compiled with CUDA graphs."""
+        return ("compiled, CUDA graphs" if self.graphs else "compiled") if self.compiled else "eager"
 
 
 @dataclass(frozen=True)
@@ -102,12 +110,12 @@ def measure_network(
             peak_batch = min(protocol.memory_batch, batch)
             if protocol.compiled:
                 torch.compiler.reset()
-                network.compile(dynamic=False)
+                network.compile(dynamic=False, mode="reduce-overhead" if protocol.graphs else None)
                 batch = peak_batch = largest_batch(steps.trial, batch)
             with fastest_convolutions():  # may need more memory than the search had: it goes on here
                 batch = largest_batch(partial(steps.time_into, times), batch)
                 if protocol.latency and protocol.mode == "inference":
-                    latency = median(steps.time(1))
+                    latency = median(steps.time(1, together=1))
             peak = steps.peak(min(peak_batch, batch))
         finally:
             if protocol.compiled:
@@ -149,12 +157,18 @@ class Steps:
         classes = torch.randint(CLASSES, (batch,), device=self.device)
         return lambda: self.train(images, classes)
 
+    def begin(self) -> None:
+        if self.protocol.graphs:  # what the last step gave may be overwritten
+            torch.compiler.cudagraph_mark_step_begin()
+
     @torch.inference_mode()
     def infer(self, images: Tensor) -> Tensor:
+        self.begin()
         return self.network(images)
 
     def train(self, images: Tensor, classes: Tensor) -> None:
         assert self.optimizer is not None
+        self.begin()
         autocast: AbstractContextManager = nullcontext()
         if self.protocol.precision == "bfloat16":
             autocast = torch.autocast(self.device.type, torch.bfloat16)
@@ -171,8 +185,9 @@ class Steps:
             step()
         synchronize(self.device)
 
-    def time(self, batch: int) -> list[float]:
+    def time(self, batch: int, together: int = TOGETHER) -> list[float]:
         step = self.step(batch)
+        together = together if self.device.type == "cuda" else 1
         for _ in range(WARM_UP):
             step()
         times: list[float] = []
@@ -180,7 +195,7 @@ class Steps:
         while len(times) < self.protocol.repeats:
             if len(times) >= 3 and time.perf_counter() - start > self.protocol.seconds:
                 break
-            times.append(once(step, self.device))
+            times.append(once(lambda: [step() for _ in range(together)], self.device) / together)
         return times
 
     def time_into(self, times: list[float], batch: int) -> None:

@@ -22,7 +22,7 @@ from lambdanets.models import list_models
 from lambdanets.options import chosen_device, optional
 from lambdanets.reproduce.compare import MARKS, Comparison, Quantity, compare
 from lambdanets.reproduce.experiments import EXPERIMENTS
-from lambdanets.reproduce.jobs import FILE, Settings
+from lambdanets.reproduce.jobs import FILE, Compile, Settings
 from lambdanets.reproduce.numbers import COLUMNS, as_json, read_accuracy
 from lambdanets.reproduce.page import HTML, MARKDOWN, comments
 from lambdanets.reproduce.run import listing, reproduce
@@ -66,8 +66,8 @@ class Reproduce:
     """cpu, cuda or cuda:1. A GPU if there is one."""
     dtype: Annotated[Precision | None, optional("DTYPE")] = None
     """Of networks: float32, tf32 or bfloat16. By default bfloat16 on a GPU where the paper has it, else float32."""
-    compile: bool = False
-    """torch.compile of all networks."""
+    compile: Compile = "no"
+    """Networks as they are, compiled by torch.compile (yes), or compiled and started by CUDA graphs: all alike."""
     threads: Annotated[int | None, optional("N")] = None
     """CPU threads; torch's own number, with --quick one."""
     batch: Annotated[int | None, optional("N")] = None
@@ -89,6 +89,8 @@ class Reproduce:
         device = chosen_device(self.device)
         if dtype == "tf32" and device.type != "cuda":
             raise ValueError("--dtype tf32 is for CUDA GPUs: use float32")
+        if self.compile == "graphs" and device.type != "cuda":
+            raise ValueError("--compile graphs is for CUDA GPUs: use yes")
         settings = Settings(device, self.quick, dtype, self.compile, self.batch, self.seconds)
         accuracy = read_accuracy(self.accuracy) if self.accuracy is not None else {}
         folder = self.out or Path("runs") / ("reproduce-quick" if self.quick else "reproduce")

@@ -20,6 +20,7 @@ FILE = "reproduce.json"
 QUICK_SIZE = 64
 QUICK_PARAMETERS = 50e6  # larger networks take a CPU too long
 Found = dict[str, Any]
+Compile = Literal["no", "yes", "graphs"]
 OUT_OF_MEMORY = "out of memory"
 
 
@@ -31,7 +32,7 @@ class Settings:
         device: where.
         quick: small images and few repeats.
         dtype: of networks; None: bfloat16 on a GPU where the paper's numbers are, and float32 elsewhere.
-        compiled: torch.compile of networks.
+        compile: no, yes (torch.compile of networks), or graphs (and CUDA graphs).
         batch: where the search for the largest batch begins.
         seconds: at most so long for the timed steps of one job (three run anyway).
     """
@@ -39,7 +40,7 @@ class Settings:
     device: torch.device
     quick: bool = False
     dtype: Precision | None = None
-    compiled: bool = False
+    compile: Compile = "no"
     batch: int | None = None
     seconds: float = 5.0
 
@@ -56,7 +57,8 @@ class Settings:
         return Protocol(
             mode=mode,
             precision=self.dtype or ("bfloat16" if half and self.cuda else "float32"),
-            compiled=self.compiled,
+            compiled=self.compile != "no",
+            graphs=self.compile == "graphs",
             batch=batch,
             memory_batch=min(batch, 128),
             repeats=1 if self.quick else 20,
@@ -77,7 +79,7 @@ class NetworkJob:
     def key(self, settings: Settings) -> str:
         protocol = settings.protocol(self.mode, self.half)
         words = [self.network, f"{self.size(settings)}px", self.mode, protocol.precision, f"batch {protocol.batch}"]
-        return " | ".join([*words, *(["compiled"] if protocol.compiled else [])])
+        return " | ".join([*words, *([protocol.how] if protocol.compiled else [])])
 
     def size(self, settings: Settings) -> int:
         return QUICK_SIZE if settings.quick else self.image_size

@@ -131,7 +131,7 @@ def measured(cell: Cell, store: Store, settings: Settings) -> Number:
 def network_note(cell: Cell, job: NetworkJob, result: Mapping[str, Any], settings: Settings) -> str:
     protocol = settings.protocol(job.mode, job.half)
     batch = result["peak_batch"] if cell.field == "peak_bytes" else result["batch"]
-    words = [f"{protocol.precision}, batch {batch}{', compiled' if protocol.compiled else ''}"]
+    words = [f"{protocol.precision}, batch {batch}{f', {protocol.how}' if protocol.compiled else ''}"]
     if result["batch"] < result["asked_batch"] and cell.field != "peak_bytes":
         words.append(f"batch {2 * result['batch']} is out of memory")
     if not result["fold"]:

@@ -12,7 +12,7 @@ from lambdanets.cli import main
 from lambdanets.measure import networks, throughput
 from lambdanets.measure.check import MismatchError
 from lambdanets.measure.fold import fold_batch_norm
-from lambdanets.measure.networks import PRESETS, Entry
+from lambdanets.measure.networks import PRESETS, BenchNetwork, Entry, make_protocols
 from lambdanets.measure.throughput import NoMemoryError, Protocol, largest_batch, measure_network, settle
 from lambdanets.models import create_model
 
@@ -233,3 +233,10 @@ def test_compiled(tmp_path):
         nn.Module.compile = monkey
     rows = json.loads(output.read_text())["rows"]
     assert [row["protocol"]["compiled"] for row in rows] == [False, True]
+
+
+def test_graphs_are_for_gpus():
+    with pytest.raises(ValueError, match="--compile all is for CUDA GPUs"):
+        make_protocols(BenchNetwork(names=("resnet50",), compile="all"), torch.device("cpu"))
+    protocols = make_protocols(BenchNetwork(names=("resnet50",), compile="all", infer=False), torch.device("cuda"))
+    assert [protocol.how for protocol in protocols] == ["eager", "compiled", "compiled, CUDA graphs"]
