@@ -8,10 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lambdanets.ops.dft import column_weights, tiling, transforms, wrap_rows
+from lambdanets.ops.dft import column_parts, transforms, wrap_rows
 from lambdanets.ops.fft import unwrapped_length
-from lambdanets.ops.positions import Relative
+from lambdanets.ops.positions import Axis, Relative
 from lambdanets.ops.reference import embed
+
+TILE = 14  # rows of queries that share a Toeplitz matrix, where the map is higher than what they see
 
 
 class WrittenOut(nn.Module):
@@ -32,6 +34,14 @@ class WrittenOut(nn.Module):
         return values_BVC[:, None] @ maps_BHCN
 
 
+def tiling(axis: Axis) -> tuple[int, int, int]:
+    """Rows of queries in a tile; where its window of context rows starts, relative to its first query; its height."""
+    reach = TILE - 1 + axis.last - axis.first + 1
+    if axis.queries <= TILE or reach >= axis.context:
+        return axis.queries, 0, axis.context  # one tile: its window is the context itself
+    return TILE, axis.first, reach
+
+
 class ByFrequency(nn.Module):
     """Fourier along the rows, Toeplitz matrices along the columns, as in `ops/dft.py`: for large maps."""
 
@@ -48,11 +58,11 @@ class ByFrequency(nn.Module):
         self.tile, self.start, self.window = tiling(axis_y)
         self.grid = placed.context_grid
         self.tiles = -(-self.grid[0] // self.tile)
-        weights = column_weights(wrap_rows(table, axis_x, length), axis_y, self.tile, self.start, self.window)
-        weights = weights.unflatten(-1, (-1, self.window)).flip(-1).flatten(-2)  # the context runs forwards here
+        parts = column_parts(wrap_rows(table, axis_x, length), axis_y, self.tile, self.start, self.window)
+        weights = parts.permute(0, 1, 5, 3, 2, 4, 6).flip(-1)  # the context runs forwards here
         self.register_buffer("forward_XF", forward_FX.T.contiguous())
         self.register_buffer("inverse_XF", inverse_XF.contiguous())
-        self.register_buffer("weights", weights.unflatten(0, (-1, 2)).flatten(1, 2).contiguous())
+        self.register_buffer("weights", weights.flatten(4).flatten(1, 3).contiguous())
 
     def forward(self, queries_BHKN: Tensor, values_BVC: Tensor) -> Tensor:
         """[B, H, V, N]."""

@@ -13,7 +13,7 @@ from lambdanets.layers.positions import DEFAULT_SCOPE, RelativePositions
 from lambdanets.layers.projection import Projection, is_plain, merged, project, project_by_calls
 from lambdanets.ops import choose, explain, lambda_op
 from lambdanets.ops.operation import accumulation_dtype
-from lambdanets.ops.positions import Relative, per_axis
+from lambdanets.ops.positions import Kept, Relative, per_axis
 from lambdanets.ops.problem import check_options
 
 CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
@@ -122,6 +122,7 @@ class LambdaLayer(nn.Module):
         bias = torch.empty(*[heads] * multi_head, key_depth, **factory) if position_bias else None
         self.position_bias = None if bias is None else nn.Parameter(bias)
         self.fused_projection: Projection | None = None
+        self.kept: Kept | None = None
         self.reset_parameters(positions=False)
 
     def _check_shared(
@@ -210,18 +211,20 @@ class LambdaLayer(nn.Module):
     def fuse(self) -> Self:
         """Merges the projections, with batch norm folded in, into one matrix that is kept: for inference.
 
-        Eval mode folds batch norm anyway, but makes that matrix again in every call. `unfuse`, `train`,
+        So is what implementations make of the embeddings for a size of the map, for the last few sizes. Eval mode folds
+        batch norm anyway, but makes that matrix again in every call. `unfuse`, `train`,
         `reset_parameters` and loading this layer's state dict forget it, and it is not used where gradients of the
         weights are asked for. After any other change of weights (an optimiser, an EMA copy) call `fuse` again.
         """
         self.eval()
         with torch.inference_mode(False), torch.no_grad():
             self.fused_projection = merged([Projection.of(linear, norm) for linear, norm in self._projections()])
+        self.kept = None if self.positions is None else Kept(self.positions.table)
         return self
 
     def unfuse(self) -> Self:
         """Forgets what `fuse` made."""
-        self.fused_projection = None
+        self.fused_projection = self.kept = None
         return self
 
     def train(self, mode: bool = True) -> Self:
@@ -236,7 +239,10 @@ class LambdaLayer(nn.Module):
     def _apply(self, fn, recurse: bool = True) -> Self:
         if self.fused_projection is not None:  # .to(), .cuda(), .half() move it along
             self.fused_projection = self.fused_projection.apply(fn)
-        return super()._apply(fn, recurse)
+        super()._apply(fn, recurse)
+        if self.kept is not None and self.positions is not None:
+            self.kept = Kept(self.positions.table)
+        return self
 
     def _project_parts(self, inputs: Tensor, asked: Tensor, together: bool) -> list[Tensor]:
         """Queries, values and (with content) keys, [B, N, channels] each."""
@@ -306,7 +312,9 @@ class LambdaLayer(nn.Module):
 
     def _place(self, query_grid: Sequence[int], context_grid: Sequence[int]) -> Relative | None:
         if self.positions is not None:
-            return self.positions(query_grid, context_grid, self.stride)
+            trains = torch.is_grad_enabled() and self.positions.table.requires_grad
+            kept = None if trains or torch.compiler.is_compiling() else self.kept
+            return self.positions(query_grid, context_grid, self.stride, kept)
         if self.causal and tuple(query_grid) != tuple(context_grid):
             raise ValueError(
                 f"a causal layer without positions needs equal grids, got {tuple(query_grid)} and "

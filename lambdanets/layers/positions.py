@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from lambdanets.ops.positions import Relative, per_axis
+from lambdanets.ops.positions import Kept, Relative, per_axis
 
 DEFAULT_SCOPE = {1: 23, 2: 23, 3: 7}
 
@@ -68,7 +68,13 @@ class RelativePositions(nn.Module):
     def reset_parameters(self) -> None:
         nn.init.normal_(self.table, std=self.embedding_std)
 
-    def forward(self, query_grid: Sequence[int], context_grid: Sequence[int], stride: Sequence[int]) -> Relative:
+    def forward(
+        self,
+        query_grid: Sequence[int],
+        context_grid: Sequence[int],
+        stride: Sequence[int],
+        kept: Kept | None = None,
+    ) -> Relative:
         """The embeddings placed on grids of queries and context."""
         if self.is_global and self.input_size is not None:
             for name, grid, step in (("input", query_grid, stride), ("context", context_grid, (1,) * self.dims)):
@@ -79,7 +85,7 @@ class RelativePositions(nn.Module):
                             f"{self.input_size} of this global scope: build the layer with a larger input_size "
                             f"or with a local scope"
                         )
-        return Relative(self.table, tuple(query_grid), tuple(context_grid), self.dilation, tuple(stride))
+        return Relative(self.table, tuple(query_grid), tuple(context_grid), self.dilation, tuple(stride), kept=kept)
 
     def extra_repr(self) -> str:
         return f"scope={self.scope}, key_depth={self.key_depth}, intra_depth={self.intra_depth}, heads={self.heads}"

@@ -7,8 +7,9 @@ Along a row the correlation becomes a product for each frequency, and rows are s
 a small matrix product (a transform of 40 or 70 points by its matrix is faster than a call to an FFT). Along the
 columns each frequency keeps a Toeplitz matrix [query row, context row] that is one more matrix product. For the
 paper's maps this needs 2 to 3 times fewer multiply-adds than the convolution, all of them in large products.
-Rows of queries go in tiles that share one Toeplitz matrix. Memory: lambdas, B N K V, and a batch chunk of them in
-the frequency domain.
+Rows of queries go in tiles that share one Toeplitz matrix, each with the context rows that it sees. The lambdas of
+a tile are made, used and forgotten, so that they stay in the processor's cache. Memory: a batch chunk's lambdas of
+one tile, in both domains (with gradients: of all tiles, N K V for every example).
 """
 
 import torch
@@ -19,8 +20,8 @@ from lambdanets.ops.fft import unwrapped_length, wrap
 from lambdanets.ops.positions import Axis, Relative, toeplitz
 from lambdanets.ops.problem import Problem
 
-WORKSPACE = 2**20  # elements of lambdas in the frequency domain at a time (or one example's)
-TILE = 14  # rows of queries that share a Toeplitz matrix, where the map is higher than what they see
+WORKSPACE = 600_000  # elements of a tile's lambdas in the frequency domain at a time (or one example's): 2.4 MB
+TILE = 7  # rows of queries that share a Toeplitz matrix: few, so that most of it is within the scope
 
 
 def why_not(problem: Problem) -> str | None:
@@ -41,59 +42,128 @@ def position_output(problem: Problem) -> Tensor:
         positions = positions.causal(problem.strict)
     table, (axis_y, axis_x) = positions.clipped()
     B, N, _, H, K, V, U = problem.sizes
-    length = unwrapped_length(axis_x)
-    forward_FX, inverse_XF = transforms(length, axis_x, table.dtype, table.device)
-    frequencies = forward_FX.shape[0]
-    tile, start, window = tiling(axis_y)
-    tiles = -(-axis_y.queries // tile)
-    weights = column_weights(wrap_rows(table, axis_x, length), axis_y, tile, start, window)
+    tile, window = tiling(axis_y)
+    forward_FX, inverse_XF, weights = positions.once(f"dft {tile}", lambda: matrices(table, axis_y, axis_x))
 
-    chunk = max(1, WORKSPACE // max(1, frequencies * V * tiles * tile * K))
+    chunk = max(1, WORKSPACE // max(1, len(forward_FX) * V * tile * K))
+    room = Room(keep=problem.may_overwrite)
+    result = problem.queries_BNHK.new_empty(B, axis_y.queries, axis_x.queries, H, V) if room.keep else None
     outputs = []
     for begin in range(0, max(B, 1), chunk):
-        values = problem.values_BMVU[begin : begin + chunk]
-        count = values.shape[0]
-        values = values.view(count, axis_y.context, axis_x.context, V, U)
-        values = row_windows(values, axis_y, tile, tiles, start, window)  # [B, T, window, X, V, U]
-        rows = values.permute(3, 5, 2, 0, 1, 4).reshape(axis_x.context, -1)  # [X, (U window B T V)]
-        spectrum = (forward_FX @ rows).view(frequencies // 2, 1, 2 * U * window, count * tiles * V)
-        spectrum = spectrum.expand(-1, 2, -1, -1).flatten(0, 1)
-        lambdas = torch.bmm(weights, spectrum)  # [2F, (tile K), (B T V)]
-        lambdas = (inverse_XF @ lambdas.flatten(1)).view(axis_x.queries * tile, K, count * tiles, V)
-        queries = query_tiles(problem.queries_BNHK[begin : begin + chunk], axis_y, axis_x, tile, tiles)
-        # A product for each example and tile: lambdas are read where they lie, [K, V] matrices with long rows.
-        parts = zip(queries.unbind(0), lambdas.unbind(2), strict=True)
-        output = torch.stack([torch.bmm(asked, given) for asked, given in parts])
-        output = output.view(count, tiles, axis_x.queries, tile, H, V).transpose(2, 3)
-        outputs.append(output.reshape(count, -1, H, V)[:, :N])
-    return torch.cat(outputs)
+        queries = problem.queries_BNHK[begin : begin + chunk]
+        spectrum = rows_by_frequency(problem.values_BMVU[begin : begin + chunk], axis_y, axis_x, forward_FX)
+        found = []
+        for first in range(0, axis_y.queries, tile):
+            seen = rows_seen(axis_y, first, window)
+            lambdas = room.bmm(part(weights, 2, seen[0], 2 * U), part(spectrum, 1, seen[1], 2 * U))
+            if result is None:
+                lambdas = inverse_XF @ lambdas.view(len(forward_FX), -1)
+                found.append(lambdas.view(-1, tile, K, len(queries), V))
+            else:
+                rows = slice(first, min(first + tile, axis_y.queries))
+                lambdas = room.rows(inverse_XF, lambdas.view(len(forward_FX), tile, -1), rows.stop - first)
+                apply_rows(queries, lambdas.view(-1, K, len(queries), V), result[begin : begin + chunk], rows)
+        if result is None:
+            outputs.append(apply_tiles(queries, found, axis_y, axis_x))
+    return result.view(B, N, H, V) if result is not None else torch.cat(outputs)
+
+
+def matrices(table: Tensor, axis_y: Axis, axis_x: Axis) -> tuple[Tensor, Tensor, Tensor]:
+    """Of the transform and its inverse, and the Toeplitz matrices [F, (2 tile K), (window 2 U)] of one tile.
+
+    The context rows that a tile sees are one range of their columns.
+    """
+    length = unwrapped_length(axis_x)
+    tile, window = tiling(axis_y)
+    parts = column_parts(wrap_rows(table, axis_x, length), axis_y, tile, axis_y.first, window)
+    weights = parts.permute(0, 1, 5, 3, 6, 2, 4).flatten(4).flatten(1, 3)
+    return *transforms(length, axis_x, table.dtype, table.device), weights
+
+
+def apply_rows(queries_BNHK: Tensor, lambdas: Tensor, result: Tensor, rows: slice) -> None:
+    """Lambdas [(rows X), K, B, V] applied to their queries, into result [B, Y, X, H, V].
+
+    A product for each example: everything is read and written where it lies.
+    """
+    queries = queries_BNHK.view(*result.shape[:4], -1)[:, rows].flatten(1, 2)
+    for one, given, place in zip(queries, lambdas.unbind(2), result[:, rows].flatten(1, 2), strict=True):
+        torch.bmm(one, given, out=place)
+
+
+def apply_tiles(queries_BNHK: Tensor, lambdas: list[Tensor], axis_y: Axis, axis_x: Axis) -> Tensor:
+    """The same with gradients: lambdas [X, tile, K, B, V] of every tile -> [B, N, H, V], in few operations."""
+    N, H, V = queries_BNHK.shape[1], queries_BNHK.shape[2], lambdas[0].shape[-1]
+    tile = lambdas[0].shape[1]
+    queries = query_tiles(queries_BNHK, axis_y, axis_x, tile, len(lambdas))
+    found = []
+    for asked, tile_lambdas in zip(queries.unbind(1), lambdas, strict=True):
+        pairs = zip(asked.unbind(0), tile_lambdas.flatten(0, 1).unbind(2), strict=True)
+        found.append(torch.stack([torch.bmm(one, given) for one, given in pairs]))
+    output = torch.stack(found, dim=1).view(-1, len(lambdas), axis_x.queries, tile, H, V).transpose(2, 3)
+    return output.reshape(len(output), -1, H, V)[:, :N]
+
+
+class Room:
+    """Products whose results are written to the same place again and again: fresh memory costs as much as they do."""
+
+    def __init__(self, keep: bool) -> None:
+        self.keep, self.places = keep, {}
+
+    def bmm(self, left: Tensor, right: Tensor) -> Tensor:
+        return torch.bmm(left, right, out=self.place(right, len(left), left.shape[1], right.shape[2]))
+
+    def rows(self, inverse_XF: Tensor, lambdas: Tensor, count: int) -> Tensor:
+        """[2F, tile, (K B V)] -> [rows, X, (K B V)] for the first `count` rows."""
+        found = self.place(lambdas, lambdas.shape[1], len(inverse_XF), lambdas.shape[2])
+        assert found is not None
+        for row, given in zip(found[:count], lambdas.unbind(1), strict=False):
+            torch.mm(inverse_XF, given, out=row)
+        return found[:count]
+
+    def place(self, like: Tensor, *shape: int) -> Tensor | None:
+        if self.keep and shape not in self.places:
+            self.places[shape] = like.new_empty(shape)
+        return self.places.get(shape)
+
+
+def part(tensor: Tensor, dim: int, rows: slice, size: int) -> Tensor:
+    """A range of `rows`, each of `size` elements along `dim`; the tensor itself if it is all of it."""
+    start, length = rows.start * size, (rows.stop - rows.start) * size
+    return tensor if length == tensor.shape[dim] else tensor.narrow(dim, start, length)
+
+
+def rows_seen(axis: Axis, first_query: int, window: int) -> tuple[slice, slice]:
+    """The context rows that a tile sees: where they are in its window, and in the context, both backwards."""
+    last = first_query * axis.stride + axis.first + window - 1
+    high = min(axis.context - 1, last)
+    low = max(0, last - window + 1)
+    if high < low:
+        return slice(0, 0), slice(0, 0)
+    return slice(last - high, last - low + 1), slice(axis.context - 1 - high, axis.context - low)
+
+
+def rows_by_frequency(values_BMVU: Tensor, axis_y: Axis, axis_x: Axis, forward_FX: Tensor) -> Tensor:
+    """The transforms of all context rows, backwards: [F, (Y 2 U), (B V)]."""
+    B, _, V, U = values_BMVU.shape
+    values = values_BMVU.view(B, axis_y.context, axis_x.context, V, U).flip(1)
+    rows = values.permute(2, 1, 4, 0, 3).reshape(axis_x.context, -1)
+    spectrum = (forward_FX @ rows).view(-1, 2, axis_y.context, U, B * V)
+    return spectrum.transpose(1, 2).reshape(len(spectrum), -1, B * V)
 
 
 def query_tiles(queries_BNHK: Tensor, axis_y: Axis, axis_x: Axis, tile: int, tiles: int) -> Tensor:
-    """[(B T), (X tile), H, K]: queries in the order of the lambdas; rows that fill up the last tile are zero."""
+    """[B, T, (X tile), H, K]: queries in the order of the lambdas; rows that fill up the last tile are zero."""
     B, _, H, K = queries_BNHK.shape
     queries = queries_BNHK.view(B, axis_y.queries, axis_x.queries, H, K)
     queries = F.pad(queries, [0, 0, 0, 0, 0, 0, 0, tiles * tile - axis_y.queries])
     queries = queries.view(B, tiles, tile, axis_x.queries, H, K).transpose(2, 3)
-    return queries.reshape(B * tiles, axis_x.queries * tile, H, K)
+    return queries.reshape(B, tiles, axis_x.queries * tile, H, K)
 
 
-def tiling(axis: Axis) -> tuple[int, int, int]:
-    """Rows of queries in a tile; where its window of context rows starts, relative to its first query; its height."""
-    reach = (TILE - 1) * axis.stride + axis.last - axis.first + 1
-    if axis.queries <= TILE or reach >= axis.context:
-        return axis.queries, 0, axis.context  # one tile: its window is the context itself
-    return TILE, axis.first, reach
-
-
-def row_windows(values: Tensor, axis: Axis, tile: int, tiles: int, start: int, window: int) -> Tensor:
-    """[B, Y, X, V, U] -> [B, T, window, X, V, U]: the context rows that each tile of query rows sees, backwards."""
-    if tiles == 1:
-        return values.flip(1).unsqueeze(1)
-    step = tile * axis.stride
-    below = (tiles - 1) * step + start + window - axis.context
-    values = F.pad(values, [0, 0, 0, 0, 0, 0, -start, below])
-    return values.unfold(1, window, step).movedim(-1, 2).flip(2)
+def tiling(axis: Axis) -> tuple[int, int]:
+    """Rows of queries in a tile, and of the window of context rows that these see."""
+    tile = min(TILE, axis.queries)
+    return tile, (tile - 1) * axis.stride + axis.last - axis.first + 1
 
 
 def wrap_rows(table: Tensor, axis: Axis, length: int) -> Tensor:
@@ -101,16 +171,15 @@ def wrap_rows(table: Tensor, axis: Axis, length: int) -> Tensor:
     return wrap(table.transpose(0, 1), [axis], [length]).transpose(0, 1)
 
 
-def column_weights(wrapped: Tensor, axis: Axis, tile: int, start: int, window: int) -> Tensor:
-    """For each frequency and part, the Toeplitz matrix along the columns: [2F, (tile K), (2 U window)].
+def column_parts(wrapped: Tensor, axis: Axis, tile: int, start: int, window: int) -> Tensor:
+    """For each frequency the Toeplitz matrix along the columns, a view: [F, 2, 2, K, U, tile, window backwards].
 
     conj(table) * values: the real part takes (re, im) of the values, the imaginary part (-im, re).
     """
     spectrum = torch.fft.rfft(wrapped, dim=1)
     re, im = spectrum.real.movedim(0, -1), spectrum.imag.movedim(0, -1)  # [F, K, U, scope y]
     parts = torch.stack([re, im, -im, re], dim=1).unflatten(1, (2, 2))
-    parts = toeplitz(parts, 5, axis, tile, start, window)  # a view: [F, 2, 2, K, U, tile, window]
-    return parts.permute(0, 1, 5, 3, 2, 4, 6).flatten(4).flatten(2, 3).flatten(0, 1)
+    return toeplitz(parts, 5, axis, tile, start, window)
 
 
 def transforms(length: int, axis: Axis, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -138,8 +207,10 @@ def work(problem: Problem) -> tuple[float, float]:
     _, (axis_y, axis_x) = positions.clipped()
     B, N, _, _, K, V, U = problem.sizes
     frequencies = 2 * (unwrapped_length(axis_x) // 2 + 1)
-    tile, _, window = tiling(axis_y)
-    rows = -(-axis_y.queries // tile) * tile
-    columns = frequencies * B * V * rows * K  # lambdas in the frequency domain
+    tile, window = tiling(axis_y)
+    starts = range(0, axis_y.queries, tile)
+    seen = sum(rows.stop - rows.start for _, rows in (rows_seen(axis_y, first, window) for first in starts))
+    columns = frequencies * B * V * tile * K  # lambdas of a tile in the frequency domain
     weights = frequencies * 2 * window * U * tile * K
-    return columns * (2 * window * U + axis_x.queries), columns + weights + 2 * B * N * K * V
+    macs = columns * (2 * U * seen + len(starts) * axis_x.queries)
+    return macs, columns * len(starts) + weights + 2 * B * N * K * V

@@ -69,7 +69,8 @@ def expanded_output(problem: Problem, queries_BNHK: Tensor, values_BCV: Tensor, 
     if isinstance(positions, Relative):
         if problem.causal:
             positions = positions.causal(problem.strict)
-        return row_output(queries_BNHK, problem.values_BMVU, *positions.clipped(), depth_first, mask_NM)
+        embeddings = positions.once("gemm", lambda: expand_backwards(*positions.clipped()))
+        return backwards_output(queries_BNHK, problem.values_BMVU, embeddings, depth_first, mask_NM)
     if problem.causal:
         causal_NM = causal_mask(N, M, positions, problem.strict, problem.device)
         mask_NM = causal_NM if mask_NM is None else mask_NM & causal_NM
@@ -81,17 +82,17 @@ def expanded_output(problem: Problem, queries_BNHK: Tensor, values_BCV: Tensor, 
     return product(queries_BNHK, embeddings_NKC, values_BCV, depth_first)
 
 
-def row_output(
-    queries_BNHK: Tensor,
-    values_BMVU: Tensor,
-    table: Tensor,
-    axes: list[Axis],
-    depth_first: bool,
-    mask_NM: Tensor | None = None,
+def row_output(queries_BNHK: Tensor, values_BMVU: Tensor, table: Tensor, axes: list[Axis], depth_first: bool) -> Tensor:
+    """`expanded_output` for a part of a relative table."""
+    return backwards_output(queries_BNHK, values_BMVU, expand_backwards(table, axes), depth_first)
+
+
+def backwards_output(
+    queries_BNHK: Tensor, values_BMVU: Tensor, embeddings: Tensor, depth_first: bool, mask_NM: Tensor | None = None
 ) -> Tensor:
-    """`expanded_output` for a relative table. The context runs backwards: reversing every axis reverses M."""
-    N, (K, U) = queries_BNHK.shape[1], table.shape[len(axes) :]
-    embeddings = expand_backwards(table, axes).view(N, K, U, values_BMVU.shape[1])
+    """With embeddings [*N, K, U, *M] whose context runs backwards: reversing every axis reverses M."""
+    _, N, _, K = queries_BNHK.shape
+    embeddings = embeddings.view(N, K, -1, values_BMVU.shape[1])
     if mask_NM is not None:
         embeddings = embeddings * mask_NM.flip(1)[:, None, None]
     values_BCV = depth_in_context(values_BMVU.flip(1))

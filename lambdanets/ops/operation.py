@@ -143,7 +143,8 @@ def multi_query(problem: Problem, backend: str, dtype: torch.dtype) -> Tensor:
         return chosen.position_output(problem)
     if problem.positions is None:
         return content_output(problem)
-    return content_output(problem) + chosen.position_output(problem)
+    position = chosen.position_output(problem)
+    return position.add_(content_output(problem)) if problem.may_overwrite else position + content_output(problem)
 
 
 def without_autocast(device_type: str) -> AbstractContextManager:

@@ -4,9 +4,10 @@ Letters: N queries, M context positions, H heads, K key depth, U intra-depth, R 
 An embedding is [K], or [K, U] with intra-depth, with H in front of K where every head has its own (multi-head).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +32,24 @@ class Relation:
     index: Tensor
 
 
+class Kept:
+    """What implementations made of a table that no longer changes, for their next call. A changed table forgets it."""
+
+    most = 8  # sizes of maps
+
+    def __init__(self, table: Tensor) -> None:
+        self.table = table
+        self.made: dict[Any, Any] = {}
+
+    def once(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        key = (*key, self.table._version)
+        if key not in self.made:
+            if len(self.made) >= self.most:
+                self.made.clear()
+            self.made[key] = make()
+        return self.made[key]
+
+
 @dataclass(frozen=True, eq=False)
 class Relative:
     """Embeddings by relative position on a grid: `table` [*scope, (H,) K(, U)].
@@ -46,6 +65,7 @@ class Relative:
     context_grid: tuple[int, ...]
     dilation: tuple[int, ...]
     stride: tuple[int, ...]
+    kept: Kept | None
 
     def __init__(
         self,
@@ -54,6 +74,8 @@ class Relative:
         context_grid: int | Sequence[int] | None = None,
         dilation: int | Sequence[int] = 1,
         stride: int | Sequence[int] = 1,
+        *,
+        kept: Kept | None = None,
     ) -> None:
         query_grid = (query_grid,) if isinstance(query_grid, int) else tuple(query_grid)
         dims = len(query_grid)
@@ -77,6 +99,7 @@ class Relative:
             ("context_grid", context_grid),
             ("dilation", dilation),
             ("stride", stride),
+            ("kept", kept),
         ):
             object.__setattr__(self, name, value)
 
@@ -138,8 +161,15 @@ class Relative:
         keep = keep.view(*self.scope, *[1] * (self.table.ndim - self.dims))
         return self.with_table(self.table * keep)
 
-    def with_table(self, table: Tensor) -> "Relative":
-        return Relative(table, self.query_grid, self.context_grid, self.dilation, self.stride)
+    def with_table(self, table: Tensor, kept: Kept | None = None) -> "Relative":
+        return Relative(table, self.query_grid, self.context_grid, self.dilation, self.stride, kept=kept)
+
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """What `make` makes of the table and the grids: from an earlier call, where such things are kept."""
+        if self.kept is None:
+            return make()
+        placed = (self.query_grid, self.context_grid, self.dilation, self.stride)
+        return self.kept.once((name, self.table.dtype, *placed), make)
 
 
 Positions = Dense | Relative | Relation

@@ -5,11 +5,12 @@ Letters: B batch, N queries, M context positions, H heads, K key depth, V value 
 
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lambdanets.ops.positions import Dense, Positions, Relation, Relative
+from lambdanets.ops.positions import Dense, Kept, Positions, Relation, Relative
 
 KEY_NORMS = ("softmax", "l2", None)
 CAUSAL = (False, True, "strict")
@@ -56,12 +57,19 @@ class Problem:
         queries, keys, values, embeddings = (None if t is None else t.to(dtype) for t in self.tensors)
         assert queries is not None
         assert values is not None
-        positions = with_embeddings(self.positions, embeddings)
+        positions = with_embeddings(self.positions, embeddings, kept_of(self.positions))
         return replace(self, queries_BNHK=queries, keys_BMKU=keys, values_BMVU=values, positions=positions)
 
     @property
     def needs_grad(self) -> bool:
         return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in self.tensors)
+
+    @property
+    def may_overwrite(self) -> bool:
+        """Whether results may be written over each other (`out=`): no derivative and no transform looks at them."""
+        functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
+        transformed = functorch.peek_interpreter_stack() is not None  # torch.func: vmap, jvp, grad
+        return not self.needs_grad and not transformed and torch.autograd.forward_ad._current_level < 0
 
 
 def embeddings_of(positions: Positions | None) -> Tensor | None:
@@ -71,15 +79,21 @@ def embeddings_of(positions: Positions | None) -> Tensor | None:
     return positions.embeddings if isinstance(positions, Dense) else positions.table
 
 
-def with_embeddings(positions: Positions | None, embeddings: Tensor | None) -> Positions | None:
-    """The same positions with other embeddings."""
+def kept_of(positions: Positions | None) -> Kept | None:
+    return positions.kept if isinstance(positions, Relative) else None
+
+
+def with_embeddings(
+    positions: Positions | None, embeddings: Tensor | None, kept: Kept | None = None
+) -> Positions | None:
+    """The same positions with other embeddings; `kept`: what was made of the same numbers."""
     if positions is None or embeddings is None:
         return positions
     if isinstance(positions, Dense):
         return Dense(embeddings)
     if isinstance(positions, Relation):
         return Relation(embeddings, positions.index)
-    return positions.with_table(embeddings)
+    return positions.with_table(embeddings, kept)
 
 
 def check(
@@ -204,7 +218,7 @@ def problems(
         keys = None if keys is None else keys.masked_fill(padding, 0)
 
     def problem(queries: Tensor, keys: Tensor | None, values: Tensor, embeddings: Tensor | None) -> Problem:
-        placed = with_embeddings(positions, embeddings)
+        placed = with_embeddings(positions, embeddings, None if multi_head else kept_of(positions))
         return Problem(queries, keys, values, placed, key_norm, mask, context_mask, causal)
 
     if not multi_head:

@@ -141,3 +141,37 @@ def test_what_the_backward_pass_keeps_is_no_part_of_something_larger():
     queries, keys, values, _, _ = LambdaLayer2d(64, scope=7).project(torch.randn(2, 64, 6, 6), None)
     for part in (queries, keys, values):
         assert part.untyped_storage().nbytes() == part.numel() * part.element_size()
+
+
+@pytest.mark.parametrize("backend", ["gemm", "dft"])
+def test_fused_layer_keeps_what_depends_on_the_table_alone(backend, monkeypatch):
+    layer = LambdaLayer2d(8, heads=2, key_depth=4, scope=3, backend=backend).double().eval()
+    x = X
+    with torch.no_grad():
+        expected = layer(x)
+        layer.fuse()
+        torch.testing.assert_close(layer(x), expected)
+        made = dict(layer.kept.made)
+        assert len(made) == 1
+        torch.testing.assert_close(layer(x), expected)
+        assert list(layer.kept.made.values())[0] is list(made.values())[0]  # noqa: RUF015
+        small = X[:, :, :4]
+        torch.testing.assert_close(layer(small), copy.deepcopy(layer).unfuse()(small))  # another size
+        assert len(layer.kept.made) == 2
+        layer.positions.table.mul_(2)  # a change of the table is noticed
+        torch.testing.assert_close(layer(x), copy.deepcopy(layer).unfuse()(x))
+        for side in range(1, 3 * layer.kept.most):
+            layer(X.repeat(1, 1, side, 1))
+        assert len(layer.kept.made) <= layer.kept.most
+        torch.testing.assert_close(layer.float()(x.float()), copy.deepcopy(layer).unfuse()(x.float()))
+    layer(x.float().requires_grad_()).sum().backward()  # gradients of the table: nothing is kept
+    assert layer.positions.table.grad is not None
+
+
+def test_heads_with_tables_of_their_own_share_nothing_that_is_kept():
+    layer = LambdaLayer2d(8, heads=2, key_depth=4, scope=3, multi_head=True, backend="gemm").double().eval()
+    with torch.no_grad():
+        expected = layer(X)
+        layer.fuse()
+        for _ in range(2):
+            torch.testing.assert_close(layer(X), expected)

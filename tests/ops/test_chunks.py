@@ -83,7 +83,7 @@ def test_running_sum(name, chunk, monkeypatch):
 def test_fourier_chunks_of_the_batch(module, workspace, chunks, monkeypatch):
     case = Case(grid=(7, 5), scope=(3, 4), batch=5)
     monkeypatch.setattr(module, "WORKSPACE", workspace)
-    calls = Calls(monkeypatch, *((dft, "row_windows") if module is dft else (torch.fft, "irfftn")))
+    calls = Calls(monkeypatch, *((dft, "rows_by_frequency") if module is dft else (torch.fft, "irfftn")))
     Inputs(case).forward(module.__name__.rpartition(".")[2])
     assert calls.count == chunks
     assert_agree(case.but(context_mask=True, intra_depth=2), module.__name__.rpartition(".")[2])
@@ -107,7 +107,7 @@ def test_dft_in_tiles_of_rows(grid, changes, monkeypatch):
     monkeypatch.setattr(dft, "TILE", 5)
     case = Case(grid=grid, scope=(4, 3), heads=1).but(**changes)
     axis = Inputs(case).positions().clipped()[1][0]
-    tile, _, _ = dft.tiling(axis)
+    tile, _ = dft.tiling(axis)
     assert tile == 5 < grid[0]  # more than one tile
     assert_agree(case, "dft")
 
