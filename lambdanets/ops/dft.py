@@ -46,6 +46,7 @@ def position_output(problem: Problem) -> Tensor:
     forward_FX, inverse_XF, weights = positions.once(f"dft {tile}", lambda: matrices(table, axis_y, axis_x))
 
     chunk = max(1, WORKSPACE // max(1, len(forward_FX) * V * tile * K))
+    chunk = -(-B // max(1, -(-B // chunk))) or 1  # equal parts
     room = Room(keep=problem.may_overwrite)
     result = problem.queries_BNHK.new_empty(B, axis_y.queries, axis_x.queries, H, V) if room.keep else None
     outputs = []
@@ -61,7 +62,7 @@ def position_output(problem: Problem) -> Tensor:
                 found.append(lambdas.view(-1, tile, K, len(queries), V))
             else:
                 rows = slice(first, min(first + tile, axis_y.queries))
-                lambdas = room.rows(inverse_XF, lambdas.view(len(forward_FX), tile, -1), rows.stop - first)
+                lambdas = room.rows(inverse_XF, lambdas.view(len(forward_FX), tile, -1)[:, : rows.stop - first])
                 apply_rows(queries, lambdas.view(-1, K, len(queries), V), result[begin : begin + chunk], rows)
         if result is None:
             outputs.append(apply_tiles(queries, found, axis_y, axis_x))
@@ -112,13 +113,10 @@ class Room:
     def bmm(self, left: Tensor, right: Tensor) -> Tensor:
         return torch.bmm(left, right, out=self.place(right, len(left), left.shape[1], right.shape[2]))
 
-    def rows(self, inverse_XF: Tensor, lambdas: Tensor, count: int) -> Tensor:
-        """[2F, tile, (K B V)] -> [rows, X, (K B V)] for the first `count` rows."""
-        found = self.place(lambdas, lambdas.shape[1], len(inverse_XF), lambdas.shape[2])
-        assert found is not None
-        for row, given in zip(found[:count], lambdas.unbind(1), strict=False):
-            torch.mm(inverse_XF, given, out=row)
-        return found[:count]
+    def rows(self, inverse_XF: Tensor, lambdas: Tensor) -> Tensor:
+        """[2F, rows, (K B V)] -> [rows, X, (K B V)]."""
+        lambdas = lambdas.transpose(0, 1)
+        return self.bmm(inverse_XF.expand(len(lambdas), -1, -1), lambdas)
 
     def place(self, like: Tensor, *shape: int) -> Tensor | None:
         if self.keep and shape not in self.places:
