@@ -2,6 +2,7 @@
 
 import sys
 import webbrowser
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Annotated, Literal
@@ -71,8 +72,7 @@ class Demo:
                 )
             if self.browser:
                 webbrowser.open(address_of(taken))  # it waits until the page is there
-            try:
+            with suppress(KeyboardInterrupt):  # none comes where a shell started this in the background
                 serve(lambda: build(desk, what), taken, limits.bytes)
-            except KeyboardInterrupt:
-                console.print("The page is closed.")
+            console.print("The page is closed.")
         return 0

@@ -198,9 +198,13 @@ def test_addresses() -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "warned"), [("127.0.0.1", False), ("0.0.0.0", True)], ids=["this machine", "everybody"]
+    ("host", "warned", "interrupt"),
+    [("127.0.0.1", False, signal.SIG_DFL), ("127.0.0.1", False, signal.SIG_IGN), ("0.0.0.0", True, signal.SIG_DFL)],
+    ids=["this machine", "in the background", "everybody"],  # shells let background jobs ignore SIGINT
 )
-def test_the_command_serves_until_it_is_told_to_end(tmp_path: Path, weights: Path, host: str, warned: bool) -> None:
+def test_the_command_serves_until_it_is_told_to_end(
+    tmp_path: Path, weights: Path, host: str, warned: bool, interrupt: signal.Handlers
+) -> None:
     arguments = ["demo", str(weights), "--no-browser", "--port", "0", "--host", host, "--device", "cpu"]
     root = str(Path(command.__file__).parents[2])
     environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": root, "PYTHONUNBUFFERED": "1"}
@@ -210,6 +214,7 @@ def test_the_command_serves_until_it_is_told_to_end(tmp_path: Path, weights: Pat
         stderr=subprocess.PIPE,
         text=True,
         env=environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, interrupt),
     )
     try:
         assert process.stdout is not None
