@@ -110,18 +110,19 @@ class Room:
     def __init__(self, keep: bool) -> None:
         self.keep, self.places = keep, {}
 
-    def bmm(self, left: Tensor, right: Tensor) -> Tensor:
-        return torch.bmm(left, right, out=self.place(right, len(left), left.shape[1], right.shape[2]))
+    def bmm(self, left: Tensor, right: Tensor, name: str = "frequencies") -> Tensor:
+        return torch.bmm(left, right, out=self.place(name, right, (len(left), left.shape[1], right.shape[2])))
 
     def rows(self, inverse_XF: Tensor, lambdas: Tensor) -> Tensor:
         """[2F, rows, (K B V)] -> [rows, X, (K B V)]."""
         lambdas = lambdas.transpose(0, 1)
-        return self.bmm(inverse_XF.expand(len(lambdas), -1, -1), lambdas)
+        return self.bmm(inverse_XF.expand(len(lambdas), -1, -1), lambdas, "rows")
 
-    def place(self, like: Tensor, *shape: int) -> Tensor | None:
-        if self.keep and shape not in self.places:
-            self.places[shape] = like.new_empty(shape)
-        return self.places.get(shape)
+    def place(self, name: str, like: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+        """Never where another product's result of the same shape lies: one is made from the other."""
+        if self.keep and (name, shape) not in self.places:
+            self.places[name, shape] = like.new_empty(shape)
+        return self.places.get((name, shape))
 
 
 def part(tensor: Tensor, dim: int, rows: slice, size: int) -> Tensor:
