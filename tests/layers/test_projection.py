@@ -175,3 +175,18 @@ def test_heads_with_tables_of_their_own_share_nothing_that_is_kept():
         layer.fuse()
         for _ in range(2):
             torch.testing.assert_close(layer(X), expected)
+
+
+def test_batch_norm_gets_what_torch_has_fast_kernels_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slice of the merged projection has gaps between its rows: torch then takes kernels that are 50 times slower."""
+    seen = []
+    batch_norm = torch.nn.functional.batch_norm
+
+    def watched(images, *args, **kwargs):
+        seen.append(images)
+        return batch_norm(images, *args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "batch_norm", watched)
+    LambdaLayer2d(8, heads=2, key_depth=4, scope=3).train()(torch.randn(2, 8, 5, 5))
+    assert len(seen) == 2, "queries and values"
+    assert all(images.is_contiguous() and images.stride(1) == 1 for images in seen)
