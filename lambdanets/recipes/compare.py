@@ -138,29 +138,32 @@ class Contest:
         for phase, name, number, seed in todo:
             if self.found(phase, name, number, seed) or time.monotonic() > deadline:
                 continue
-            if phase == "final" and tuning_epochs and self.best_trial(name) is None:
-                continue  # its trials were not reached
-            self.train(phase, name, number, seed, tuning_epochs)
+            if phase == "tuning":
+                self.train(phase, name, number, self.contestants[name].trials[number], seed, tuning_epochs)
+            elif tuning_epochs == 0:
+                self.train(phase, name, 0, self.contestants[name].trials[0], seed)
+            elif (best := self.best_trial(name)) is not None:  # None: its trials were not reached
+                self.train(phase, name, best["trial"], Trial(**best["settings"]), seed)
 
     def found(self, phase: str, name: str, number: int, seed: int) -> bool:
         wanted = {"phase": phase, "network": name, "seed": seed} | ({"trial": number} if phase == "tuning" else {})
         return any(all(row[key] == value for key, value in wanted.items()) for row in self.rows)
 
-    def best_trial(self, name: str) -> int | None:
-        """The trial with the best held-out accuracy, once all of them are done."""
+    def best_trial(self, name: str) -> dict[str, Any] | None:
+        """The row with the best held-out accuracy, once all trials are done. Its settings count, not its number."""
         trials = [row for row in self.rows if row["phase"] == "tuning" and row["network"] == name]
         if len(trials) < len(self.contestants[name].trials):
             return None
-        return max(trials, key=lambda row: row["top1"])["trial"]
+        return max(trials, key=lambda row: row["top1"])
 
-    def train(self, phase: str, name: str, number: int, seed: int, tuning_epochs: float) -> None:
+    def train(
+        self, phase: str, name: str, number: int, trial: Trial, seed: int, tuning_epochs: float | None = None
+    ) -> None:
         from lambdanets.train.classify import Classify
 
-        if phase == "final":
-            number = (self.best_trial(name) if tuning_epochs else 0) or 0
         out = self.folder / f"{name}-{phase}-{number if phase == 'tuning' else seed}"
-        config = self.contestants[name].config(self.base, self.contestants[name].trials[number], seed, out)
-        if phase == "tuning":
+        config = self.contestants[name].config(self.base, trial, seed, out)
+        if tuning_epochs is not None:
             config = replace(config, epochs=tuning_epochs, data=replace(config.data, held_out=HELD_OUT))
         warmup = min(config.schedule.warmup_epochs, WARMUP * config.epochs)
         config = replace(config, schedule=replace(config.schedule, warmup_epochs=warmup))
@@ -169,10 +172,12 @@ class Contest:
         result = fit(task, config, resume=True)
         if not result.finished:
             raise KeyboardInterrupt
-        self.rows.append(self.row(phase, name, number, seed, config, result))
+        self.rows.append(self.row(phase, name, number, trial, seed, config, result))
         self.write()
 
-    def row(self, phase: str, name: str, number: int, seed: int, config: TrainConfig, result: Result) -> dict[str, Any]:
+    def row(
+        self, phase: str, name: str, number: int, trial: Trial, seed: int, config: TrainConfig, result: Result
+    ) -> dict[str, Any]:
         weights = next(iter(result.scores.values()))  # the averaged ones, where there are any
         scores = weights["held_out"] if phase == "tuning" else weights["validation"]
         moved = movements(config.out / "start.safetensors", config.out / "weights_raw.safetensors")
@@ -183,7 +188,7 @@ class Contest:
             "phase": phase,
             "network": name,
             "trial": number,
-            "settings": vars(self.contestants[name].trials[number]),
+            "settings": vars(trial),
             "seed": seed,
             "epochs": config.epochs,
             **{key: scores[key] for key in ("top1", "top5", "loss") if key in scores},

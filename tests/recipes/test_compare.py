@@ -47,10 +47,18 @@ def test_a_contest_tunes_then_repeats_and_goes_on_where_it_was(base, tmp_path, m
         ("convolution-final-0", 0), ("CCLL-final-0", 0), ("convolution-final-7", 7), ("CCLL-final-7", 7),
     ]  # fmt: skip
     for name, _, _, rate in final:
-        assert rate == TRIALS[contest.best_trial(name.split("-")[0])].rate
+        assert rate == contest.best_trial(name.split("-")[0])["settings"]["rate"]
     rows = json.loads((tmp_path / "compare.json").read_text())["rows"]
     assert len(rows) == 8
     assert {row["network"] for row in rows if row["embedding_cosine"] is None} == {"convolution"}
+
+
+def test_final_runs_take_the_settings_that_were_tuned_also_when_the_grid_has_changed(base, tmp_path):
+    tried = Contest.open(tmp_path, base, {"CCLL": Contestant("CCLL", trials=(Trial(0.3, 2e-4),))})
+    tried.go([], FEW_STEPS)
+    contest = Contest.open(tmp_path, base, {"CCLL": Contestant("CCLL", trials=(Trial(0.01, 5e-4),))})
+    contest.go([0], FEW_STEPS)
+    assert contest.final("CCLL")[0]["settings"] == vars(Trial(0.3, 2e-4))
 
 
 def test_a_network_whose_trials_were_not_reached_has_no_final_run(base, tmp_path):
