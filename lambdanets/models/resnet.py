@@ -11,6 +11,7 @@ from lambdanets.layers import LambdaLayer2d, SqueezeExcitation2d
 from lambdanets.models.config import Placement, ResNetConfig
 from lambdanets.models.network import Network
 from lambdanets.models.parts import DropPath, conv, drop_path_rates, smaller, zero_gamma
+from lambdanets.models.pool import AveragePool
 from lambdanets.models.spatial import scope_of_stage, spatial_layer
 
 EXPANSION = 4  # a block puts out four times its width
@@ -43,7 +44,7 @@ class Bottleneck(nn.Module):
         self.conv2 = conv(width, width, 3, stride=stride) if spatial is None else spatial
         self.pool = nn.Identity()
         if spatial is not None and stride > 1:
-            self.pool = nn.AvgPool2d(3, stride, padding=1)
+            self.pool = AveragePool(3, stride, padding=1)
         self.bn2 = nn.BatchNorm2d(width)
         self.conv3 = conv(width, out_channels)
         self.bn3 = zero_gamma(nn.BatchNorm2d(out_channels))
@@ -66,7 +67,7 @@ def make_shortcut(channels: int, out_channels: int, stride: int, kind: str) -> n
     if kind == "conv":
         return nn.Sequential(conv(channels, out_channels, stride=stride), nn.BatchNorm2d(out_channels))
     if kind == "pool":  # odd maps: the last window has one row or column, and does not count what is outside
-        pool = nn.AvgPool2d(2, stride, ceil_mode=True, count_include_pad=False) if stride > 1 else nn.Identity()
+        pool = AveragePool(2, stride, ceil_mode=True, count_include_pad=False) if stride > 1 else nn.Identity()
         return nn.Sequential(pool, conv(channels, out_channels), nn.BatchNorm2d(out_channels))
     raise ValueError(f"unknown shortcut {kind!r}; choose one of 'conv', 'pool'")
 
