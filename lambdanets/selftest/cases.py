@@ -100,7 +100,7 @@ def draw(seed: int, number: int) -> Case:
     def chance(probability: float) -> bool:
         return rng.random() < probability
 
-    kernel_sizes = number % 3 == 0
+    kernel_sizes = number % 2 == 0
     case = Case(
         seed,
         number,

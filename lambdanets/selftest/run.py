@@ -124,7 +124,7 @@ def run_case(case: Case, device: torch.device, tallies: dict[str, Tally]) -> lis
     reasons = choices(case, inputs)
     runnable = []
     for name, tally in tallies.items():
-        reason = why_not(case, name, reasons)
+        reason = why_not(case, name, reasons, device)
         if reason is None:
             runnable.append(name)
         else:
@@ -152,10 +152,12 @@ def run_case(case: Case, device: torch.device, tallies: dict[str, Tally]) -> lis
     return failures
 
 
-def why_not(case: Case, name: str, reasons: dict[str, str | float]) -> str | None:
+def why_not(case: Case, name: str, reasons: dict[str, str | float], device: torch.device) -> str | None:
     chosen = next(iter(reasons)) if name == "auto" else name  # the first one runs
     if chosen in COMPILED and not case.kernel_sizes:
         return "sizes outside the grid that kernels are compiled for"
+    if case.kernel_sizes and chosen not in COMPILED and device.type == "cuda":
+        return "on a GPU the sizes of compiled kernels are left to those, which then run more of them"
     if name in BACKENDS and case.positions == "none":
         return "content lambdas alone are the same code for all backends, run as auto"
     reason = reasons.get(name)
