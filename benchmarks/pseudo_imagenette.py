@@ -4,7 +4,8 @@
 
 For each seed a network learns from the 10%; it labels the rest; a student of the same recipe learns from both, in as
 many steps of as many images. Also: labels per second against the teacher alone, fed by the same loader. What is
-interrupted goes on with the same command; --minutes ends it in time, and the JSON then says what is missing.
+interrupted goes on with the same command; --minutes ends it in time, and the JSON then says what is missing. Seeds may
+run side by side, each with its own --seeds and --repeats 0; the command with all of them then puts them together.
 """
 
 import json
@@ -62,7 +63,7 @@ class Figure:
     guard_distance: int = LabelOptions.guard_distance
     """Bits by which a validation image's look-alike may differ; -1: only equal bytes are looked for."""
     repeats: int = 6
-    """The throughput is that of labelling the images so often."""
+    """The throughput is that of labelling the images so often; 0: not measured."""
     minutes: float = 0.0
     """Start nothing new after so long; 0: no limit."""
     tiny: bool = False
@@ -95,7 +96,7 @@ class Figure:
             found["seeds"].append(row)
             self.write(found | summary(found["seeds"]))
         first = self.out / f"alone-{self.seeds[0]}"
-        if (first / "weights.safetensors").is_file() and not self.late():
+        if self.repeats and (first / "weights.safetensors").is_file() and not self.late():
             found["throughput"] = self.throughput(str(first), rest)
         found["complete"] = complete
         self.write(found | summary(found["seeds"]))
