@@ -35,7 +35,8 @@ def body(name: str, results: Path) -> str:
     if not path.exists() and name.startswith("compare"):
         return ""  # its text stands without it
     if not path.exists():
-        return f"No measurement yet: `lambdanets bench` writes {name}.json.\n"
+        command = WRITERS.get(name, "lambdanets bench")
+        return f"No measurement yet: `{command}` writes {name}.json.\n"
     result = json.loads(path.read_text())
     machine = result["machine"]
     versions = ", ".join(f"{package} {version}" for package, version in result["versions"].items() if version)
@@ -210,7 +211,77 @@ def language(result: Row, where: str) -> str:
     return "".join(lines)
 
 
+def detect(result: Row, where: str) -> str:
+    """What `lambdanets detect bench` wrote: a table for each size, beside its first backbone."""
+    lines = [f"{where}. Medians, and in brackets beside the first row.\n"]
+    kinds = ("width", "height", "batch", "precision", "compiled")
+    for kind in dict.fromkeys(tuple(row[key] for key in kinds) for row in result["rows"]):
+        chosen = [row for row in result["rows"] if tuple(row[key] for key in kinds) == kind]
+        width, height, batch, precision, compiled = kind
+        how = ", the backbone compiled" if compiled else ""
+        lines.append(f"\nA training step, {batch} pictures of {width}x{height}, {precision}{how}:\n\n")
+        lines.append("| backbone | parameters | step, ms | backbone and pyramid, ms | peak memory, GiB |\n")
+        lines.append("| --- | ---: | ---: | ---: | ---: |\n")
+        for row in chosen:
+            if row["error"]:
+                lines.append(f"| `{row['network']}` | {row['error'].replace('|', '/')} | | | |\n")
+                continue
+            cells = [f"`{row['network']}`", f"{row['parameters'] / 1e6:.1f}M"]
+            for key, factor in (("seconds", 1e3), ("backbone_seconds", 1e3), ("peak_bytes", 2**-30)):
+                first = chosen[0][key]
+                beside = f" ({row[key] / first:.2f})" if first else ""
+                cells.append(f"{row[key] * factor:.4g}{beside}")
+            lines.append(f"| {' | '.join(cells)} |\n")
+    return "".join(lines)
+
+
+def sets(result: Row, where: str) -> str:
+    """What benchmarks/detect_sets.py wrote: AP on each set, how two backbones differ, and what the runs cost."""
+    columns = {"ap": "AP", "ap50": "AP50", "ap75": "AP75", "small": "small", "medium": "medium", "large": "large"}
+    lines = [f"{where}. Means over seeds, and for all and for small objects the least and the largest.\n"]
+    for name, about in result["sets"].items():
+        for split, facts in about["splits"].items():
+            chosen = [row for row in result["means"] if (row["set"], row["split"]) == (name, split)]
+            crowds = f", {facts['crowds']} of them crowds" if facts["crowds"] else ""
+            lines.append(
+                f"\n{name}, {split}: {facts['pictures']} pictures, {facts['objects']:,} objects{crowds}; "
+                f"{about['steps']:,} steps of {about['batch_size']} pictures at {about['size']} pixels.\n\n"
+            )
+            lines.append(f"| backbone | seeds | | {' | '.join(columns.values())} |\n")
+            lines.append(f"| --- | ---: | --- | {' | '.join(['---:'] * len(columns))} |\n")
+            for what in [what for what in ("box", "mask") if f"{what}_ap" in chosen[0]]:
+                for row in chosen:
+                    cells = [precision_cell(row, f"{what}_{key}", key in ("ap", "small")) for key in columns]
+                    lines.append(f"| `{row['backbone']}` | {len(row['seeds'])} | {what} | {' | '.join(cells)} |\n")
+                if len(chosen) == 2:
+                    cells = [difference_cell(*(row[f"{what}_{key}"] for row in chosen)) for key in columns]
+                    said = f"`{chosen[0]['backbone']}` - `{chosen[1]['backbone']}`"
+                    lines.append(f"| {said} | | {what} | {' | '.join(cells)} |\n")
+    lines.append("\nWhat the runs cost:\n\n| set | backbone | parameters | pictures/s | runs at once | ")
+    lines.append("seconds of training | peak memory, GiB | Imagenette top-1 |\n| --- | --- |" + " ---: |" * 6 + "\n")
+    for row in {(row["set"], row["backbone"]): row for row in result["means"]}.values():
+        start = result["weights"].get(row["backbone"])
+        cells = [row["set"], f"`{row['backbone']}`", f"{row['parameters'] / 1e6:.1f}M"]
+        cells += [f"{row['examples_per_second']:.1f}", str(result["sets"][row["set"]]["together"])]
+        cells += [f"{row['training_seconds']:,.0f}", "-" if row["peak_gib"] is None else f"{row['peak_gib']:.1f}"]
+        lines.append(f"| {' | '.join(cells)} | {'-' if start is None else format(100 * start['top1'], '.2f')} |\n")
+    return "".join(lines)
+
+
+def precision_cell(row: Row, key: str, span: bool) -> str:
+    if row[key] is None:
+        return "-"  # there is no such object
+    least, most = row[f"{key}_range"]
+    return f"{100 * row[key]:.1f}" + (f" ({100 * least:.1f} to {100 * most:.1f})" if span and least != most else "")
+
+
+def difference_cell(one: float | None, other: float | None) -> str:
+    return "-" if one is None or other is None else f"{100 * (one - other):+.1f}"
+
+
 OTHERS = {"language": language, "compare": comparison, "networks": networks, "engine": engine, "pseudo": pseudo}
+OTHERS |= {"detect": detect, "sets": sets}
+WRITERS = {"detect-cuda": "lambdanets detect bench", "detect-sets": "benchmarks/detect_sets.py"}
 HARD = {"ours, folded": "conv3x3, BN folded", "ours, compiled": "conv3x3 + BN, compiled"}
 
 

@@ -125,6 +125,25 @@ def test_a_block_without_json_says_how_to_make_it(tmp_path: Path):
     assert "`lambdanets bench` writes op-cpu.json" in text
 
 
+def test_steps_of_detectors_are_shown_beside_the_first(tmp_path: Path):
+    usual = {"height": 800, "width": 1333, "batch": 4, "precision": "bfloat16", "compiled": False, "error": None}
+    usual |= {"parameters": 50_000_000, "backbone_seconds": 0.05}
+    rows = [
+        {"network": "one", "seconds": 0.2, "peak_bytes": 2**33} | usual,
+        {"network": "two", "seconds": 0.1, "peak_bytes": 2**32} | usual,
+        usual | {"network": "three", "seconds": None, "peak_bytes": None, "error": "out of memory"},
+    ]
+    result = {"name": "detect", "date": "2021-02-17T00:00:00", "rows": rows, "versions": {"torch": "2.11"}}
+    result["machine"] = {"cpu": "A chip", "cores": 1, "gpu": "A GPU"}
+    block = "<!-- bench:detect-cuda -->\n<!-- /bench -->"
+    assert "`lambdanets detect bench` writes detect-cuda.json" in generate.filled(block, tmp_path)
+    (tmp_path / "detect-cuda.json").write_text(json.dumps(result))
+    text = generate.filled(block, tmp_path)
+    assert "A training step, 4 pictures of 1333x800, bfloat16:\n" in text
+    assert "| `two` | 50.0M | 100 (0.50) | 50 (1.00) | 4 (0.50) |\n" in text
+    assert "| `three` | out of memory | | | |\n" in text
+
+
 def test_a_comparison_is_shown_once_it_is_measured(tmp_path: Path):
     block = "<!-- bench:compare-imagenette -->\n<!-- /bench -->"
     assert generate.filled(block, tmp_path) == block

@@ -83,13 +83,16 @@ def open_set(
 
 
 def splits_of(where: str) -> tuple[str, ...]:
-    """Which of train, validation and test a place has."""
+    """Which of train, validation and test a place has; where one file serves as two of them, the first."""
     if where == shapes.NAME:
         return tuple(SPLITS)
     path = Path(where).expanduser()
     if not path.is_dir():
         return ("train",)
-    return tuple(split for split in SPLITS if annotations_of(path, split) is not None)
+    files = {split: annotations_of(path, split) for split in SPLITS}
+    return tuple(
+        split for i, (split, file) in enumerate(files.items()) if file is not None and file not in [*files.values()][:i]
+    )
 
 
 def annotations_of(folder: Path, split: str) -> tuple[str, Path] | None:

@@ -9,6 +9,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from lambdanets.detect import rle
 from lambdanets.detect.results import Detection
+from lambdanets.detect.scenes import Picture
 
 GOLDEN = 0.618034  # turns of the colour wheel between two classes: neighbours never look alike
 OPACITY = 0.4
@@ -68,3 +69,13 @@ def name_it(pen: Any, font: Any, one: Detection, at: tuple[float, float], names:
     x, y = at[0], max(0.0, at[1] - bottom - 1)
     pen.rectangle((x + left - 1, y + top - 1, x + right + 1, y + bottom + 1), fill=colour_of(one.label))
     pen.text((x, y), text, fill=(0, 0, 0), font=font)
+
+
+def true_objects(picture: Picture, masks: bool) -> list[Detection]:
+    """What the annotations say is there, as something to draw."""
+    found = []
+    for box_4, label, segment in zip(picture.boxes_N4, picture.labels_N, picture.segments, strict=True):
+        left, top, right, bottom = box_4.tolist()
+        mask = rle.encode(segment.mask(picture.size)) if masks and segment is not None else None
+        found.append(Detection((left, top, right, bottom), int(label), 1.0, mask))
+    return found

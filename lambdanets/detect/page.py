@@ -14,12 +14,12 @@ from PIL import Image
 
 from lambdanets import __version__
 from lambdanets.data.decode import decode
-from lambdanets.detect import precision, rle
+from lambdanets.detect import precision
 from lambdanets.detect.coco import DetectionSet
 from lambdanets.detect.config import DetectConfig
-from lambdanets.detect.draw import draw
+from lambdanets.detect.draw import draw, true_objects
 from lambdanets.detect.quality import Quality, quality
-from lambdanets.detect.results import Detection, read_results
+from lambdanets.detect.results import Detection, by_picture, read_results
 from lambdanets.detect.scenes import Picture
 from lambdanets.detect.task import DETECTIONS, PROBLEMS, evaluated_set
 from lambdanets.report.log import Log, number
@@ -159,14 +159,7 @@ def looked_at(folder: Path, config: DetectConfig, pictures: int) -> tuple[list[A
         data, indices = evaluated_set(config)
     except (ValueError, OSError) as error:
         return [], [], f"No pictures: {error}"
-    known = {category.id: label for label, category in enumerate(data.scenes.categories, start=1)}
-    found: dict[int, list[Detection]] = {}
-    for one in results:
-        if one["category_id"] in known:
-            left, top, width, height = one["bbox"]
-            box = (left, top, left + width, top + height)
-            mask = one.get("segmentation")
-            found.setdefault(one["image_id"], []).append(Detection(box, known[one["category_id"]], one["score"], mask))
+    found = by_picture(results, data.scenes.categories)
     done = []
     for index in np.asarray(indices).tolist():
         picture = data.scenes.pictures[index]
@@ -188,18 +181,10 @@ def entry(one: Shown, data: DetectionSet) -> dict[str, Any]:
         image = Image.fromarray(read) if isinstance(read, np.ndarray) else decode(read)
     except (ValueError, OSError) as error:  # it may have gone since
         return {"name": one.picture.name, "said": said, "pictures": [], "why_not": str(error)}
-    masks = data.scenes.masks
-    truth = [true_object(one.picture, i, masks) for i in range(len(one.picture.labels_N))]
+    truth = true_objects(one.picture, data.scenes.masks)
     sure = [found for found in one.found if found.score >= SHOWN_SCORE]
     drawn = [draw(image, truth, names, scores=False, side=SIDE), draw(image, sure, names, side=SIDE)]
     return {"name": one.picture.name, "said": said, "pictures": [encoded(d) for d in drawn], "why_not": ""}
-
-
-def true_object(picture: Picture, i: int, masks: bool) -> Detection:
-    left, top, right, bottom = picture.boxes_N4[i].tolist()
-    segment = picture.segments[i]
-    mask = rle.encode(segment.mask(picture.size)) if masks and segment is not None else None
-    return Detection((left, top, right, bottom), int(picture.labels_N[i]), 1.0, mask)
 
 
 def encoded(image: Image.Image) -> str:

@@ -67,6 +67,19 @@ def interpolation(first: int, last: int, begin: float, end: float, cells: int) -
     return np.maximum(0.0, 1.0 - np.abs(centres[:, None] - np.arange(cells)))
 
 
+def by_picture(results: Sequence[Result], categories: Sequence[Category]) -> dict[int, list[Detection]]:
+    """The detections of each picture, by its id; those of other categories are left out."""
+    known = {category.id: label for label, category in enumerate(categories, start=1)}
+    found: dict[int, list[Detection]] = {}
+    for one in results:
+        if one["category_id"] in known:
+            left, top, width, height = one["bbox"]
+            box = (left, top, left + width, top + height)
+            detection = Detection(box, known[one["category_id"]], one["score"], one.get("segmentation"))
+            found.setdefault(one["image_id"], []).append(detection)
+    return found
+
+
 def write_results(path: Path, results: Sequence[Result]) -> Path:
     """A COCO result file, under its name only when it is complete."""
     part = path.with_name(path.name + ".part")
