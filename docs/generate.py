@@ -31,6 +31,8 @@ def filled(text: str, results: Path = RESULTS) -> str:
 
 
 def body(name: str, results: Path) -> str:
+    if name.startswith("reproduce-"):
+        return reproduced(name, results)
     path = results / f"{name}.json"
     if not path.exists() and name.startswith("compare"):
         return ""  # its text stands without it
@@ -68,6 +70,21 @@ def body(name: str, results: Path) -> str:
             parts.append(f"\nThe operation alone, {mode}: milliseconds, with * for what `auto` chooses.\n\n")
             parts.append(table(operations, operation_cell))
     return "".join(parts)
+
+
+def reproduced(name: str, results: Path) -> str:
+    """What `lambdanets reproduce` wrote into a folder: its name shows the headlines, with `-tables` the tables."""
+    folder = name.removesuffix("-tables")
+    path = results / folder / "reproduce.json"
+    if not path.exists():
+        return f"No measurement yet: `lambdanets reproduce all --out benchmarks/results/{folder}` writes it.\n"
+    from lambdanets.reproduce.document import summary, tables
+
+    result = json.loads(path.read_text())
+    if folder != name:
+        return tables(result)
+    picture = "\n![Time for 1024 images against published accuracy](figures/pareto.svg)\n"
+    return summary(result) + (picture if result["headlines"] else "")
 
 
 def exports(result: Row, where: str) -> str:

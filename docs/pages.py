@@ -85,12 +85,13 @@ def fenced(text: str) -> str:
 def measurements() -> str:
     """Every file of benchmarks/results, to download."""
     lines = ["| file | where | when |", "| --- | --- | --- |"]
-    for path in sorted(RESULTS.glob("*.json")):
-        result = json.loads(path.read_text())
+    for path in sorted(RESULTS.rglob("*.json")):
+        result, name = json.loads(path.read_text()), path.relative_to(RESULTS).as_posix()
         machine = result.get("machine", {})
-        where = machine.get("gpu") or machine.get("cpu") or ""
-        link = f"{{download}}`{path.name} <../benchmarks/results/{path.name}>`"
-        lines.append(f"| {link} | {where} | {str(result.get('date', ''))[:10]} |")
+        where = machine.get("gpu") or machine.get("cpu") or result.get("hardware") or ""
+        dates = [result["date"]] if "date" in result else [o["date"] for o in result.get("measurements", {}).values()]
+        link = f"{{download}}`{name} <../benchmarks/results/{name}>`"
+        lines.append(f"| {link} | {where} | {max(dates, default='')[:10]} |")
     return "\n".join(lines) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Draws the figures of the start page as SVG, with the standard library and the package's own formulas.
+"""Draws figures as SVG, with the standard library, the package's own formulas and (pareto.svg) its measurements.
 
     python docs/figures/draw.py            # write
     python docs/figures/draw.py --check    # exit with 1 if a file is stale
@@ -6,18 +6,24 @@
 Every figure has its own background and follows the reader's light or dark scheme, so it is legible on any page.
 """
 
+import json
 import sys
 from collections.abc import Callable, Iterable
 from html import escape
+from math import ceil, floor, log10
 from pathlib import Path
+from typing import Any
 
 from lambdanets.measure.memory import GB, RESNET50, global_attention_bytes, lambda_bytes
+from lambdanets.reproduce.pareto import published
 
 HERE = Path(__file__).resolve().parent
+REPRODUCED = HERE.parent.parent / "benchmarks" / "results" / "reproduce-h200" / "reproduce.json"
 STYLE = """
   .card { fill: #fbfbfd; stroke: #d5d7de }  .text { fill: #1f2430 }  .quiet { fill: #5b6270 }  .line { stroke: #5b6270 }
   .query { fill: #e8853d }  .key { fill: #3d7fd9 }  .value { fill: #2f9e77 }  .place { fill: #8a63d2 }
   .query-line { stroke: #e8853d }  .key-line { stroke: #3d7fd9 }  .place-line { stroke: #8a63d2 }
+  .value-line { stroke: #2f9e77 }
   .cell { fill: #eceef3; stroke: #c9ccd6 }  .pale { fill-opacity: 0.28 }
   text { font: 14px system-ui, sans-serif }  .title { font-weight: 600 }  .small { font-size: 12px }
   @media (prefers-color-scheme: dark) {
@@ -170,7 +176,62 @@ def scope() -> str:
     return picture(820, 310, "What one query sees", parts)
 
 
+def pareto() -> str:
+    """Seconds for 1024 images against published accuracy, from what `lambdanets reproduce` measured."""
+    data = reproduced()
+    found = {(line["row"], line["quantity"]): line["value"] for line in data["experiments"]["pareto"]}
+    families = list(dict.fromkeys(one.family for one in published()))
+    kinds = dict(zip(families, ("place", "query", "key", "value"), strict=True))
+    title = f"published top-1 (%) by seconds for 1024 images, {data['hardware']}"
+    parts = [text(24, 34, title, "text title", "start")]
+    for number, mode in enumerate(("training", "inference")):
+        points = [
+            (kinds[one.family], seconds, one.top1)
+            for one in published()
+            if (seconds := found.get((one.title, f"{mode} step"))) is not None
+        ]
+        if points:
+            parts += [text(237 + 420 * number, 62, mode, "quiet"), *panel(points, 64 + 420 * number)]
+    for number, (family, kind) in enumerate(kinds.items()):
+        parts.append(box(64 + 190 * number, 366, 12, 12, kind))
+        parts.append(text(82 + 190 * number, 377, family, "quiet small", "start"))
+    return picture(880, 396, "Speed and accuracy", parts)
+
+
+def panel(points: list[tuple[str, float, float]], left: float) -> list[str]:
+    """A line for each kind of (kind, seconds, accuracy), on a logarithmic axis of time."""
+    right, top, bottom = left + 346, 76, 324
+    times, scores = [log10(seconds) for _, seconds, _ in points], [top1 for _, _, top1 in points]
+    low, high, least, most = min(times), max(times), floor(min(scores)), floor(max(scores)) + 1
+    parts = []
+
+    def at(seconds: float, top1: float) -> tuple[float, float]:
+        x = left + (right - left) * (log10(seconds) - low) / ((high - low) or 1)
+        return x, bottom - (bottom - top) * (top1 - least) / (most - least)
+
+    for score in range(least, most + 1):
+        y = at(1, score)[1]
+        line = f'x1="{left}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}"'
+        parts.append(text(left - 8, y + 5, f"{score}", "quiet small", "end"))
+        parts.append(f'<line class="line" {line} stroke-opacity="0.25"/>')
+    for tick in (factor * 10.0**power for power in range(floor(low), ceil(high)) for factor in (1, 2, 5)):
+        if low <= log10(tick) <= high:
+            parts.append(text(at(tick, least)[0], bottom + 20, f"{tick:g}", "quiet small"))
+    for kind in dict.fromkeys(kind for kind, _, _ in points):
+        dots = [at(seconds, top1) for mine, seconds, top1 in points if mine == kind]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in dots)
+        parts.append(f'<polyline class="{kind}-line" points="{path}" fill="none" stroke-width="2"/>')
+        parts += [f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>' for x, y in dots]
+    return parts
+
+
+def reproduced() -> dict[str, Any]:
+    return json.loads(REPRODUCED.read_text()) if REPRODUCED.exists() else {"headlines": []}
+
+
 FIGURES: dict[str, Callable[[], str]] = {"layer.svg": layer, "memory.svg": memory, "scope.svg": scope}
+if reproduced()["headlines"]:
+    FIGURES["pareto.svg"] = pareto
 
 
 def main(arguments: list[str]) -> int:

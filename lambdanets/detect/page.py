@@ -3,17 +3,15 @@
 import io
 import json
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup
 from PIL import Image
 
-from lambdanets import __version__
 from lambdanets.data.decode import decode
+from lambdanets.data.places import whole_file
 from lambdanets.detect import precision
 from lambdanets.detect.coco import DetectionSet
 from lambdanets.detect.config import DetectConfig
@@ -23,12 +21,12 @@ from lambdanets.detect.results import Detection, by_picture, read_results
 from lambdanets.detect.scenes import Picture
 from lambdanets.detect.task import DETECTIONS, PROBLEMS, evaluated_set
 from lambdanets.report.log import Log, number
-from lambdanets.report.page import HERE as REPORT_FOLDER
 from lambdanets.report.page import events, facts, groups, warnings
 from lambdanets.report.pictures import address
 from lambdanets.report.plots import Series, curves
 from lambdanets.report.run import CONFIG, REPORT, Run, read_log
 from lambdanets.report.show import count, duration, flattened, rate, shortened
+from lambdanets.report.template import rendered
 from lambdanets.train.jsonable import from_json
 
 HERE = Path(__file__).parent
@@ -50,8 +48,6 @@ class Shown:
 
 def write_report(folder: Path, pictures: int = 12) -> Path:
     """Writes `folder`/report.html and returns its path."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     if pictures < 0:
         raise ValueError(f"--pictures {pictures}: 0 or more")
     if not folder.is_dir():
@@ -62,12 +58,9 @@ def write_report(folder: Path, pictures: int = 12) -> Path:
         raise ValueError(f"{folder} has no readable {CONFIG}: it is not the folder of a run") from None
     config = from_json(DetectConfig, settings)
     run = Run(folder, read_log(folder / "log.jsonl"), settings)
-    environment = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
     shown, classes, why_not = looked_at(folder, config, pictures)
-    text = environment.get_template("page.html").render(
-        css=Markup((REPORT_FOLDER / "page.css").read_text(encoding="utf-8")),
+    text = rendered(
+        HERE,
         title=run.name,
         subtitle=f"{run.network}, {config.size}x{config.size}",
         warnings=warnings(run),
@@ -82,14 +75,11 @@ def write_report(folder: Path, pictures: int = 12) -> Path:
         problems=problems(folder),
         facts=facts(run),
         config=flattened(settings),
-        version=__version__,
         folder=folder.resolve(),
     )
-    path = folder / REPORT
-    part = path.with_name(REPORT + ".part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
-    return path
+    with whole_file(folder / REPORT) as file:
+        file.write(text.encode())
+    return folder / REPORT
 
 
 def percent(value: Any) -> str:

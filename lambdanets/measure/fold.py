@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.utils.fusion import fuse_conv_bn_eval
+from torch.nn.utils.fusion import fuse_conv_bn_weights
 from torch.overrides import TorchFunctionMode
 
 from lambdanets.layers.lambda_layer import LambdaLayer
@@ -26,7 +26,11 @@ def fold_batch_norm(network: nn.Module, shape: tuple[int, ...]) -> tuple[nn.Modu
         assert isinstance(norm, _BatchNorm)
         # timm's norms may bring their activation along
         after = nn.Sequential(*(getattr(norm, name) for name in ("drop", "act") if hasattr(norm, name)))
-        network.set_submodule(conv_name, fuse_conv_bn_eval(conv, norm))
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        conv.weight, conv.bias = fuse_conv_bn_weights(  # into the copy itself: hundreds of further copies take long
+            conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
+        )
         network.set_submodule(norm_name, after if len(after) else nn.Identity())
     for module in network.modules():
         if isinstance(module, LambdaLayer):

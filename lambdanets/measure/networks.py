@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -236,10 +235,15 @@ def make_protocols(options: BenchNetwork, device: torch.device) -> list[Protocol
 
 def measure(entry: Entry, size: tuple[int, int], protocol: Protocol, device: torch.device) -> NetworkRow:
     parameters = result = error = None
+
+    def build() -> nn.Module:
+        nonlocal parameters
+        network = entry.build(size)
+        parameters = count_parameters(network).total
+        return network
+
     try:
-        with torch.device("meta"):
-            parameters = count_parameters(entry.build(size)).total
-        result = measure_network(partial(entry.build, size), size, protocol, device)
+        result = measure_network(build, size, protocol, device)
     except Exception as problem:  # whatever it is, the other networks are still to be measured
         error = f"{type(problem).__name__}: {str(problem).strip().partition(chr(10))[0]}"
     free_memory()

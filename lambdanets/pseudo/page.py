@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-import lambdanets.report
 from lambdanets.data.decode import decode
 from lambdanets.data.places import whole_file
 from lambdanets.data.shards import unpacked
@@ -16,60 +15,20 @@ from lambdanets.pseudo.select import BINS, Counts, read_counts
 from lambdanets.pseudo.source import reopened
 from lambdanets.report.pictures import TINY, encoded
 from lambdanets.report.show import percent, probability, shortened
+from lambdanets.report.template import rendered
 
+HERE = Path(__file__).parent
 REPORT = "report.html"
 SHOWN_CLASSES = 12  # with pictures
 PICTURES = 6  # of each
 LISTED = 200  # leaks and unreadable images by name
 LONG = 40
 
-PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="referrer" content="no-referrer">
-<title>{{ title }} · lambdanets</title>
-<style>{{ css }}
-.bins { display: flex; align-items: flex-end; gap: 2px; height: 120px; }
-.bins.low { height: 28px; width: 110px; gap: 1px; }
-.bins i { flex: 1; background: var(--c1); min-height: 1px; }
-.bins i.out { background: var(--line); }
-.shown { display: flex; flex-wrap: wrap; gap: 10px; }
-.shown figure { margin: 0; width: 112px; font-size: 12px; overflow-wrap: anywhere; }
-.shown img { width: 112px; height: 112px; object-fit: contain; background: var(--card); border-radius: 6px; }
-.shown img.tiny { image-rendering: pixelated; }
-</style></head><body><main>
-<header><h1>{{ title }}</h1><p class="lead">{{ subtitle }}</p>
-{% for sentence in warnings %}<p class="warn">{{ sentence }}</p>{% endfor %}
-<dl class="tiles">{% for name, value in tiles %}<div><dt>{{ name }}</dt>
-<dd{% if value|length > 14 %} class="small"{% endif %}>{{ value }}</dd></div>{% endfor %}</dl></header>
-{%- macro bins(heights, low) %}<div class="bins{% if low %} low{% endif %}" role="img"
-aria-label="confidences from 0 to 1">{% for height, inside in heights %}<i{% if not inside %} class="out"{% endif %}
-style="height:{{ '%.1f' % height }}%"></i>{% endfor %}</div>{% endmacro %}
-<section><h2>Confidence</h2><p>All labels, from 0 on the left to 1 on the right; grey is below the threshold.</p>
-<div class="chart alone">{{ bins(all_bins, false) }}</div></section>
-<section><h2>Classes</h2><div class="scroll"><table><thead><tr><th>class</th><th class="n">labelled</th>
-<th class="n">confident</th><th class="n">kept</th><th class="n">used</th><th>confidence</th></tr></thead><tbody>
-{% for row in classes %}<tr><th class="name">{{ row.name }}</th>{% for number in row.numbers %}
-<td class="n">{{ number }}</td>{% endfor %}<td>{{ bins(row.bins, true) }}</td></tr>{% endfor %}</tbody></table></div>
-<p class="soft">Confident: at or above the threshold. Kept: different images. Used: with repeats.</p></section>
-<section><h2>Pictures</h2>{% for row in pictures %}<h3>{{ row.name }}</h3><div class="shown">{% for one in row.shown %}
-<figure>{% if one.picture %}<img{% if one.tiny %} class="tiny"{% endif %} alt="" src="{{ one.picture }}">{% endif %}
-<figcaption>{{ one.text }}</figcaption></figure>{% endfor %}</div>{% endfor %}</section>
-{% for title, rows in lists %}<section><h2>{{ title }}</h2>{% if rows %}<div class="scroll"><table><tbody>
-{% for row in rows %}<tr>{% for cell in row %}<td class="name">{{ cell }}</td>{% endfor %}</tr>{% endfor %}</tbody>
-</table></div>{% else %}<p>None.</p>{% endif %}</section>{% endfor %}
-</main></body></html>
-"""
-
 
 def write_page(folder: Path, *, pictures: bool = True) -> Path:
     """`report.html` in the folder; needs a selection."""
-    from jinja2 import Environment, StrictUndefined
-
     manifest, counts = read_manifest(folder), read_counts(folder)
-    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(PAGE)
-    css = (Path(lambdanets.report.__file__).parent / "page.css").read_text()
-    text = template.render(css=css, **gather(folder, manifest, counts, pictures))
+    text = rendered(HERE, **gather(folder, manifest, counts, pictures))
     with whole_file(folder / REPORT) as file:
         file.write(text.encode())
     return folder / REPORT

@@ -1,13 +1,12 @@
 """The report of a run: one HTML file with everything inside, no scripts, every name escaped."""
 
-import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from lambdanets import __version__
+from lambdanets.data.places import whole_file
 from lambdanets.report import scores
 from lambdanets.report.log import Log, Record, number
 from lambdanets.report.matrix import MOST_CLASSES, draw
@@ -15,6 +14,7 @@ from lambdanets.report.pictures import TINY, encoded, heat
 from lambdanets.report.plots import Series, curves
 from lambdanets.report.run import REPORT, Run, read_image, read_run
 from lambdanets.report.show import count, duration, flattened, percent, probability, rate, shortened, some
+from lambdanets.report.template import rendered
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -36,23 +36,17 @@ def write_report(run: Path, *, beside: Sequence[Path] = (), pictures: int = 24) 
     """
     shown = read_run(Path(run))
     others = [read_run(Path(folder)) for folder in beside]
-    path = shown.folder / REPORT
-    part = path.with_name(REPORT + ".part")
-    part.write_text(render(shown, others, pictures), encoding="utf-8")
-    os.replace(part, path)
-    return path
+    text = render(shown, others, pictures)
+    with whole_file(shown.folder / REPORT) as file:
+        file.write(text.encode())
+    return shown.folder / REPORT
 
 
 def render(run: Run, others: Sequence[Run] = (), pictures: int = 24) -> str:
     """The page as text."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
     chart, keys = together([run, *others]) if others else (None, [])
-    return environment.get_template("page.html").render(
-        css=Markup((HERE / "page.css").read_text(encoding="utf-8")),
+    return rendered(
+        HERE,
         title=run.name,
         subtitle=run.network,
         warnings=warnings(run),
@@ -68,7 +62,6 @@ def render(run: Run, others: Sequence[Run] = (), pictures: int = 24) -> str:
         positions=positions(run),
         facts=facts(run),
         config=flattened(run.config) if run.config else [],
-        version=__version__,
         folder=run.folder.resolve(),
     )
 

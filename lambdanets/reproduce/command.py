@@ -55,7 +55,7 @@ class Reproduce:
     quick: bool = False
     """Images of 64 pixels and single steps, in turns, for 2 minutes: does it run? Without names: all of them."""
     minutes: Annotated[float | None, optional("MINUTES")] = None
-    """Start no further measurement after this long; the same command goes on."""
+    """Start no further measurement after this long, and cut the last one short; the same command goes on."""
     measure: bool = True
     """Measure what is missing. --no-measure: what the folder has, from whatever machine, and counts."""
     retry: bool = False

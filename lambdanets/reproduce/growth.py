@@ -60,7 +60,7 @@ class Operation:
 
 
 def draw(*shape: int, device: torch.device) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device)
+    return torch.randn(shape, generator=torch.Generator(device).manual_seed(0), device=device)
 
 
 def attention(relative: bool) -> Callable[[Sizes, torch.device], tuple[Call, Sequence[Tensor]]]:

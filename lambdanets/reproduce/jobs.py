@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from math import inf
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,6 +44,14 @@ class Settings:
     compile: Compile = "no"
     batch: int | None = None
     seconds: float = 5.0
+
+    def as_json(self) -> Found:
+        return {**vars(self), "device": self.device.type}
+
+    @classmethod
+    def from_json(cls, found: Found) -> "Settings":
+        """Also of a GPU where there is none: to look up what was measured."""
+        return cls(**{**found, "device": torch.device(found["device"])})
 
     @property
     def cuda(self) -> bool:
@@ -118,7 +127,9 @@ class GrowthJob:
 
     def run(self, settings: Settings) -> Found:
         operation = growth.TABLES[self.table][self.operation]
-        repeats, seconds = (5, 0.2) if settings.quick else (20, 2.0)
+        # a GPU repeats for 20 ms times this number, and its fastest repeat counts: its clocks are steady
+        repeats = 5 if settings.quick or settings.cuda else 20
+        seconds = min(settings.seconds, 0.2 if settings.quick else 2.0)
         try:
             found = growth.measure_growth(
                 operation, self.sizes(settings), self.letter, settings.device, repeats, seconds
@@ -155,6 +166,7 @@ class Store:
     shown: dict[str, list[Found]] = field(default_factory=dict)  # lines of each experiment, as they were printed
     headlines: list[str] = field(default_factory=list)
     hardware: str | None = None
+    settings: Found | None = None  # of the last measurements
 
     @classmethod
     def open(cls, folder: Path) -> "Store":
@@ -163,7 +175,8 @@ class Store:
             return cls(path)
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
-            return cls(path, data["measurements"], data["experiments"], data["headlines"], data["hardware"])
+            shown, headlines = data["experiments"], data["headlines"]
+            return cls(path, data["measurements"], shown, headlines, data["hardware"], data.get("settings"))
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} cannot be read ({error!r}): move it away, or give --out another folder") from None
 
@@ -171,7 +184,7 @@ class Store:
         return self.found.get(job.key(settings))
 
     def write(self) -> None:
-        data = {"name": "reproduce", "hardware": self.hardware, "headlines": self.headlines}
+        data = {"name": "reproduce", "hardware": self.hardware, "settings": self.settings, "headlines": self.headlines}
         text = json.dumps({**data, "experiments": self.shown, "measurements": self.found}, indent=1)
         with whole_file(self.path) as file:
             file.write((text + "\n").encode())
@@ -191,18 +204,19 @@ class Store:
         """
         about = describe(settings.device)
         self.take(hardware(about))
+        self.settings = settings.as_json()
         different = {job.key(settings): job for job in jobs}.values()
         missing = [
             job for job in different if (known := self.get(job, settings)) is None or (retry and "error" in known)
         ]
         start = time.monotonic()
         for number, job in enumerate(missing, start=1):
-            spent = time.monotonic() - start
-            if minutes is not None and spent > 60 * minutes:
-                left = len(missing) - number + 1
-                print(f"{left} of {len(missing)} measurements left, the time is over: the same command goes on")
+            left = inf if minutes is None else 60 * minutes - (time.monotonic() - start)
+            if left < 0:
+                jobs_left = len(missing) - number + 1
+                print(f"{jobs_left} of {len(missing)} measurements left, the time is over: the same command goes on")
                 break
-            result = job.run(settings)
+            result = job.run(replace(settings, seconds=min(settings.seconds, left)))  # a last one times fewer steps
             machine = {name: about[name] for name in ("date", "commit", "versions")}
             self.found[job.key(settings)] = {**result, "hardware": self.hardware, **machine}
             self.write()

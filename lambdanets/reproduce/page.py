@@ -8,13 +8,14 @@ from typing import Any
 
 from markupsafe import Markup
 
-import lambdanets.report
 from lambdanets.data.places import whole_file
 from lambdanets.report.plots import COLOURS, INK, LINE, inline
+from lambdanets.report.template import rendered
 from lambdanets.reproduce.experiments import EXPERIMENTS, KINDS
 from lambdanets.reproduce.numbers import COLUMNS, QUICK, Number
 from lambdanets.reproduce.pareto import OTHERS, OURS, claims, published, published_headlines
 
+HERE = Path(__file__).parent
 MARKDOWN, HTML = "reproduce.md", "reproduce.html"
 FAMILIES = (OURS, *OTHERS)
 GROWTH = ("complexity", "multi-head", "intra-depth")
@@ -22,42 +23,6 @@ BARS = ("inference", "training", "training step", "time", "space")
 INTRODUCTION = (
     "The paper's numbers beside ours. Every line says what kind it is. ImageNet and COCO accuracies are never ours."
 )
-
-PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="referrer" content="no-referrer">
-<title>{{ title }} · lambdanets</title>
-<style>{{ css }}
-.bars { display: grid; grid-template-columns: minmax(90px, 240px) 1fr; gap: 3px 10px; font-size: 13px; }
-.bars span { overflow-wrap: anywhere; } .bars div { align-self: center; white-space: nowrap; }
-.bars i { display: inline-block; height: 8px; border-radius: 2px; margin-right: 6px; vertical-align: middle; }
-.bars i.p { background: var(--line); } .bars i.o { background: var(--c1); }
-td.exact { color: var(--c3); } td.measured { color: var(--c1); } td.paper { color: var(--soft); }
-nav a { margin-right: 12px; white-space: nowrap; color: var(--c1); }
-td.note { min-width: 220px; } tbody th.name { min-width: 150px; }
-.chart + .scroll, .charts + .scroll { margin-top: 14px; }
-</style></head><body><main>
-<header><h1>{{ title }}</h1><p class="lead">{{ introduction }}</p>
-<dl>{% for kind, meaning in kinds.items() %}<dt><b>{{ kind }}</b></dt><dd>{{ meaning }}</dd>{% endfor %}</dl>
-<nav>{% for one in experiments %}<a href="#{{ one.name }}">{{ one.name }}</a> {% endfor %}</nav></header>
-{% if headlines %}<section><h2>Speed at matched accuracy</h2>
-{% for text in headlines %}<p><b>{{ text }}</b></p>{% endfor %}
-{% for text in said %}<p class="soft">{{ text }}</p>{% endfor %}</section>{% endif %}
-{% for one in experiments %}<section id="{{ one.name }}"><h2>{{ one.title }}</h2>
-<p class="soft"><code>lambdanets reproduce {{ one.name }}</code> · {{ one.label }} · {{ one.counts }}</p>
-{% if one.charts %}<p>{% for name in families %}<span class="key k{{ loop.index }}"><i></i>{{ name }}</span>{% endfor %}
-</p><div class="charts">{% for name, chart in one.charts %}<div class="chart"><h3>{{ name }}</h3>{{ chart }}</div>
-{% endfor %}</div>{% endif %}
-{% for name, bars in one.bars %}<div class="chart alone"><h3>{{ name }}</h3><div class="bars">{% for bar in bars %}
-<span>{{ bar.label }}</span><div><i class="p" style="width:{{ '%.1f' % bar.paper_width }}%"></i>{{ bar.paper }}<br>
-<i class="o" style="width:{{ '%.1f' % bar.ours_width }}%"></i>{{ bar.ours }}</div>{% endfor %}</div></div>{% endfor %}
-<div class="scroll"><table><thead><tr>{% for name in columns %}<th>{{ name }}</th>{% endfor %}</tr></thead><tbody>
-{% for line in one.lines %}<tr><th class="name">{{ line.row }}</th><td>{{ line.quantity }}</td><td>{{ line.unit }}</td>
-<td class="n">{{ line.paper }}</td><td class="n">{{ line.ours }}</td><td class="{{ line.kind }}">{{ line.kind }}</td>
-<td>{{ line.hardware }}</td><td class="note">{{ line.note }}</td></tr>{% endfor %}</tbody></table></div></section>
-{% endfor %}</main></body></html>
-"""
 
 
 def comments() -> list[str]:
@@ -178,8 +143,6 @@ def pareto_chart(points: Mapping[str, Sequence[tuple[float, float]]], label: str
 
 
 def page(found: Mapping[str, Sequence[Number]], headlines: Sequence[str]) -> str:
-    from jinja2 import Environment, StrictUndefined
-
     experiments = [
         {
             "name": name,
@@ -192,17 +155,15 @@ def page(found: Mapping[str, Sequence[Number]], headlines: Sequence[str]) -> str
         }
         for name, lines in found.items()
     ]
-    css = (Path(lambdanets.report.__file__).parent / "page.css").read_text(encoding="utf-8")
-    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(PAGE)
-    return template.render(
+    return rendered(
+        HERE,
         title="The paper, reproduced side by side",
-        css=Markup(css),
         introduction=INTRODUCTION,
         kinds=KINDS,
         experiments=experiments,
         headlines=headlines,
         said=comments(),
-        families=FAMILIES,
+        families=[(family, colour) for colour, family in enumerate(FAMILIES, start=1)],
         columns=COLUMNS,
     )
 

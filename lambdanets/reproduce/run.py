@@ -21,17 +21,35 @@ from lambdanets.reproduce.page import write
 from lambdanets.reproduce.pareto import OTHERS, OURS, published
 
 QUICK_SECONDS = 80  # of counting and measuring; the last job and the pages come after
+FIRST = ("layers", "attention", "hybrids", "c4", "extra-data")  # the tables that say most, when time is short
 
 
 def jobs_of(names: Sequence[str], *, in_turns: bool) -> Iterable[Job]:
-    """Every job once. In turns, for when time is short: what is small, then the first of each experiment, and so on."""
-    jobs = [[cell.job for cell, _ in counted_cells(name) if cell.job is not None] for name in names]
-    if "pareto" in names:
-        jobs[names.index("pareto")] = pareto_jobs()
-    if not in_turns:
-        return dict.fromkeys(chain(*jobs))
-    turns = dict.fromkeys(job for turn in zip_longest(*map(dict.fromkeys, jobs)) for job in turn if job is not None)
-    return sorted(turns, key=lambda job: not isinstance(job, GrowthJob))
+    """Every job once, what says most first: it may be all that there is time for.
+
+    That is training of the speed-accuracy figure, then the complexity tables, which take seconds, the main tables,
+    inference of the figure, and the rest in the paper's order. In turns, for when time is shorter still: the complexity
+    tables, then the first job of each experiment, and so on.
+    """
+    jobs: dict[str, list[Job]] = {
+        name: [cell.job for cell, _ in counted_cells(name) if cell.job is not None] for name in names
+    }
+    if "pareto" in jobs:
+        jobs["pareto"] = pareto_jobs()
+    if in_turns:
+        turns = zip_longest(*map(dict.fromkeys, jobs.values()))
+        ordered = [job for turn in turns for job in turn if job is not None]
+        return sorted(dict.fromkeys(ordered), key=lambda job: not isinstance(job, GrowthJob))
+    figure = jobs.get("pareto", [])
+    return dict.fromkeys(
+        [
+            *(job for job in figure if isinstance(job, NetworkJob) and job.mode == "training"),
+            *(job for job in chain(*jobs.values()) if isinstance(job, GrowthJob)),
+            *chain(*(jobs.get(name, ()) for name in FIRST)),
+            *figure,
+            *chain(*jobs.values()),
+        ]
+    )
 
 
 def pareto_jobs() -> list[Job]:
@@ -67,17 +85,21 @@ def reproduce(
     """
     start = time.monotonic()
     store = Store.open(folder)
+    if not measure and store.settings is not None:
+        settings = Settings.from_json(store.settings)
     jobs = jobs_of(names, in_turns=settings.quick)  # counts everything that can be counted
     if measure:
         if settings.quick and minutes is None:
             minutes = max(0.0, QUICK_SECONDS - (time.monotonic() - start)) / 60
+        for name in names:  # after a kill, --no-measure makes them from the measurements
+            store.shown.pop(name, None)
         store.fill(jobs, settings, minutes=minutes, retry=retry)
     found = {}
     for name in names:
         if measure or name not in store.shown:
             store.shown[name] = as_json(numbers(name, store, settings, accuracy or {}))
         found[name] = from_json(store.shown[name])
-    if measure and "pareto" in names:
+    if "pareto" in names and (measure or not store.headlines):
         store.headlines = [one.text() for one in found_headlines(store, settings)]
     store.write()
     everything = {name: from_json(store.shown[name]) for name in EXPERIMENTS if name in store.shown}

@@ -90,7 +90,7 @@ def test_a_norm_that_shares_its_convolution_stays():
 
 def test_folding_that_changes_the_output_gives_no_number(monkeypatch):
     def wrong(network, shape):
-        return create_model("resnet_tiny"), 1
+        return create_model("resnet_tiny").to(next(network.parameters()).dtype), 1
 
     monkeypatch.setattr(throughput, "fold_batch_norm", wrong)
     with pytest.raises(MismatchError, match="folding"):
@@ -129,6 +129,49 @@ def test_a_network_that_needs_a_smaller_batch(mode):
     found = measure_network(Large, (8, 8), Protocol(mode, batch=8, memory_batch=4, repeats=3), CPU)
     assert (found.batch, found.peak_batch) == (2, 2)
     assert math.isclose(found.seconds_per_1024, 512 * found.seconds)
+
+
+@pytest.mark.parametrize(("memory", "first"), [(1e12, 64), (2e6, 32), (5e5, 8), (1.0, 4)])
+def test_batches_that_cannot_fit_are_not_tried(memory, first, monkeypatch):
+    """48 KiB for each image, of which four fifths are sure to be needed, beside weights and gradients of 80 bytes."""
+    tried = []
+    network = nn.Conv2d(1, 1, 3)
+    steps = throughput.Steps(network, (1, 8, 8), Protocol("training", batch=64, memory_batch=4), CPU)
+    monkeypatch.setattr(throughput, "memory_of", lambda device: memory)
+    assert steps.may_fit(64, 80 + 4 * 48 * 1024, 4) == first
+    monkeypatch.setattr(throughput.Steps, "trial", lambda self, batch: tried.append(batch))
+    measure_network(partial(create_model, "resnet_tiny"), (8, 8), Protocol("training", batch=8, memory_batch=2), CPU)
+    assert tried == [8 if memory > 1e9 else 2]
+
+
+def test_a_step_that_takes_long_is_timed_alone(monkeypatch):
+    """Steps of 1 ms go together, those of 0.1 s by three, longer ones one by one."""
+    calls = []
+
+    def once(function, device):
+        function()
+        return seconds
+
+    monkeypatch.setattr(throughput, "once", once)
+    for seconds, together in ((1e-3, 5), (0.1, 3), (3.0, 1)):
+        steps = throughput.Steps(nn.Flatten(), (1, 2, 2), Protocol("inference", repeats=4), CPU)
+        steps.device = torch.device("cuda")
+        monkeypatch.setattr(steps, "step", lambda batch: lambda: calls.append(batch))
+        calls.clear()
+        assert steps.time(2) == [seconds / together] * 4
+        assert len(calls) == throughput.WARM_UP + 4 * together
+
+
+def test_folding_is_right_where_rounding_alone_is_too_much(monkeypatch):
+    monkeypatch.setattr(throughput, "FOLD_TOLERANCE", 0.0)
+    network = settle(create_model("lambda_resnet_tiny"), (2, 3, 32, 32))
+    folded, count, error = throughput.folded_network(network, (2, 3, 32, 32))
+    assert count == 25
+    assert 0 < error < 1e-3
+    assert next(folded.parameters()).dtype == torch.float32
+    monkeypatch.setattr(throughput, "EXACT_TOLERANCE", 0.0)
+    with pytest.raises(MismatchError, match="in float64"):
+        throughput.folded_network(network, (2, 3, 32, 32))
 
 
 def test_tf32_is_for_gpus():

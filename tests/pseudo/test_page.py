@@ -19,6 +19,8 @@ def test_it_shows_counts_histograms_and_pictures(tmp_path):
         label_all(teacher, images, tmp_path / name / "out", LabelOptions(batch_size=8))
         counts = select(tmp_path / name / "out", Selection(most=7, least=3))
         text = write_page(tmp_path / name / "out").read_text()
+        assert '"Segoe UI"' in text  # the style sheet is no text to be escaped
+        assert '<i style="height:' in text
         assert "<script" not in text
         assert "&lt;script&gt;alert(1)" in text
         assert not re.search(r"""(src|href)=["']?(?!data:|"data:)[a-z]+:""", text)

@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -10,8 +9,8 @@ import pytest
 import torch
 
 from lambdanets.cli import main
-from lambdanets.measure.throughput import NoMemoryError, Throughput
-from lambdanets.reproduce import DETECTION, ROWS, growth, jobs
+from lambdanets.measure.throughput import NoMemoryError
+from lambdanets.reproduce import DETECTION, ROWS, growth
 from lambdanets.reproduce.experiments import BLOCKS, EXPERIMENTS, KINDS, TRAINING
 from lambdanets.reproduce.jobs import GrowthJob, NetworkJob, Settings, Store
 from lambdanets.reproduce.numbers import counted_cells, found_headlines, numbers, read_accuracy
@@ -28,33 +27,6 @@ WITHOUT = {
     "fig:lambda_layer_code_u",
 }
 SETTINGS = Settings(torch.device("cpu"), quick=True)
-
-
-def throughput(seconds: float, batch: int = 2) -> Throughput:
-    return Throughput(batch, seconds, batch / seconds, seconds * 1024 / batch, 3, None, 3 * 2**30, batch, 0, None)
-
-
-@pytest.fixture
-def measured(monkeypatch):
-    """Networks are not run: every job notes its key. EfficientNets take 3 times as long as others as accurate."""
-    done: list[str] = []
-    times = {
-        (one.network, one.image_size): (3.0 if one.family == "EfficientNet" else 1.0) * 2 ** (one.top1 - 80)
-        for one in published()
-    }
-
-    def run(job: NetworkJob | GrowthJob, settings: Settings):
-        done.append(job.key(settings))
-        if isinstance(job, GrowthJob):
-            return {"seconds": 3.0, "bytes": 2.0, "base_seconds": 1.0, "base_bytes": 8}
-        if "global_attention" in job.network:
-            return {"error": jobs.OUT_OF_MEMORY}
-        about = {"parameters": 1, "asked_batch": 8, "image_size": job.size(settings), "fold": True}
-        return {**asdict(throughput(times.get((job.network, job.image_size), 1.0))), **about}
-
-    monkeypatch.setattr(NetworkJob, "run", run)
-    monkeypatch.setattr(GrowthJob, "run", run)
-    return done
 
 
 @pytest.mark.skipif(not PAPER.exists(), reason="the paper's source is not here")
@@ -213,28 +185,6 @@ def test_a_network_is_really_measured(mode):
     assert found["examples_per_second"] > 0
     assert found["image_size"] == 64
     assert NetworkJob("resnet_rs420", 64, mode).run(SETTINGS)["error"].endswith("too large for --quick")
-
-
-def test_time_is_shared_between_experiments():
-    names = ["hybrids", "complexity", "c4"]
-    found = list(jobs_of(names, in_turns=True))
-    small = [isinstance(job, GrowthJob) for job in found]
-    assert small == sorted(small, reverse=True)
-    networks = [job.network for job in found if isinstance(job, NetworkJob)]
-    assert networks[:4] == ["resnet50", "resnet_rs101,se=False", "resnet50,placement=LCCC", "resnet_rs101"]
-    assert set(found) == set(jobs_of(names, in_turns=False))
-
-
-def test_half_of_the_figure_is_a_headline():
-    found = list(jobs_of(["pareto"], in_turns=False))
-    assert set(found) == {cell.job for cell in EXPERIMENTS["pareto"].cells() if cell.job is not None}
-    first = found[: len(found) // 2]
-    assert all(isinstance(job, NetworkJob) and job.mode == "training" for job in first)
-    assert [job.network for job in first[:3] if isinstance(job, NetworkJob)] == [
-        "lambda_resnet50",
-        "timm:efficientnet_b0",
-        "resnet_rs50",
-    ]
 
 
 def test_an_error_stops_only_its_own_measurement(monkeypatch):
