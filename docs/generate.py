@@ -165,6 +165,20 @@ def speed(row: Row | None, first: Row | None, what: str) -> str:
     return f"{value} ({row[what] / first[what]:.2f})"
 
 
+def steps(result: Row, where: str) -> str:
+    """What benchmarks/step_profile.py wrote."""
+    lines = [f"{where}; a training step of {result['batch']} images, bfloat16, milliseconds.\n\n"]
+    lines.append("| network | how | step | until all is started | GPU busy | ratio of steps |\n")
+    lines.append("| --- | --- | ---: | ---: | ---: | ---: |\n")
+    first: Row = {}
+    for row in result["rows"]:
+        times = (row["step_ms"], row["start_ms"], row["busy_ms"])
+        ratio = row["step_ms"] / first.setdefault(row["way"], row)["step_ms"]
+        cells = [f"`{row['network']}`", row["way"], *(f"{time:.1f}" for time in times), f"{ratio:.2f}"]
+        lines.append(f"| {' | '.join(cells)} |\n")
+    return "".join(lines)
+
+
 def engine(result: Row, where: str) -> str:
     """What `lambdanets bench engine` wrote."""
     used = result["settings"]
@@ -297,7 +311,7 @@ def difference_cell(one: float | None, other: float | None) -> str:
 
 
 OTHERS = {"language": language, "compare": comparison, "networks": networks, "engine": engine, "pseudo": pseudo}
-OTHERS |= {"detect": detect, "sets": sets}
+OTHERS |= {"detect": detect, "sets": sets, "steps": steps}
 WRITERS = {"detect-cuda": "lambdanets detect bench", "detect-sets": "benchmarks/detect_sets.py"}
 HARD = {"ours, folded": "conv3x3, BN folded", "ours, compiled": "conv3x3 + BN, compiled"}
 
