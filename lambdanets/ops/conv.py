@@ -17,6 +17,8 @@ from lambdanets.ops.problem import Problem
 
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
+LARGE = 2**24  # bytes: lambdas of more are new memory in every call, whose pages the system has to make first
+
 
 def why_not(problem: Problem) -> str | None:
     if not isinstance(problem.positions, Relative):
@@ -49,7 +51,10 @@ def work(problem: Problem) -> tuple[float, float]:
     assert isinstance(positions, Relative)
     _, axes = positions.clipped()
     B, N, _, _, K, V, U = problem.sizes
-    return B * N * K * V * U * prod(min(a.scope, a.context) for a in axes), 2 * B * N * K * V
+    elements = 2 * B * N * K * V
+    if not problem.needs_grad and B * N * K * V * problem.values_BMVU.element_size() > LARGE:
+        elements *= 2
+    return B * N * K * V * U * prod(min(a.scope, a.context) for a in axes), elements
 
 
 def extra_axis(values_BMVU: Tensor, table: Tensor, axes: list[Axis]) -> Tensor:
