@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from lambdanets.models.config import MobileNetConfig
 from lambdanets.models.network import Network
 from lambdanets.models.parts import DropPath, conv, drop_path_rates, smaller
+from lambdanets.models.pool import AveragePool
 from lambdanets.models.spatial import scope_of_stage, spatial_layer
 
 STEM, LAST = 32, 1280
@@ -59,7 +60,7 @@ class LightweightBlock(InvertedBottleneck):
 
     def __init__(self, channels: int, out_channels: int, *, stride: int, spatial: nn.Module, drop_path: float) -> None:
         nn.Module.__init__(self)
-        pool = [nn.AvgPool2d(3, stride, padding=1)] if stride > 1 else []
+        pool = [AveragePool(3, stride, padding=1)] if stride > 1 else []
         self.conv = nn.Sequential(
             conv_norm_act(channels, channels),
             nn.Sequential(spatial, *pool, nn.BatchNorm2d(channels), nn.ReLU6(inplace=True)),

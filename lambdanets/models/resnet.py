@@ -44,7 +44,7 @@ class Bottleneck(nn.Module):
         self.conv2 = conv(width, width, 3, stride=stride) if spatial is None else spatial
         self.pool = nn.Identity()
         if spatial is not None and stride > 1:
-            self.pool = nn.AvgPool2d(3, stride, padding=1)
+            self.pool = AveragePool(3, stride, padding=1)
         self.bn2 = nn.BatchNorm2d(width)
         self.conv3 = conv(width, out_channels)
         self.bn3 = zero_gamma(nn.BatchNorm2d(out_channels))
