@@ -2,11 +2,11 @@
 
     python benchmarks/detect_sets.py weights IMAGENETTE BACKBONE OUT     # for resnet_rs50 and lambda_resnet50
     python benchmarks/detect_sets.py train SET BACKBONE OUT --seed 0     # for every set, backbone and seed
-    python benchmarks/detect_sets.py score SETS OUT/home --output benchmarks/results/detect-sets.json
+    python benchmarks/detect_sets.py score SETS OUT/kept --output benchmarks/results/detect-sets.json
 
 Every process does one run, and several may share a GPU. The schedule is a number of steps, the same for both backbones.
 What is interrupted goes on with the same command, and what is done is not done again. Training needs no
-faster-coco-eval: what was found lies in OUT/home, small enough to carry, and `score` measures it anywhere.
+faster-coco-eval: what was found lies in OUT/kept, small enough to carry, and `score` measures it anywhere.
 """
 
 import json
@@ -109,8 +109,8 @@ class Weights:
         )
 
     def run(self) -> int:
-        home = self.out / "home" / f"weights-{self.backbone}"
-        if (home / ABOUT).is_file():
+        kept = self.out / "kept" / f"weights-{self.backbone}"
+        if (kept / ABOUT).is_file():
             return 0
         config = self.config()
         result = fit(Classify(config), config, resume=True)
@@ -118,7 +118,7 @@ class Weights:
             return 3
         top1 = result.scores["ema"]["validation"]["top1"]
         facts = {"backbone": self.backbone, "epochs": self.epochs, "image_size": config.model.image_size, "top1": top1}
-        write(home / ABOUT, facts | of_log(read_log(config.out / LOG)) | describe(chosen_device(self.device)))
+        write(kept / ABOUT, facts | of_log(read_log(config.out / LOG)) | describe(chosen_device(self.device)))
         return 0
 
 
@@ -186,27 +186,27 @@ class Train:
         return replace(base, epochs=epochs, schedule=schedule)
 
     def run(self) -> int:
-        home = self.out / "home" / self.name
-        if (home / ABOUT).is_file():
+        kept = self.out / "kept" / self.name
+        if (kept / ABOUT).is_file():
             return 0
         config = self.config()
         task = Detect(config)
         result = fit(task, config, resume=True)
         if not result.finished:
             return 3
-        home.mkdir(parents=True, exist_ok=True)
+        kept.mkdir(parents=True, exist_ok=True)
         for name in (LOG, CONFIG):
-            (home / name).write_bytes((config.out / name).read_bytes())
+            (kept / name).write_bytes((config.out / name).read_bytes())
         splits = [split for split in splits_of(str(self.data)) if split != "train"] or [task.split]
         for split in splits:
             found = read_results(config.out / DETECTIONS) if split == task.split else self.look(config, split)
-            write_results(home / f"detections-{split}.json", found)
-        draw_some(task, read_results(config.out / DETECTIONS), home, self.pictures)
+            write_results(kept / f"detections-{split}.json", found)
+        draw_some(task, read_results(config.out / DETECTIONS), kept, self.pictures)
         facts = {"set": self.set_name, "backbone": self.backbone, "seed": self.seed, "splits": splits}
         facts |= {"steps": result.steps, "batch_size": self.batch_size, "size": config.size, "rate": self.rate}
         facts |= {"precision": config.precision, "together": self.together, "detections": config.heads.detections}
-        facts |= {"tiny": self.tiny, "skipped_steps": result.skipped}
-        write(home / ABOUT, facts | of_log(read_log(config.out / LOG)) | describe(chosen_device(self.device)))
+        facts |= {"tiny": self.tiny, "skipped_steps": result.skipped, "masks": task.masks}
+        write(kept / ABOUT, facts | of_log(read_log(config.out / LOG)) | describe(chosen_device(self.device)))
         return 0
 
     def look(self, config: DetectConfig, split: str) -> list[Result]:
@@ -259,15 +259,15 @@ class Score:
 
     data: Annotated[Path, tyro.conf.Positional]
     """The folder with the sets."""
-    home: Annotated[Path, tyro.conf.Positional]
-    """What the runs left: OUT/home."""
+    kept: Annotated[Path, tyro.conf.Positional]
+    """What the runs left: OUT/kept."""
     output: Annotated[Path | None, optional("FILE")] = None
 
     def run(self) -> int:
-        abouts = {path.parent: json.loads(path.read_text()) for path in sorted(self.home.glob("*/" + ABOUT))}
+        abouts = {path.parent: json.loads(path.read_text()) for path in sorted(self.kept.glob("*/" + ABOUT))}
         runs = {folder: about for folder, about in abouts.items() if "set" in about}
         if not runs:
-            raise ValueError(f"{self.home} has no finished run: `detect_sets.py train` leaves one folder for each")
+            raise ValueError(f"{self.kept} has no finished run: `detect_sets.py train` leaves one folder for each")
         rows, sets = [], {}
         for folder, about in runs.items():
             first = sets.setdefault(about["set"], {key: about[key] for key in SAME} | {"splits": {}})
@@ -301,7 +301,7 @@ class Score:
             raise FileNotFoundError(f"{self.data / about['set']} has no {split} annotations")
         results = read_results(folder / f"detections-{split}.json")
         scenes = read_scenes(place[1], None, masks="auto")
-        masks = scenes.masks and any("segmentation" in one for one in results)
+        masks = scenes.masks and (about.get("masks") or any("segmentation" in one for one in results))
         scores = average_precision(scenes.as_coco(), results, masks=masks, detections=about["detections"])
         crowds = sum(int(picture.crowd_N.sum()) for picture in scenes.pictures)
         facts = {"pictures": len(scenes), "objects": scenes.objects, "crowds": crowds}

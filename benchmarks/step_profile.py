@@ -58,7 +58,7 @@ class Profile:
 def measured(entry: Entry, way: Way, batch: int, device: torch.device) -> dict[str, Any]:
     torch.compiler.reset()
     size = entry.image_size()
-    network = entry.build(size).to(device, memory_format=torch.channels_last).train()
+    network = entry.build(size).to(device).to(memory_format=torch.channels_last).train()
     if way != "eager":
         network.compile(dynamic=False, mode="reduce-overhead" if way == "CUDA graphs" else None)
     optimizer = torch.optim.SGD(network.parameters(), lr=1e-4, momentum=0.9)
@@ -79,6 +79,7 @@ def measured(entry: Entry, way: Way, batch: int, device: torch.device) -> dict[s
     torch.cuda.reset_peak_memory_stats()
     whole = timed(step, STEPS)
     start = sum(timed(step, 1, wait=False) for _ in range(STEPS)) / STEPS
+    torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CUDA]) as record:
         step()
         torch.cuda.synchronize()

@@ -117,7 +117,7 @@ def comparison(result: Row, where: str) -> str:
         titles = (
             "| network | runs | top-1, mean | spread | beside convolution (95%) | parameters | images/s | settings |\n"
         )
-        lines.append(f"\nValidation images, {final[0]['epochs']:g} epochs, other seeds:\n\n{titles}")
+        lines.append(f"\nValidation images, {final[0]['epochs']:g} epochs, several seeds:\n\n{titles}")
         lines.append("| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |\n")
         lines += [f"| {' | '.join([name, *contest.cells(name, rows)])} |\n" for name, rows in found.items() if rows]
     trials = [row for row in result["rows"] if row["phase"] == "tuning"]
@@ -135,20 +135,28 @@ def comparison(result: Row, where: str) -> str:
 
 
 def networks(result: Row, where: str) -> str:
-    """What `lambdanets bench network` wrote: examples a second, and in brackets beside the first network."""
+    """What `lambdanets bench network` wrote: examples a second, and in brackets beside the first of the same size."""
     kinds = list(dict.fromkeys(kind_of(row["protocol"]) for row in result["rows"]))
-    found = {}
+    found: dict[str, Row] = {}
     for row in result["rows"]:
-        one = found.setdefault(row["network"], {"parameters": row["parameters"]})
+        one = found.setdefault(row["network"], {"parameters": row["parameters"], "pixels": row["image_size"][0]})
         one.setdefault(kind_of(row["protocol"]), row["result"])  # the first network comes again at the end
-    first, precision = next(iter(found.values())), result["rows"][0]["protocol"]["precision"]
-    lines = [f"{where}; {precision}, examples a second (beside the first row), batch norm folded for inference.\n\n"]
-    lines.append(f"| network | parameters | {' | '.join(kinds)} | training memory, eager |\n")
-    lines.append(f"| --- | {' | '.join(['---:'] * (len(kinds) + 2))} |\n")
+    memory = "training, eager" in kinds
+    protocol = result["rows"][0]["protocol"]
+    lines = [
+        f"{where}; {protocol['precision']}, examples a second with a batch of {protocol['batch']} (in brackets beside "
+        f"the first network at as many pixels), batch norm folded for inference.\n\n"
+    ]
+    titles = ["network", "pixels", "parameters", *kinds]
+    titles += [f"training memory, batch {protocol['memory_batch']}"] if memory else []
+    lines.append(f"| {' | '.join(titles)} |\n| --- | {' | '.join(['---:'] * (len(titles) - 1))} |\n")
+    firsts: dict[int, Row] = {}
     for name, one in found.items():
-        cells = [f"`{name}`", f"{one['parameters'] / 1e6:.1f}M" if one["parameters"] else "-"]
+        first = firsts.setdefault(one["pixels"], one)
+        parameters = f"{one['parameters'] / 1e6:.1f}M" if one["parameters"] else "-"
+        cells = [f"`{name}`", str(one["pixels"]), parameters]
         cells += [speed(one.get(kind), first.get(kind), "examples_per_second") for kind in kinds]
-        cells.append(speed(one.get("training, eager"), first.get("training, eager"), "peak_bytes"))
+        cells += [speed(one.get("training, eager"), first.get("training, eager"), "peak_bytes")] if memory else []
         lines.append(f"| {' | '.join(cells)} |\n")
     return "".join(lines)
 
@@ -274,6 +282,12 @@ def sets(result: Row, where: str) -> str:
         for split, facts in about["splits"].items():
             chosen = [row for row in result["means"] if (row["set"], row["split"]) == (name, split)]
             crowds = f", {facts['crowds']} of them crowds" if facts["crowds"] else ""
+            if not any(row["box_ap50"] for row in chosen):
+                lines.append(
+                    f"\n{name}, {split}: {facts['pictures']} pictures, {facts['objects']:,} objects{crowds}. After "
+                    f"{about['steps']:,} steps nothing is found yet, by either backbone.\n"
+                )
+                continue
             lines.append(
                 f"\n{name}, {split}: {facts['pictures']} pictures, {facts['objects']:,} objects{crowds}; "
                 f"{about['steps']:,} steps of {about['batch_size']} pictures at {about['size']} pixels.\n\n"
@@ -307,12 +321,13 @@ def precision_cell(row: Row, key: str, span: bool) -> str:
 
 
 def difference_cell(one: float | None, other: float | None) -> str:
-    return "-" if one is None or other is None else f"{100 * (one - other):+.1f}"
+    return "-" if one is None or other is None else f"{round(100 * (one - other), 1) + 0.0:+.1f}"  # no "-0.0"
 
 
 OTHERS = {"language": language, "compare": comparison, "networks": networks, "engine": engine, "pseudo": pseudo}
 OTHERS |= {"detect": detect, "sets": sets, "steps": steps}
 WRITERS = {"detect-cuda": "lambdanets detect bench", "detect-sets": "benchmarks/detect_sets.py"}
+WRITERS |= {"steps-cuda": "benchmarks/step_profile.py"}
 HARD = {"ours, folded": "conv3x3, BN folded", "ours, compiled": "conv3x3 + BN, compiled"}
 
 

@@ -167,3 +167,43 @@ def test_a_comparison_is_shown_once_it_is_measured(tmp_path: Path):
     assert "| convolution | 3 | 71.00 | 1.00 |  | 1,234 | 10 | rate 0.1, weight_decay 0.0005 |" in text
     assert "| CCLL | 3 | 81.10 | 1.10 | +10.10 (" in text
     assert "| CCLL | 0.1 | 0.0005 | 0.02 | 50.00 | 0.25 |" in text
+
+
+def test_networks_are_shown_beside_the_first_of_their_size(tmp_path: Path):
+    about = {"mode": "training", "precision": "bfloat16", "compiled": False, "batch": 8, "memory_batch": 4}
+    rows = [
+        {"network": name, "image_size": [pixels] * 2, "parameters": 10**6, "protocol": about, "error": None,
+         "result": {"examples_per_second": speed, "peak_bytes": 2**30, "fold_error": None}}
+        for name, pixels, speed in (("a", 224, 100.0), ("b", 224, 50.0), ("c", 160, 300.0), ("d", 160, 150.0))
+    ]  # fmt: skip
+    machine = {"gpu": "a GPU", "cpu": "", "cores": 1}
+    found = {
+        "name": "networks-cuda",
+        "date": "2026-01-01",
+        "machine": machine,
+        "versions": {"torch": "2"},
+        "rows": rows,
+    }
+    (tmp_path / "networks-cuda.json").write_text(json.dumps(found))
+    table = generate.body("networks-cuda", tmp_path)
+    assert "| `b` | 224 | 1.0M | 50 (0.50) | 1.0 GiB (1.00) |" in table
+    assert "| `d` | 160 | 1.0M | 150 (0.50) | 1.0 GiB (1.00) |" in table
+    assert "training memory, batch 4" in table
+
+
+def test_steps_are_shown_beside_the_first_network_of_their_way(tmp_path: Path):
+    rows = [
+        {"network": name, "way": way, "step_ms": step, "start_ms": 1.0, "busy_ms": 2.0}
+        for name, way, step in (
+            ("a", "eager", 10.0),
+            ("a", "compiled", 4.0),
+            ("b", "eager", 20.0),
+            ("b", "compiled", 6.0),
+        )
+    ]
+    machine = {"gpu": "a GPU", "cpu": "", "cores": 1}
+    found = {"name": "steps", "date": "2026-01-01", "machine": machine, "versions": {"torch": "2"}, "batch": 8}
+    (tmp_path / "steps-cuda.json").write_text(json.dumps(found | {"rows": rows}))
+    table = generate.body("steps-cuda", tmp_path)
+    assert "| `b` | eager | 20.0 | 1.0 | 2.0 | 2.00 |" in table
+    assert "| `b` | compiled | 6.0 | 1.0 | 2.0 | 1.50 |" in table

@@ -26,7 +26,7 @@ CLASSES = 1000
 WARM_UP = 2  # steps: the first allocates optimizer state and compiles, the second is like all that follow
 TOGETHER = 5  # steps that are timed as one: Python prepares the next one while the GPU is busy, as in real use
 LONG = 0.25  # seconds: fewer steps together that take so long show the same, for Python is far ahead of the GPU
-SURE = 0.8  # a batch is left out only if so much of the memory that it should need is more than there is
+SURE = 0.8  # a batch is left out only if even this part of the memory that it should need is more than there is
 Precision = Literal["float32", "tf32", "bfloat16"]
 # What a folded network may differ from the one it comes from: rounding, which hundreds of layers add up.
 FOLD_TOLERANCE = 1e-2
@@ -237,7 +237,7 @@ class Steps:
         growing = max(0, peak - fixed) / peak_batch
         most = memory_of(self.device)
         while batch > peak_batch and fixed + SURE * growing * batch > most:
-            batch //= 2
+            batch = max(batch // 2, peak_batch)  # which fits
         return batch
 
 

@@ -1,8 +1,8 @@
 """Average pooling by half, without torch's backward pass for channels-last images on a GPU.
 
-That one is wrong where there is padding (https://github.com/pytorch/pytorch/issues/188344: every pixel gets the
-gradient of its neighbour's windows, without an error), and slow: 0.8 ms for 256 maps of 28x28x256 on an H200, thirty
-times as long as reading them.
+That one is wrong where there is padding, in torch 2.11 and before (https://github.com/pytorch/pytorch/issues/188344:
+every pixel gets the gradient of its neighbour's windows, without an error), and slow: 0.8 ms for 256 maps of 28x28x256
+on an H200, thirty times as long as reading them.
 
 Pooling is a linear map of positions, so a small map is pooled by one matrix product, and so are its gradients.
 
@@ -10,30 +10,37 @@ Letters: B batch, C channels, H and W the map, N = H * W positions, P positions 
 """
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 STRIDE = 2
-PRODUCT_POSITIONS = 4096  # of larger maps the product would be more work than reading them
+PRODUCT_POSITIONS = 4096  # for larger maps the product becomes more work than copies into the other layout
 HALF = (torch.bfloat16, torch.float16)  # a product in float32 may be one in TF32
 
 
 class AveragePool(nn.AvgPool2d):
-    """`nn.AvgPool2d`, with the gradients of a CPU on every device."""
+    """`nn.AvgPool2d`, with right gradients on CUDA GPUs too."""
 
     def forward(self, input: Tensor) -> Tensor:
-        # On a GPU the compiler writes kernels of its own, which are right.
-        if torch.compiler.is_compiling() or not input.is_cuda or input.ndim != 4:
-            return super().forward(input)
-        channels_last = input.is_contiguous(memory_format=torch.channels_last)
-        if channels_last and self.is_halving(input) and (self.kernel_size == STRIDE or input.dtype in HALF):
+        # torch.compile writes its own kernels (inductor, its default, does).
+        way = "torch" if torch.compiler.is_compiling() or not input.is_cuda else self.way(input)
+        if way == "halved":
             return Halved.apply(input, self.kernel_size)
-        if not self.padding or is_plain(input):
+        if way == "torch":
             return super().forward(input)
         pooled = super().forward(input.clone(memory_format=torch.contiguous_format))
         return pooled.contiguous(memory_format=torch.channels_last)
+
+    def way(self, x_BCHW: Tensor) -> Literal["halved", "torch", "copied"]:
+        """How images are pooled on a GPU: `Halved`, torch's kernels, or those after a copy into the other layout."""
+        if x_BCHW.ndim != 4:
+            return "torch"
+        exact = self.kernel_size == STRIDE or x_BCHW.dtype in HALF
+        if exact and x_BCHW.is_contiguous(memory_format=torch.channels_last) and self.is_halving(x_BCHW):
+            return "halved"
+        return "torch" if not self.padding or is_plain(x_BCHW) else "copied"
 
     def is_halving(self, x_BCHW: Tensor) -> bool:
         """Whether `Halved` computes the same."""
@@ -61,7 +68,7 @@ class Halved(torch.autograd.Function):
         if kernel == STRIDE:
             return nn.functional.avg_pool2d(x_BCHW, kernel)
         height, width = x_BCHW.shape[-2:]
-        pool_PN = windows(height, width, x_BCHW.dtype, x_BCHW.device)
+        pool_PN = windows_of(x_BCHW, height, width)
         pooled_BPC = scaled_product(pool_PN, positions_last_but_one(x_BCHW), 1 / kernel**2)
         return as_images(pooled_BPC, (height + 1) // STRIDE, (width + 1) // STRIDE)
 
@@ -78,7 +85,7 @@ class Halved(torch.autograd.Function):
             B, H, W, C = share_BHWC.shape
             spread = share_BHWC[:, :, None, :, None].expand(B, H, 2, W, 2, C).reshape(B, height, width, C)
             return spread.permute(0, 3, 1, 2), None
-        pool_PN = windows(height, width, gradient_BCHW.dtype, gradient_BCHW.device)
+        pool_PN = windows_of(gradient_BCHW, height, width)
         spread_BNC = scaled_product(pool_PN.t(), positions_last_but_one(gradient_BCHW), 1 / ctx.kernel**2)
         return as_images(spread_BNC, height, width), None
 
@@ -98,7 +105,13 @@ def scaled_product(matrix: Tensor, x_BNC: Tensor, scale: float) -> Tensor:
     return torch.baddbmm(ignored, matrix.expand(len(x_BNC), -1, -1), x_BNC, beta=0, alpha=scale)
 
 
-@lru_cache(maxsize=32)
+def windows_of(x: Tensor, height: int, width: int) -> Tensor:
+    """`windows` for a tensor; nothing is kept of fake ones, which would be met again later."""
+    make = windows if type(x) is Tensor else windows.__wrapped__
+    return make(height, width, x.dtype, x.device)
+
+
+@lru_cache(maxsize=16)
 def windows(height: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """[P, N]: 1 where position n lies in the 3x3 window of p, whose centre is at twice its row and column."""
 

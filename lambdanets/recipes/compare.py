@@ -130,53 +130,51 @@ class Contest:
     def go(self, seeds: Iterable[int], tuning_epochs: float, minutes: float | None = None) -> None:
         """The trials, then seed by seed every network, so that an early end leaves a fair comparison."""
         deadline = float("inf") if minutes is None else time.monotonic() + 60 * minutes
-        todo = [
-            ("tuning", name, number, 0) for name, one in self.contestants.items() for number in range(len(one.trials))
-        ]
-        todo = todo if tuning_epochs else []
-        todo += [("final", name, -1, seed) for seed in seeds for name in self.contestants]
-        for phase, name, number, seed in todo:
-            if self.found(phase, name, number, seed) or time.monotonic() > deadline:
-                continue
-            if phase == "tuning":
-                self.train(phase, name, number, self.contestants[name].trials[number], seed, tuning_epochs)
-            elif tuning_epochs == 0:
-                self.train(phase, name, 0, self.contestants[name].trials[0], seed)
-            elif (best := self.best_trial(name)) is not None:  # None: its trials were not reached
-                self.train(phase, name, best["trial"], Trial(**best["settings"]), seed)
+        if tuning_epochs:
+            for name, contestant in self.contestants.items():
+                for trial in contestant.trials:
+                    if self.tuned(name, trial) is None and time.monotonic() <= deadline:
+                        self.train("tuning", name, trial, 0, tuning_epochs)
+        for seed in seeds:
+            for name, contestant in self.contestants.items():
+                trial = self.best_trial(name) if tuning_epochs else contestant.trials[0]
+                if trial is not None and seed not in self.final(name) and time.monotonic() <= deadline:
+                    self.train("final", name, trial, seed)
 
-    def found(self, phase: str, name: str, number: int, seed: int) -> bool:
-        wanted = {"phase": phase, "network": name, "seed": seed} | ({"trial": number} if phase == "tuning" else {})
-        return any(all(row[key] == value for key, value in wanted.items()) for row in self.rows)
+    def tuned(self, name: str, trial: Trial) -> float | None:
+        """The held-out accuracy of a trial that is done."""
+        for row in self.rows:
+            if (row["phase"], row["network"]) == ("tuning", name) and row["settings"] == vars(trial):
+                return row["top1"]
+        return None
 
-    def best_trial(self, name: str) -> dict[str, Any] | None:
-        """The row with the best held-out accuracy, once all trials are done. Its settings count, not its number."""
-        trials = [row for row in self.rows if row["phase"] == "tuning" and row["network"] == name]
-        if len(trials) < len(self.contestants[name].trials):
+    def best_trial(self, name: str) -> Trial | None:
+        """The one with the best held-out accuracy, once all of them are done."""
+        scores = {trial: self.tuned(name, trial) for trial in self.contestants[name].trials}
+        if None in scores.values():
             return None
-        return max(trials, key=lambda row: row["top1"])
+        return max(scores, key=lambda trial: scores[trial] or 0.0)
 
-    def train(
-        self, phase: str, name: str, number: int, trial: Trial, seed: int, tuning_epochs: float | None = None
-    ) -> None:
+    def train(self, phase: str, name: str, trial: Trial, seed: int, tuning_epochs: float | None = None) -> None:
         from lambdanets.train.classify import Classify
 
-        out = self.folder / f"{name}-{phase}-{number if phase == 'tuning' else seed}"
+        settings = "-".join(f"{value:g}" for value in vars(trial).values() if value is not None)
+        out = self.folder / f"{name}-{phase}-{settings if phase == 'tuning' else seed}"
         config = self.contestants[name].config(self.base, trial, seed, out)
         if tuning_epochs is not None:
             config = replace(config, epochs=tuning_epochs, data=replace(config.data, held_out=HELD_OUT))
         warmup = min(config.schedule.warmup_epochs, WARMUP * config.epochs)
         config = replace(config, schedule=replace(config.schedule, warmup_epochs=warmup))
-        print(f"{phase}: {name}, trial {number}, seed {seed}", flush=True)
+        print(f"{phase}: {name}, {trial}, seed {seed}", flush=True)
         task = Classify(config)
         result = fit(task, config, resume=True)
         if not result.finished:
             raise KeyboardInterrupt
-        self.rows.append(self.row(phase, name, number, trial, seed, config, result))
+        self.rows.append(self.row(phase, name, trial, seed, config, result))
         self.write()
 
     def row(
-        self, phase: str, name: str, number: int, trial: Trial, seed: int, config: TrainConfig, result: Result
+        self, phase: str, name: str, trial: Trial, seed: int, config: TrainConfig, result: Result
     ) -> dict[str, Any]:
         weights = next(iter(result.scores.values()))  # the averaged ones, where there are any
         scores = weights["held_out"] if phase == "tuning" else weights["validation"]
@@ -187,7 +185,6 @@ class Contest:
         return {
             "phase": phase,
             "network": name,
-            "trial": number,
             "settings": vars(trial),
             "seed": seed,
             "epochs": config.epochs,

@@ -15,9 +15,9 @@ def imagenette() -> TrainConfig:
     - Command: lambdanets train imagenette --data.path IMAGENETTE --out runs/imagenette
     - Hardware: one GPU of 16 GB or more.
     - Hours: about a quarter on an H200 (estimate).
-    - Expected: the paper has no such row. After 16 of its epochs 68% for CCLL with --model.embedding-std 0.02 and 66%
-      for its convolutional twin, --model.placement CCCC (docs/choosing.md); the whole run is not measured yet. The
-      others are LLLL, --model.layer axial_attention, and --model.placement CCCC with --model.options se=True.
+    - Expected: the paper has no such row, and the whole run is not measured yet; docs/choosing.md has what 16 epochs
+      gave. The convolutional twin is --model.placement CCCC; the others are LLLL, --model.layer axial_attention, and
+      --model.placement CCCC with --model.options se=True.
 
     RandAugment with 2 layers of magnitude 10, dropout 0.2, stochastic depth 0.1, label smoothing 0.1. What is scaled to
     a short schedule: batch norm momentum 0.1, an EMA whose horizon is a tenth of the run, and a weight decay of 5e-4.

@@ -57,7 +57,8 @@ class Reproduce:
     minutes: Annotated[float | None, optional("MINUTES")] = None
     """Start no further measurement after this long, and cut the last one short; the same command goes on."""
     measure: bool = True
-    """Measure what is missing. --no-measure: what the folder has, from whatever machine, and counts."""
+    """Measure what is missing. --no-measure: what the folder has, from whatever machine and by the settings that stand
+    there, and counts."""
     retry: bool = False
     """Measure again what ended with an error (also: out of memory)."""
     accuracy: Annotated[str | None, optional("FILE")] = None

@@ -79,8 +79,8 @@ def reproduce(
         folder: where results are kept; what stands there is not measured again.
         settings: how to measure.
         accuracy: of networks trained here, by their name in `lambdanets compare`.
-        minutes: start no further measurement after this long.
-        measure: False: what the folder has, from whatever machine, and counts.
+        minutes: start no further measurement after this long; the last one times fewer steps.
+        measure: False: what the folder has, from whatever machine and by its own settings, and counts.
         retry: measure again what ended with an error.
     """
     start = time.monotonic()
@@ -93,6 +93,8 @@ def reproduce(
             minutes = max(0.0, QUICK_SECONDS - (time.monotonic() - start)) / 60
         for name in names:  # after a kill, --no-measure makes them from the measurements
             store.shown.pop(name, None)
+        if "pareto" in names:
+            store.headlines = []
         store.fill(jobs, settings, minutes=minutes, retry=retry)
     found = {}
     for name in names:

@@ -60,32 +60,32 @@ def made(tmp_path_factory):
                 words = ["train", str(data), backbone, str(out), "--seed", str(seed), "--steps", "3"]
                 assert detect_sets.main([*words, "--batch-size", "2", "--pictures", "2", "--together", "3", *TINY]) == 0
     assert (
-        detect_sets.main(["score", str(data.parent), str(out / "home"), "--output", str(root / "detect-sets.json")])
+        detect_sets.main(["score", str(data.parent), str(out / "kept"), "--output", str(root / "detect-sets.json")])
         == 0
     )
     return root
 
 
 def test_what_a_run_leaves_is_enough_and_small(made):
-    home = made / "out" / "home" / "nuclei-seg-lambda_resnet50-1"
-    about = json.loads((home / "about.json").read_text())
+    kept = made / "out" / "kept" / "nuclei-seg-lambda_resnet50-1"
+    about = json.loads((kept / "about.json").read_text())
     assert (about["steps"], about["seed"], about["splits"]) == (3, 1, ["validation", "test"])
     assert about["examples_per_second"] > 0
     assert about["training_seconds"] <= about["seconds"]
-    drawn = sorted(home.glob("picture-*.jpg"))
+    drawn = sorted(kept.glob("picture-*.jpg"))
     assert len(drawn) == 2
     assert max(Image.open(drawn[0]).size) > detect_sets.SHOWN_SIDE  # two, side by side
-    assert sum(path.stat().st_size for path in home.iterdir()) < 2 * 2**20
-    start = json.loads((home / "log.jsonl").read_text().splitlines()[0])
+    assert sum(path.stat().st_size for path in kept.iterdir()) < 2 * 2**20
+    start = json.loads((kept / "log.jsonl").read_text().splitlines()[0])
     assert start["config"]["model"]["pretrained"].endswith("weights/lambda_resnet50/weights.safetensors")
     assert start["config"]["heads"]["detections"] == 300
 
 
 def copied(made: Path, folder: Path, which: str) -> Path:
-    home = folder / "home"
-    for run in (made / "out" / "home").glob(which):
-        shutil.copytree(run, home / run.name)
-    return home
+    kept = folder / "kept"
+    for run in (made / "out" / "kept").glob(which):
+        shutil.copytree(run, kept / run.name)
+    return kept
 
 
 def test_a_score_has_every_run_and_part(made):
@@ -103,17 +103,17 @@ def test_scores_are_those_of_the_command(made, tmp_path, capsys):
     """After three steps all are zero: here some of what is there was found, not the same with every seed."""
     annotations = made / "data" / "nuclei-seg" / "instances_valid.json"
     there = [one for one in json.loads(annotations.read_text())["annotations"] if not one["iscrowd"]]
-    home = copied(made, tmp_path, "nuclei-seg-lambda_resnet50-*")
+    kept = copied(made, tmp_path, "nuclei-seg-lambda_resnet50-*")
     both = []
     for seed in (0, 1):
-        results = home / f"nuclei-seg-lambda_resnet50-{seed}" / "detections-validation.json"
+        results = kept / f"nuclei-seg-lambda_resnet50-{seed}" / "detections-validation.json"
         wanted = ("image_id", "category_id", "bbox", "segmentation")
         found = [{key: one[key] for key in wanted} | {"score": 0.9} for one in there[seed + 1 :]]
         results.write_text(json.dumps(found))
         assert main(["detect", "score", str(results), str(annotations), "--json", "--detections", "300"]) == 0
         both.append(json.loads(capsys.readouterr().out))
     output = tmp_path / "scores.json"
-    assert detect_sets.main(["score", str(made / "data"), str(home), "--output", str(output)]) == 0
+    assert detect_sets.main(["score", str(made / "data"), str(kept), "--output", str(output)]) == 0
     mean = json.loads(output.read_text())["means"][0]
     assert (mean["backbone"], mean["split"], mean["seeds"]) == ("lambda_resnet50", "validation", [0, 1])
     assert 0 < both[1]["mask_ap"] < both[0]["mask_ap"] < 1
@@ -128,9 +128,14 @@ def test_the_table_shows_them(made):
     found = json.loads(path.read_text())
     for row, small in zip(found["means"], (0.25, 0.1, 0.2, 0.1), strict=True):
         row |= {"mask_small": small, "mask_small_range": [small - 0.01, small + 0.01], "peak_gib": 3.21}
+    block = "<!-- bench:detect-sets -->\n<!-- /bench -->"
     (made / "changed").mkdir()
     (made / "changed" / path.name).write_text(json.dumps(found))
-    text = generate.filled("<!-- bench:detect-sets -->\n<!-- /bench -->", made / "changed")
+    assert "After 3 steps nothing is found yet, by either backbone." in generate.filled(block, made / "changed")
+    for row in found["means"]:
+        row["box_ap50"], row["box_ap50_range"] = 0.5, [0.5, 0.5]
+    (made / "changed" / path.name).write_text(json.dumps(found))
+    text = generate.filled(block, made / "changed")
     assert "nuclei-seg, validation: 3 pictures, " in text
     assert "1 of them crowds; 3 steps of 2 pictures at 96 pixels." in text
     assert "| 25.0 (24.0 to 26.0) |" in text
@@ -142,7 +147,7 @@ def test_the_table_shows_them(made):
 
 
 def test_what_is_done_is_not_done_again(made):
-    about = made / "out" / "home" / "nuclei-seg-resnet_rs50-0" / "about.json"
+    about = made / "out" / "kept" / "nuclei-seg-resnet_rs50-0" / "about.json"
     before = about.stat().st_mtime_ns
     words = ["train", str(made / "data" / "nuclei-seg"), "resnet_rs50", str(made / "out"), *TINY]
     assert detect_sets.main(words) == 0
@@ -150,11 +155,11 @@ def test_what_is_done_is_not_done_again(made):
 
 
 def test_runs_of_another_length_are_not_compared(made, tmp_path):
-    home = copied(made, tmp_path, "nuclei-seg-*-0")
-    longer = home / "nuclei-seg-resnet_rs50-0" / "about.json"
+    kept = copied(made, tmp_path, "nuclei-seg-*-0")
+    longer = kept / "nuclei-seg-resnet_rs50-0" / "about.json"
     longer.write_text(json.dumps(json.loads(longer.read_text()) | {"steps": 4}))
     with pytest.raises(ValueError, match="steps 4 instead of 3"):
-        detect_sets.main(["score", str(made / "data"), str(home)])
+        detect_sets.main(["score", str(made / "data"), str(kept)])
 
 
 def test_training_says_what_is_missing(made, tmp_path):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 from lambdanets.models import create_model
 from lambdanets.models.pool import AveragePool, Halved, is_plain
@@ -51,6 +52,34 @@ def test_a_half_precision_result_is_rounded_once() -> None:
 )
 def test_other_pooling_is_not_taken_for_this(pool: AveragePool, grid: tuple[int, int]) -> None:
     assert not pool.is_halving(torch.empty(1, 1, *grid, device="meta"))
+
+
+LAST = torch.channels_last
+
+
+@pytest.mark.parametrize(
+    ("pool", "x", "way"),
+    [
+        (AFTER_LAYER, torch.empty(2, 3, 8, 8, dtype=torch.bfloat16).to(memory_format=LAST), "halved"),
+        (AFTER_LAYER, torch.empty(2, 3, 8, 8).to(memory_format=LAST), "copied"),
+        (AFTER_LAYER, torch.empty(2, 3, 8, 8, dtype=torch.bfloat16), "torch"),
+        (AFTER_LAYER, torch.empty(1, 3, 65, 64, dtype=torch.bfloat16).to(memory_format=LAST), "copied"),
+        (AFTER_LAYER, torch.empty(3, 8, 8), "torch"),
+        (SHORTCUT, torch.empty(2, 3, 8, 8).to(memory_format=LAST), "halved"),
+        (SHORTCUT, torch.empty(2, 3, 7, 8).to(memory_format=LAST), "torch"),
+        (AveragePool(3, 1, padding=1), torch.empty(2, 3, 8, 8).to(memory_format=LAST), "copied"),
+    ],
+)
+def test_padded_channels_last_images_never_reach_torchs_gradients(pool: AveragePool, x: torch.Tensor, way: str) -> None:
+    assert pool.way(x) == way
+
+
+def test_fake_images_leave_nothing_behind() -> None:
+    """Estimators of memory run networks on fake tensors; the next real one has to find a real matrix."""
+    with FakeTensorMode():
+        Halved.apply(torch.empty(2, 3, 12, 10).to(memory_format=LAST), 3)
+    x = torch.ones(2, 3, 12, 10).to(memory_format=LAST)
+    torch.testing.assert_close(Halved.apply(x, 3), nn.AvgPool2d.forward(AFTER_LAYER, x))
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -47,18 +47,22 @@ def test_a_contest_tunes_then_repeats_and_goes_on_where_it_was(base, tmp_path, m
         ("convolution-final-0", 0), ("CCLL-final-0", 0), ("convolution-final-7", 7), ("CCLL-final-7", 7),
     ]  # fmt: skip
     for name, _, _, rate in final:
-        assert rate == contest.best_trial(name.split("-")[0])["settings"]["rate"]
+        best = contest.best_trial(name.split("-")[0])
+        assert best is not None
+        assert rate == best.rate
     rows = json.loads((tmp_path / "compare.json").read_text())["rows"]
     assert len(rows) == 8
     assert {row["network"] for row in rows if row["embedding_cosine"] is None} == {"convolution"}
 
 
-def test_final_runs_take_the_settings_that_were_tuned_also_when_the_grid_has_changed(base, tmp_path):
-    tried = Contest.open(tmp_path, base, {"CCLL": Contestant("CCLL", trials=(Trial(0.3, 2e-4),))})
-    tried.go([], FEW_STEPS)
-    contest = Contest.open(tmp_path, base, {"CCLL": Contestant("CCLL", trials=(Trial(0.01, 5e-4),))})
+def test_another_grid_tries_what_is_new_and_chooses_from_itself(base, tmp_path):
+    old, both, new = Trial(0.3, 2e-4), Trial(0.05, 2e-4), Trial(0.01, 5e-4, 0.1)
+    Contest.open(tmp_path, base, {"CCLL": Contestant("CCLL", trials=(old, both))}).go([], FEW_STEPS)
+    contest = Contest.open(tmp_path, base, {"CCLL": Contestant("CCLL", trials=(both, new))})
     contest.go([0], FEW_STEPS)
-    assert contest.final("CCLL")[0]["settings"] == vars(Trial(0.3, 2e-4))
+    tried = [row["settings"] for row in contest.rows if row["phase"] == "tuning"]
+    assert tried == [vars(old), vars(both), vars(new)]
+    assert contest.final("CCLL")[0]["settings"] in (vars(both), vars(new))
 
 
 def test_a_network_whose_trials_were_not_reached_has_no_final_run(base, tmp_path):
