@@ -37,7 +37,8 @@ def position_output(problem: Problem) -> Tensor:
     dims = tuple(range(-len(axes), 0))
     lengths = [fast_length(unwrapped_length(a)) for a in axes]
     table_KU = wrap(table, axes, lengths).movedim((-2, -1), (0, 1))  # [K, U, *lengths]
-    spectrum_KU = torch.fft.rfftn(table_KU, dim=dims).conj()
+    # Not .conj(), which only marks the tensor: below the compiler nobody looks at the mark.
+    spectrum_KU = torch.fft.rfftn(table_KU, dim=dims).conj_physical()
     grid = [a.context for a in axes]
     chunk = max(1, WORKSPACE // max(1, K * V * prod(lengths) // 2))
     outputs = []

@@ -88,6 +88,18 @@ def test_fake_has_the_real_dtype_and_shape(dtype):
     assert (fake.shape, fake.dtype) == (real.shape, real.dtype) == (real.shape, dtype)
 
 
+@pytest.mark.parametrize("backend", ["gemm", "conv", "dft", "fft"])
+def test_every_implementation_is_right_below_the_compiler(backend):
+    inputs = finite("plain")
+    options = {**inputs.options, "backend": backend}
+
+    @torch.compile(fullgraph=True, dynamic=True, backend="aot_eager")
+    def function(inputs):
+        return lambda_op(*inputs.arguments(), **options)
+
+    torch.testing.assert_close(function(inputs), inputs.forward("oracle"), rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("name", ["causal", "mask", "relation", "dense_multi_head_intra_depth"])
 def test_compiled_function_equals_eager(name):
     inputs = finite(name)
