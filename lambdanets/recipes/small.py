@@ -50,7 +50,7 @@ def demo() -> TrainConfig:
     - Command: lambdanets train demo
     - Hardware: two CPU cores.
     - Hours: a minute or two (73 seconds of one core of an AMD EPYC).
-    - Expected: 98% of 1,000 digits it has not seen (98.3 with seed 0).
+    - Expected: 98% of 1,000 digits it has not seen.
     """
     return TrainConfig(
         recipe="demo",
