@@ -23,6 +23,7 @@ QUICK_PARAMETERS = 50e6  # larger networks take a CPU too long
 Found = dict[str, Any]
 Compile = Literal["no", "yes", "graphs"]
 OUT_OF_MEMORY = "out of memory"
+CUT_SHORT = "cut_short"  # in a result: fewer steps were timed than the settings ask for
 
 
 @dataclass(frozen=True)
@@ -195,6 +196,11 @@ class Store:
             raise ValueError(f"{self.path} holds results of {self.hardware}, this is {hardware}: give another --out")
         self.hardware = hardware
 
+    def is_missing(self, job: Job, settings: Settings, retry: bool) -> bool:
+        """Not measured, cut short when the time was over, or (`retry`) ended with an error."""
+        known = self.get(job, settings)
+        return known is None or known.get(CUT_SHORT, False) or (retry and "error" in known)
+
     def fill(
         self, jobs: Iterable[Job], settings: Settings, *, minutes: float | None = None, retry: bool = False
     ) -> None:
@@ -206,9 +212,7 @@ class Store:
         self.take(hardware(about))
         self.settings = settings.as_json()
         different = {job.key(settings): job for job in jobs}.values()
-        missing = [
-            job for job in different if (known := self.get(job, settings)) is None or (retry and "error" in known)
-        ]
+        missing = [job for job in different if self.is_missing(job, settings, retry)]
         start = time.monotonic()
         for number, job in enumerate(missing, start=1):
             left = inf if minutes is None else 60 * minutes - (time.monotonic() - start)
@@ -217,6 +221,8 @@ class Store:
                 print(f"{jobs_left} of {len(missing)} measurements left, the time is over: the same command goes on")
                 break
             result = job.run(replace(settings, seconds=min(settings.seconds, left)))  # a last one times fewer steps
+            if left < settings.seconds:
+                result = {**result, CUT_SHORT: True}
             machine = {name: about[name] for name in ("date", "commit", "versions")}
             self.found[job.key(settings)] = {**result, "hardware": self.hardware, **machine}
             self.write()

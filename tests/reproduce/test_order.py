@@ -46,7 +46,7 @@ def test_what_says_most_comes_first():
     assert set(rest[: len(first)]) == first
 
 
-def test_the_last_measurement_has_only_the_time_that_is_left(tmp_path, monkeypatch):
+def test_the_last_measurement_has_only_the_time_that_is_left_and_is_repeated(tmp_path, monkeypatch):
     clock, given = [0.0], []
 
     def run(job, settings):
@@ -58,8 +58,13 @@ def test_the_last_measurement_has_only_the_time_that_is_left(tmp_path, monkeypat
     monkeypatch.setattr("lambdanets.reproduce.jobs.time.monotonic", lambda: clock[0])
     store = Store(tmp_path / "reproduce.json")
     asked = [NetworkJob("resnet50", size, "training") for size in (32, 64, 96, 128)]
-    store.fill(asked, Settings(torch.device("cpu"), seconds=20.0), minutes=1.0)
+    settings = Settings(torch.device("cpu"), seconds=20.0)
+    store.fill(asked, settings, minutes=1.0)
     assert given == [20, 20, 10]
+    store.fill(asked, settings)
+    assert given == [20, 20, 10, 20, 20], "the one that was cut short, and the last"
+    store.fill(asked, settings)
+    assert len(given) == 5
 
 
 def test_a_killed_run_of_another_machine_is_shown(tmp_path, measured):
