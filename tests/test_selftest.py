@@ -14,6 +14,7 @@ from lambdanets.ops import choose
 from lambdanets.selftest import Selftest, selftest
 from lambdanets.selftest.cases import KERNEL_GRID, build, draw
 from lambdanets.selftest.compare import judge, oracle, run_backend
+from lambdanets.selftest.run import why_not
 
 CPU = torch.device("cpu")
 
@@ -143,3 +144,14 @@ def test_a_missing_gradient_is_wrong():
     verdicts = {v.tensor: v.passed for v in judge(oracle(case, inputs), found)}
     assert verdicts.pop("embeddings") is False
     assert all(verdicts.values())
+
+
+def test_on_a_gpu_the_sizes_of_kernels_are_for_kernels_that_can_run_them():
+    ours, others = draw(0, 0), draw(0, 1)
+    assert (ours.kernel_sizes, others.kernel_sizes) == (True, False)
+    can, cannot = {"fused": 0.0, "gemm": 1.0}, {"gemm": 1.0, "fused": "no"}
+    assert why_not(ours, "fused", can, True) is None
+    assert why_not(ours, "gemm", can, True) is not None
+    assert why_not(ours, "gemm", can, False) is None
+    assert why_not(ours, "gemm", cannot, True) is None
+    assert why_not(others, "fused", can, True) is not None

@@ -2,13 +2,14 @@
 
 import json
 
+import pytest
 import torch
 
 from lambdanets.cli import main
 from lambdanets.reproduce.experiments import EXPERIMENTS
 from lambdanets.reproduce.jobs import GrowthJob, NetworkJob, Settings, Store
 from lambdanets.reproduce.pareto import published
-from lambdanets.reproduce.run import jobs_of
+from lambdanets.reproduce.run import jobs_of, reproduce
 
 
 def test_time_is_shared_between_experiments():
@@ -78,3 +79,19 @@ def test_a_killed_run_of_another_machine_is_shown(tmp_path, measured):
     shown = json.loads((tmp_path / "reproduce.json").read_text())
     assert {line["hardware"] for line in shown["experiments"]["pareto"] if line["kind"] == "measured"} == {"Some GPU"}
     assert any("over EfficientNet, training: 3.00" in text for text in shown["headlines"])
+
+
+def test_a_killed_run_leaves_no_headline_of_the_one_before(tmp_path, monkeypatch):
+    Store(tmp_path / "reproduce.json", headlines=["of before"]).write()
+    jobs = iter([{"error": "none"}])
+
+    def run(job, settings):
+        try:
+            return next(jobs)
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    monkeypatch.setattr(NetworkJob, "run", run)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(["pareto"], tmp_path, Settings(torch.device("cpu")))
+    assert json.loads((tmp_path / "reproduce.json").read_text())["headlines"] == []
