@@ -26,6 +26,7 @@ CLASSES = 1000
 WARM_UP = 2  # steps: the first allocates optimizer state and compiles, the second is like all that follow
 TOGETHER = 5  # steps that are timed as one: Python prepares the next one while the GPU is busy, as in real use
 LONG = 0.25  # seconds: fewer steps together that take so long show the same, for Python is far ahead of the GPU
+TRIED = 4  # algorithms of cuDNN for a convolution, its best guesses first: of ten, some take a second for one trial
 SURE = 0.8  # a batch is left out only if even this part of the memory that it should need is more than there is
 Precision = Literal["float32", "tf32", "bfloat16"]
 # What a folded network may differ from the one it comes from: rounding, which hundreds of layers add up.
@@ -299,11 +300,13 @@ def precision_of(precision: Precision, device: torch.device) -> Iterator[None]:
 @contextmanager
 def fastest_convolutions() -> Iterator[None]:
     """cuDNN tries its algorithms on each new shape: worth it where a shape comes many times."""
-    before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.benchmark_limit
+    cudnn.benchmark, cudnn.benchmark_limit = True, TRIED
     try:
         yield
     finally:
-        torch.backends.cudnn.benchmark = before
+        cudnn.benchmark, cudnn.benchmark_limit = before
 
 
 def settle(network: nn.Module, shape: tuple[int, ...]) -> nn.Module:
