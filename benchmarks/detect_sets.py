@@ -53,6 +53,7 @@ TINY_BACKBONES = {"lambda_resnet50": (), "resnet_rs50": ("placement='CCCC'", "se
 TINY_OPTIONS = ("stem='strided'", "widths=(8,8,16,16)", "depths=(1,1,1,1)", "scope=5")
 TINY_HEADS = {"channels": 16, "hidden": 32, "convolutions": 1, "mask_convolutions": 1, "proposals": 50, "sampled": 16}
 SHOWN_SCORE, SHOWN_SIDE = 0.5, 560
+SMALL = 32**2  # square pixels, as COCO has it
 SAME = ("steps", "batch_size", "size", "rate", "precision", "together", "tiny")  # of all runs on a set
 FACTS = ("examples_per_second", "training_seconds", "seconds", "peak_gib", "parameters")
 
@@ -302,9 +303,11 @@ class Score:
         results = read_results(folder / f"detections-{split}.json")
         scenes = read_scenes(place[1], None, masks="auto")
         masks = scenes.masks and (about.get("masks") or any("segmentation" in one for one in results))
-        scores = average_precision(scenes.as_coco(), results, masks=masks, detections=about["detections"])
+        truth = scenes.as_coco()
+        scores = average_precision(truth, results, masks=masks, detections=about["detections"])
         crowds = sum(int(picture.crowd_N.sum()) for picture in scenes.pictures)
-        facts = {"pictures": len(scenes), "objects": scenes.objects, "crowds": crowds}
+        small = sum(one["area"] < SMALL and not one.get("iscrowd") for one in truth["annotations"])
+        facts = {"pictures": len(scenes), "objects": scenes.objects, "crowds": crowds, "small": small}
         return facts, {key: value if math.isfinite(value) else None for key, value in scores.numbers.items()}
 
 

@@ -34,8 +34,6 @@ def body(name: str, results: Path) -> str:
     if name.startswith("reproduce-"):
         return reproduced(name, results)
     path = results / f"{name}.json"
-    if not path.exists() and name.startswith("compare"):
-        return ""  # its text stands without it
     if not path.exists():
         command = WRITERS.get(name, "lambdanets bench")
         return f"No measurement yet: `{command}` writes {name}.json.\n"
@@ -112,7 +110,7 @@ def comparison(result: Row, where: str) -> str:
     contest = Contest(RESULTS, imagenette(), CONTESTANTS, result["rows"])
     found = {name: contest.final(name) for name in CONTESTANTS}
     final = [row for rows in found.values() for row in rows.values()]
-    lines = [f"### Measured\n\n{where}; images of {result['image_size']} pixels.\n"]
+    lines = [f"{where}; images of {result['image_size']} pixels.\n"]
     if final:
         titles = (
             "| network | runs | top-1, mean | spread | beside convolution (95%) | parameters | images/s | settings |\n"
@@ -281,15 +279,16 @@ def sets(result: Row, where: str) -> str:
     for name, about in result["sets"].items():
         for split, facts in about["splits"].items():
             chosen = [row for row in result["means"] if (row["set"], row["split"]) == (name, split)]
-            crowds = f", {facts['crowds']} of them crowds" if facts["crowds"] else ""
+            sorts = f", {facts['small']:,} of them small" if "small" in facts else ""
+            sorts += f", crowds: {facts['crowds']}" if facts["crowds"] else ""
             if not any(row["box_ap50"] for row in chosen):
                 lines.append(
-                    f"\n{name}, {split}: {facts['pictures']} pictures, {facts['objects']:,} objects{crowds}. After "
+                    f"\n{name}, {split}: {facts['pictures']} pictures, {facts['objects']:,} objects{sorts}. After "
                     f"{about['steps']:,} steps nothing is found yet, by either backbone.\n"
                 )
                 continue
             lines.append(
-                f"\n{name}, {split}: {facts['pictures']} pictures, {facts['objects']:,} objects{crowds}; "
+                f"\n{name}, {split}: {facts['pictures']} pictures, {facts['objects']:,} objects{sorts}; "
                 f"{about['steps']:,} steps of {about['batch_size']} pictures at {about['size']} pixels.\n\n"
             )
             lines.append(f"| backbone | seeds | | {' | '.join(columns.values())} |\n")
@@ -327,7 +326,7 @@ def difference_cell(one: float | None, other: float | None) -> str:
 OTHERS = {"language": language, "compare": comparison, "networks": networks, "engine": engine, "pseudo": pseudo}
 OTHERS |= {"detect": detect, "sets": sets, "steps": steps}
 WRITERS = {"detect-cuda": "lambdanets detect bench", "detect-sets": "benchmarks/detect_sets.py"}
-WRITERS |= {"steps-cuda": "benchmarks/step_profile.py"}
+WRITERS |= {"steps-cuda": "benchmarks/step_profile.py", "compare-imagenette": "lambdanets compare"}
 HARD = {"ours, folded": "conv3x3, BN folded", "ours, compiled": "conv3x3 + BN, compiled"}
 
 

@@ -146,7 +146,7 @@ def test_steps_of_detectors_are_shown_beside_the_first(tmp_path: Path):
 
 def test_a_comparison_is_shown_once_it_is_measured(tmp_path: Path):
     block = "<!-- bench:compare-imagenette -->\n<!-- /bench -->"
-    assert generate.filled(block, tmp_path) == block
+    assert "`lambdanets compare` writes compare-imagenette.json" in generate.filled(block, tmp_path)
 
     def one(phase: str, network: str, seed: int, top1: float, std: float | None) -> dict[str, object]:
         settings = {"rate": 0.1, "weight_decay": 5e-4, "embedding_std": std}
@@ -163,7 +163,7 @@ def test_a_comparison_is_shown_once_it_is_measured(tmp_path: Path):
     result |= {"versions": {"torch": "2.11"}, "image_size": 128, "rows": rows}
     (tmp_path / "compare-imagenette.json").write_text(json.dumps(result))
     text = generate.filled(block, tmp_path)
-    assert "### Measured\n\nA chip, 2 threads. torch 2.11. Measured 2021-02-17; images of 128 pixels." in text
+    assert "A chip, 2 threads. torch 2.11. Measured 2021-02-17; images of 128 pixels." in text
     assert "| convolution | 3 | 71.00 | 1.00 |  | 1,234 | 10 | rate 0.1, weight_decay 0.0005 |" in text
     assert "| CCLL | 3 | 81.10 | 1.10 | +10.10 (" in text
     assert "| CCLL | 0.1 | 0.0005 | 0.02 | 50.00 | 0.25 |" in text

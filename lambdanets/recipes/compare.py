@@ -36,7 +36,7 @@ class Trial:
 
 
 # Four trials each: an equal budget. Where there are position embeddings, their size takes the place of weight decay.
-RATES = (0.05, 0.1)  # 0.2 is too much for all of them (benchmarks/results/compare-imagenette.json)
+RATES = (0.05, 0.1)  # 0.2 is too much for all of them (benchmarks/results/compare-imagenette-first.json)
 PLAIN = tuple(Trial(rate, decay) for rate in RATES for decay in (5e-4, 1e-3))
 WITH_EMBEDDINGS = tuple(Trial(rate, 5e-4, std) for rate in RATES for std in (1.0, 0.02))
 

@@ -15,20 +15,19 @@ def imagenette() -> TrainConfig:
     - Command: lambdanets train imagenette --data.path IMAGENETTE --out runs/imagenette
     - Hardware: one GPU of 16 GB or more.
     - Hours: about a quarter on an H200 (estimate).
-    - Expected: the paper has no such row, and the whole run is not measured yet; docs/choosing.md has what 16 epochs
-      gave. The convolutional twin is --model.placement CCCC; the others are LLLL, --model.layer axial_attention, and
-      --model.placement CCCC with --model.options se=True.
+    - Expected: the paper has no such row, and the whole run is not measured; docs/choosing.md has what 16 epochs gave,
+      with all networks that `lambdanets compare` knows. The convolutional twin is --model.placement CCCC.
 
     RandAugment with 2 layers of magnitude 10, dropout 0.2, stochastic depth 0.1, label smoothing 0.1. What is scaled to
     a short schedule: batch norm momentum 0.1, an EMA whose horizon is a tenth of the run, and a weight decay of 5e-4.
-    In so few steps position embeddings of the paper's size (--model.embedding-std 1) hardly leave their random start;
-    with 0.02 they learn.
+    In so few steps position embeddings of the paper's size (--model.embedding-std 1) do not leave their random start,
+    so here they start at 0.02.
     """
     return TrainConfig(
         recipe="imagenette",
         out=Path("runs/imagenette"),
         model=ModelConfig(
-            name="resnet50", placement="CCLL", image_size=128, embedding_std=1.0, drop_rate=0.2, drop_path_rate=0.1
+            name="resnet50", placement="CCLL", image_size=128, embedding_std=0.02, drop_rate=0.2, drop_path_rate=0.1
         ),
         data=DataConfig(path="imagenette2-160"),
         augment=Augment(crop_scale=(0.25, 1.0), randaugment_layers=2, randaugment_magnitude=10),

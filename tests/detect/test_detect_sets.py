@@ -90,7 +90,11 @@ def copied(made: Path, folder: Path, which: str) -> Path:
 
 def test_a_score_has_every_run_and_part(made):
     found = json.loads((made / "detect-sets.json").read_text())
-    assert found["sets"]["nuclei-seg"]["splits"]["validation"]["crowds"] == 1
+    facts = found["sets"]["nuclei-seg"]["splits"]["validation"]
+    there = json.loads((made / "data" / "nuclei-seg" / "instances_valid.json").read_text())["annotations"]
+    small = [one for one in there if one["area"] < 1024 and not one["iscrowd"]]
+    assert 0 < len(small) < len(there)
+    assert facts == {"pictures": 3, "objects": len(there), "crowds": 1, "small": len(small)}
     assert found["weights"].keys() == set(BACKBONES)
     assert [(row["backbone"], row["seed"], row["split"]) for row in found["rows"]] == [
         (backbone, seed, split)
@@ -137,7 +141,8 @@ def test_the_table_shows_them(made):
     (made / "changed" / path.name).write_text(json.dumps(found))
     text = generate.filled(block, made / "changed")
     assert "nuclei-seg, validation: 3 pictures, " in text
-    assert "1 of them crowds; 3 steps of 2 pictures at 96 pixels." in text
+    small = found["sets"]["nuclei-seg"]["splits"]["validation"]["small"]
+    assert f"{small} of them small, crowds: 1; 3 steps of 2 pictures at 96 pixels." in text
     assert "| 25.0 (24.0 to 26.0) |" in text
     (difference,) = [
         line for line in text.partition("nuclei-seg, test")[0].splitlines() if "` - `" in line and "mask" in line
