@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable
 from html import escape
+from itertools import groupby
 from math import ceil, floor, log10
 from pathlib import Path
 from typing import Any
@@ -185,12 +186,8 @@ def pareto() -> str:
     title = f"published top-1 (%) by seconds for 1024 images, {data['hardware']}"
     parts = [text(24, 34, title, "text title", "start")]
     for number, mode in enumerate(("training", "inference")):
-        points = [
-            (kinds[one.family], seconds, one.top1)
-            for one in published()
-            if (seconds := found.get((one.title, f"{mode} step"))) is not None
-        ]
-        if points:
+        points = [(kinds[one.family], found.get((one.title, f"{mode} step")), one.top1) for one in published()]
+        if any(seconds is not None for _, seconds, _ in points):
             parts += [text(237 + 420 * number, 62, mode, "quiet"), *panel(points, 64 + 420 * number)]
     for number, (family, kind) in enumerate(kinds.items()):
         parts.append(box(64 + 190 * number, 366, 12, 12, kind))
@@ -198,10 +195,11 @@ def pareto() -> str:
     return picture(880, 396, "Speed and accuracy", parts)
 
 
-def panel(points: list[tuple[str, float, float]], left: float) -> list[str]:
-    """A line for each kind of (kind, seconds, accuracy), on a logarithmic axis of time."""
+def panel(points: list[tuple[str, float | None, float]], left: float) -> list[str]:
+    """A line for each kind of (kind, seconds, accuracy), on a logarithmic axis of time; None, not measured, breaks it."""
     right, top, bottom = left + 346, 76, 324
-    times, scores = [log10(seconds) for _, seconds, _ in points], [top1 for _, _, top1 in points]
+    known = [(seconds, top1) for _, seconds, top1 in points if seconds is not None]
+    times, scores = [log10(seconds) for seconds, _ in known], [top1 for _, top1 in known]
     low, high, least, most = min(times), max(times), floor(min(scores)), floor(max(scores)) + 1
     parts = []
 
@@ -217,10 +215,11 @@ def panel(points: list[tuple[str, float, float]], left: float) -> list[str]:
     for tick in (factor * 10.0**power for power in range(floor(low), ceil(high)) for factor in (1, 2, 5)):
         if low <= log10(tick) <= high:
             parts.append(text(at(tick, least)[0], bottom + 20, f"{tick:g}", "quiet small"))
-    for kind in dict.fromkeys(kind for kind, _, _ in points):
-        dots = [at(seconds, top1) for mine, seconds, top1 in points if mine == kind]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in dots)
-        parts.append(f'<polyline class="{kind}-line" points="{path}" fill="none" stroke-width="2"/>')
+    for (kind, measured), group in groupby(points, lambda point: (point[0], point[1] is not None)):
+        dots = [at(seconds, top1) for _, seconds, top1 in group if seconds is not None]
+        if measured:
+            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in dots)
+            parts.append(f'<polyline class="{kind}-line" points="{path}" fill="none" stroke-width="2"/>')
         parts += [f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>' for x, y in dots]
     return parts
 

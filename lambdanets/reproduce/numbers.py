@@ -154,13 +154,15 @@ def found_headlines(store: Store, settings: Settings) -> list[Headline]:
     if settings.quick:
         return found
     for mode in ("training", "inference"):
-        seconds = {}
+        seconds, unknown = {}, set()
         for one in published():
             job = NetworkJob(one.network, one.image_size, mode, half=True)
             result = store.get(job, settings)
-            if result is not None and "error" not in result:
+            if result is None:
+                unknown.add((one.network, one.image_size))
+            elif "error" not in result:
                 seconds[one.network, one.image_size] = result["seconds_per_1024"]
-        found += headlines(seconds, mode)
+        found += headlines(seconds, mode, unknown)
     return found
 
 

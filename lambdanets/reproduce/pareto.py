@@ -1,7 +1,7 @@
 """Speed-ups at matched accuracy: the published accuracies of published.json on one axis, time on the other."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
@@ -82,23 +82,34 @@ def frontier(points: Iterable[Point]) -> list[Point]:
     return kept[::-1]
 
 
-def seconds_at(curve: Sequence[Point], top1: float) -> float | None:
-    """Time for an accuracy, between the two neighbours on a logarithmic axis; None outside: nothing is extrapolated."""
-    if not curve or not curve[0].top1 <= top1 <= curve[-1].top1:
+@dataclass(frozen=True)
+class Curve:
+    """The networks of a family. `unknown`: accuracies of those that are still to be measured."""
+
+    points: Sequence[Point]
+    unknown: Sequence[float] = ()
+
+    def seconds_at(self, top1: float) -> float | None:
+        """Time for an accuracy, between two neighbours on a logarithmic axis.
+
+        None outside, where nothing is extrapolated, and where a network between the two is not measured yet.
+        """
+        curve = frontier(self.points)
+        for point in curve:
+            if point.top1 == top1:
+                return point.seconds
+        for low, high in pairwise(curve):
+            if low.top1 < top1 < high.top1 and not any(low.top1 < one < high.top1 for one in self.unknown):
+                part = (top1 - low.top1) / (high.top1 - low.top1)
+                return exp((1 - part) * log(low.seconds) + part * log(high.seconds))
         return None
-    for low, high in pairwise(curve):
-        if low.top1 <= top1 <= high.top1:
-            part = (top1 - low.top1) / (high.top1 - low.top1)
-            return exp((1 - part) * log(low.seconds) + part * log(high.seconds))
-    return curve[0].seconds
 
 
-def speedups(ours: Iterable[Point], others: Iterable[Point]) -> list[Match]:
+def speedups(ours: Curve, others: Curve) -> list[Match]:
     """At the accuracy of every network of either curve where both have one: seconds of the others / ours."""
-    mine, theirs = frontier(ours), frontier(others)
     found = []
-    for top1 in sorted({point.top1 for point in (*mine, *theirs)}):
-        fast, slow = seconds_at(mine, top1), seconds_at(theirs, top1)
+    for top1 in sorted({point.top1 for curve in (ours, others) for point in frontier(curve.points)}):
+        fast, slow = ours.seconds_at(top1), others.seconds_at(top1)
         if fast is not None and slow is not None:
             found.append(Match(top1, slow / fast))
     return found
@@ -133,18 +144,18 @@ def spread(matches: Sequence[Match]) -> str:
     return f"{min(values):.2f} to {max(values):.2f}x (mean {geometric_mean(values):.2f})"
 
 
-def headlines(seconds: dict[tuple[str, int], float], mode: str) -> list[Headline]:
-    """One for each other family, from seconds by (network, image size); what is missing is left out of its curve."""
+def headlines(
+    seconds: Mapping[tuple[str, int], float], mode: str, unknown: Collection[tuple[str, int]] = ()
+) -> list[Headline]:
+    """One for each other family, from seconds by (network, image size). `unknown`: those still to be measured."""
 
-    def curve(family: str) -> list[Point]:
-        return [
-            Point(one.top1, seconds[one.network, one.image_size])
-            for one in published()
-            if one.family == family and (one.network, one.image_size) in seconds
-        ]
+    def curve(family: str) -> Curve:
+        mine = {(one.network, one.image_size): one.top1 for one in published() if one.family == family}
+        points = [Point(top1, seconds[key]) for key, top1 in mine.items() if key in seconds]
+        return Curve(points, [top1 for key, top1 in mine.items() if key in unknown])
 
-    ours = curve(OURS)
-    return [Headline(other, mode, tuple(speedups(ours, points))) for other in OTHERS if (points := curve(other))]
+    ours, others = curve(OURS), {other: curve(other) for other in OTHERS}
+    return [Headline(other, mode, tuple(speedups(ours, one))) for other, one in others.items() if one.points]
 
 
 def published_headlines() -> list[Headline]:

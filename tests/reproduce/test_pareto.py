@@ -10,6 +10,7 @@ from lambdanets.measure.networks import Entry
 from lambdanets.reproduce import ROWS
 from lambdanets.reproduce.pareto import (
     OURS,
+    Curve,
     Headline,
     Match,
     Point,
@@ -17,16 +18,15 @@ from lambdanets.reproduce.pareto import (
     headlines,
     published,
     published_headlines,
-    seconds_at,
     speedups,
 )
 
 PAPER = Path(__file__).resolve().parents[3] / "shared" / "paper" / "lambdanetworks.tex"
 
 
-def exponential(factor: float, accuracies) -> list[Point]:
+def exponential(factor: float, accuracies) -> Curve:
     """Time doubles with every percent: straight on a logarithmic axis."""
-    return [Point(a, factor * 2.0 ** (a - 80)) for a in accuracies]
+    return Curve([Point(a, factor * 2.0 ** (a - 80)) for a in accuracies])
 
 
 def test_a_constant_speedup_is_found_wherever_the_networks_sit():
@@ -36,26 +36,35 @@ def test_a_constant_speedup_is_found_wherever_the_networks_sit():
 
 
 def test_the_middle_is_the_geometric_mean():
-    assert isclose(seconds_at([Point(80, 1.0), Point(82, 4.0)], 81) or 0, 2.0)
+    assert isclose(Curve([Point(80, 1.0), Point(82, 4.0)]).seconds_at(81) or 0, 2.0)
 
 
 @pytest.mark.parametrize("top1", [79.9, 82.1])
 def test_nothing_is_extrapolated(top1):
-    assert seconds_at([Point(80, 1.0), Point(82, 4.0)], top1) is None
-    assert seconds_at([], top1) is None
+    assert Curve([Point(80, 1.0), Point(82, 4.0)]).seconds_at(top1) is None
+    assert Curve([]).seconds_at(top1) is None
+
+
+def test_what_is_not_measured_yet_is_not_jumped_over():
+    """B3 and B7 alone would say what B4 to B6 would not."""
+    points = [Point(80, 1.0), Point(81, 2.0), Point(84, 64.0)]
+    waiting = Curve(points, unknown=[82, 83])
+    assert waiting.seconds_at(82.5) is None
+    assert waiting.seconds_at(80.5) == Curve(points).seconds_at(80.5) is not None
+    assert (waiting.seconds_at(81), waiting.seconds_at(84)) == (2.0, 64.0)  # these two are
+    assert [m.top1 for m in speedups(exponential(1.0, (80, 82.5, 84)), waiting)] == [80, 81, 84]
 
 
 def test_one_network_is_a_curve_too():
-    assert speedups([Point(80, 1.0)], [Point(79, 2.0), Point(81, 8.0)]) == [Match(80, 4.0)]
+    assert speedups(Curve([Point(80, 1.0)]), Curve([Point(79, 2.0), Point(81, 8.0)])) == [Match(80, 4.0)]
 
 
 def test_networks_that_nobody_would_choose_are_left_out():
     good, slower_and_worse, slower_alike = Point(82, 2.0), Point(81, 3.0), Point(82, 2.5)
     assert frontier([slower_alike, slower_and_worse, good, Point(80, 1.0)]) == [Point(80, 1.0), good]
     # without the frontier, the speed-up at 81% would come from the bad network
-    assert all(
-        m.speedup < 1.5 for m in speedups([Point(80, 1.0), Point(82, 2.0)], [good, slower_and_worse, Point(80, 1)])
-    )
+    mine, theirs = Curve([Point(80, 1.0), Point(82, 2.0)]), Curve([good, slower_and_worse, Point(80, 1)])
+    assert all(m.speedup < 1.5 for m in speedups(mine, theirs))
 
 
 def test_curves_that_do_not_meet():
@@ -78,6 +87,10 @@ def test_headlines_from_what_was_measured():
     assert found.other == "EfficientNet"
     assert all(isclose(m.speedup, 3.0) for m in found.matches)
     assert headlines(lambdas, "training") == []
+    waiting = [key for key in others if key[0] in ("timm:efficientnet_b4", "timm:efficientnet_b5")]
+    some = {key: seconds for key, seconds in others.items() if key not in waiting}
+    (found,) = headlines(lambdas | some, "training", waiting)
+    assert not [m for m in found.matches if 81.6 < m.top1 < 84]  # B3 and B6
 
 
 def test_the_method_on_published_times():
