@@ -13,8 +13,8 @@ from lambdanets.cli import main
 from lambdanets.ops import choose
 from lambdanets.selftest import Selftest, selftest
 from lambdanets.selftest.cases import KERNEL_GRID, build, draw
-from lambdanets.selftest.compare import judge, oracle, run_backend
-from lambdanets.selftest.run import why_not
+from lambdanets.selftest.compare import Verdict, judge, oracle, run_backend
+from lambdanets.selftest.run import Tally, why_not
 
 CPU = torch.device("cpu")
 
@@ -155,3 +155,14 @@ def test_on_a_gpu_the_sizes_of_kernels_are_for_kernels_that_can_run_them():
     assert why_not(ours, "gemm", can, False) is None
     assert why_not(ours, "gemm", cannot, True) is None
     assert why_not(others, "fused", can, True) is not None
+
+
+def test_an_exact_plain_result_is_no_measure_of_others():
+    """A relation of one: plain PyTorch has next to no error, and rounding allows others a thousand times as much."""
+    lucky = Verdict("output", error=1e-3, plain=1e-12, allowed=2e-3)
+    usual = Verdict("output", error=1.5e-3, plain=1e-3, allowed=2e-3)
+    assert (lucky.by_plain, usual.by_plain) == (False, True)
+    assert not Verdict("output", error=0.0, plain=0.0, allowed=0.0).by_plain
+    tally = Tally()
+    tally.add(replace(draw(0, 0), dtype="bfloat16"), [lucky, usual])
+    assert (tally.worst, tally.worst_half) == (pytest.approx(0.75), pytest.approx(1.5))

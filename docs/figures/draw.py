@@ -196,7 +196,7 @@ def pareto() -> str:
 
 
 def panel(points: list[tuple[str, float | None, float]], left: float) -> list[str]:
-    """A line for each kind of (kind, seconds, accuracy), on a logarithmic axis of time; None, not measured, breaks it."""
+    """A line for each kind of (kind, seconds, accuracy), time on a logarithmic axis; what is not measured breaks it."""
     right, top, bottom = left + 346, 76, 324
     known = [(seconds, top1) for _, seconds, top1 in points if seconds is not None]
     times, scores = [log10(seconds) for seconds, _ in known], [top1 for _, top1 in known]

@@ -51,6 +51,11 @@ class Verdict:
         return self.error <= self.allowed  # False for NaN
 
     @property
+    def by_plain(self) -> bool:
+        """Whether plain PyTorch's error decides, and not what rounding allows anyone."""
+        return 0 < self.allowed <= TIMES_PLAIN * self.plain
+
+    @property
     def share(self) -> float:
         """error / allowed: 1 is the limit."""
         if self.error <= self.allowed:

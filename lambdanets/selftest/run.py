@@ -75,8 +75,8 @@ class Tally:
 
     def add(self, case: Case, verdicts: list[Verdict]) -> None:
         self.worst = max([self.worst, *(v.share for v in verdicts)])
-        if case.dtype in HALF:
-            self.worst_half = max([self.worst_half, *(v.error / v.plain for v in verdicts if v.plain > 0)])
+        if case.dtype in HALF:  # where plain PyTorch happens to be exact, its error is no measure
+            self.worst_half = max([self.worst_half, *(v.error / v.plain for v in verdicts if v.by_plain)])
 
 
 def selftest(options: Selftest, console: Console | None = None) -> int:
