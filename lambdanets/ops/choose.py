@@ -8,6 +8,7 @@ the constants): nanoseconds for a call, for a thousand multiply-adds and for a t
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from lambdanets.ops import conv, dft, fft, gemm
@@ -17,13 +18,16 @@ from lambdanets.ops.problem import Problem
 
 @dataclass(frozen=True)
 class Backend:
-    """A way to compute the position part of the operation, or (`whole_output`) all of it in one go."""
+    """A way to compute the position part of the operation.
+
+    `whole_output`, where there is one, computes all of it in one go, summed in a given dtype; or says None: not this.
+    """
 
     name: str
     why_not: Callable[[Problem], str | None]
     work: Callable[[Problem], tuple[float, float]]
     position_output: Callable[[Problem], Tensor]
-    whole_output: Callable[[Problem], Tensor] | None = None
+    whole_output: Callable[[Problem, torch.dtype], Tensor | None] | None = None
 
 
 @dataclass(frozen=True)

@@ -38,17 +38,22 @@ def content_output(problem: Problem) -> Tensor:
 
 def content_lambda(problem: Problem) -> Tensor:
     """The content lambda that all queries of an example share: [B, K, V]."""
-    keys, values = problem.keys_BMKU, problem.values_BMVU
+    values = problem.values_BMVU
+    # Intra-depth is a longer context once the keys are normalised: sum over (m, u).
+    keys_BKC = normalised_keys(problem).transpose(1, 2).flatten(2)
+    values_BCV = values.transpose(2, 3).flatten(1, 2)
+    return keys_BKC @ values_BCV
+
+
+def normalised_keys(problem: Problem) -> Tensor:
+    """Keys over the whole context of an example, [B, M, K, U], in the dtype of values."""
+    keys = problem.keys_BMKU
     assert keys is not None
     if problem.context_mask_BM is not None and problem.key_norm == "softmax":
         # masked_fill with the lowest finite number: rows that are masked whole stay finite, their values are zero.
         padding = ~problem.context_mask_BM[:, :, None, None]
         keys = keys.masked_fill(padding, torch.finfo(keys.dtype).min)
-    keys = normalise(keys, problem.key_norm).to(values.dtype)
-    # Intra-depth is a longer context once the keys are normalised: sum over (m, u).
-    keys_BKC = keys.transpose(1, 2).flatten(2)
-    values_BCV = values.transpose(2, 3).flatten(1, 2)
-    return keys_BKC @ values_BCV
+    return normalise(keys, problem.key_norm).to(problem.values_BMVU.dtype)
 
 
 def apply_shared(queries_BNHK: Tensor, lambda_BKV: Tensor) -> Tensor:

@@ -1,10 +1,13 @@
 """Position output as matrix products over expanded embeddings: any kind of positions, any mask.
 
-Letters: B batch, N queries, M context positions, H heads, K key depth, V value depth, U intra-depth, C = U M.
+Letters: B batch, N queries, M context positions, H heads, K key depth, V value depth, U intra-depth, C = U M,
+X = B H, Y = N H.
 
 Without a softmax the two orders of the product are equal, and the cheaper one runs:
     depth first    (q . e_nm) v_m      b n m h (k + v) multiply-adds, intermediate maps    [n, B H, C]
     context first  q (e_nm v_m^T)      b n m k v       multiply-adds, intermediate lambdas [n, K, B V]
+Where the context is no longer than values are deep, it is cheaper to gather the maps of an example than its output;
+content then joins them, (q . e_nm + q . key_m) v_m, for next to nothing.
 
 Memory: queries go in chunks so that expanded embeddings [n, C, K] plus the intermediate stay within
 WORKSPACE elements (or what a single row of queries needs), and a chunk is computed again in the backward pass instead
@@ -15,6 +18,7 @@ A relative table is expanded only for the context rows that a chunk can reach.
 import torch
 from torch import Tensor
 
+from lambdanets.ops.content import normalised_keys
 from lambdanets.ops.positions import Axis, Dense, Relation, Relative, expand_backwards, gather_relations
 from lambdanets.ops.problem import Problem
 from lambdanets.ops.recompute import recomputed
@@ -45,6 +49,18 @@ def position_output(problem: Problem) -> Tensor:
     return torch.cat(outputs, dim=1)
 
 
+def whole_output(problem: Problem, dtype: torch.dtype) -> Tensor | None:
+    """Position and content output by the same maps, [B, N, H, V]; None where that does not pay."""
+    B, N, M, H, K, V, U = problem.sizes
+    if problem.keys_BMKU is None or problem.mask_NM is not None or problem.causal or torch.compiler.is_exporting():
+        return None
+    if M * U > V or not contracts_depth_first(H, K, V) or N * (M * U * K + B * H * M * U) > WORKSPACE:
+        return None
+    problem = problem.to(dtype)
+    values_BCV = depth_in_context(problem.values_BMVU)
+    return expanded_output(problem, problem.queries_BNHK, values_BCV, True, normalised_keys(problem))
+
+
 def work(problem: Problem) -> tuple[float, float]:
     """Multiply-adds, and elements of intermediates: what the cost model weighs."""
     B, N, M, H, K, V, U = problem.sizes
@@ -62,15 +78,17 @@ def contracts_depth_first(H: int, K: int, V: int) -> bool:
     return H * (K + V) <= K * V + H
 
 
-def expanded_output(problem: Problem, queries_BNHK: Tensor, values_BCV: Tensor, depth_first: bool) -> Tensor:
-    """One chunk: embeddings written out, masked, multiplied."""
+def expanded_output(
+    problem: Problem, queries_BNHK: Tensor, values_BCV: Tensor, depth_first: bool, keys_BMKU: Tensor | None = None
+) -> Tensor:
+    """One chunk: embeddings written out, masked, multiplied. With normalised keys the content output as well."""
     positions, mask_NM = problem.positions, problem.mask_NM
     N, M = queries_BNHK.shape[1], problem.values_BMVU.shape[1]
     if isinstance(positions, Relative):
         if problem.causal:
             positions = positions.causal(problem.strict)
         embeddings = positions.once("gemm", lambda: expand_backwards(*positions.clipped()))
-        return backwards_output(queries_BNHK, problem.values_BMVU, embeddings, depth_first, mask_NM)
+        return backwards_output(queries_BNHK, problem.values_BMVU, embeddings, depth_first, mask_NM, keys_BMKU)
     if problem.causal:
         causal_NM = causal_mask(N, M, positions, problem.strict, problem.device)
         mask_NM = causal_NM if mask_NM is None else mask_NM & causal_NM
@@ -79,7 +97,8 @@ def expanded_output(problem: Problem, queries_BNHK: Tensor, values_BCV: Tensor, 
     if mask_NM is not None:
         embeddings_NMKU = embeddings_NMKU * mask_NM[:, :, None, None]
     embeddings_NKC = embeddings_NMKU.permute(0, 2, 3, 1).flatten(2)
-    return product(queries_BNHK, embeddings_NKC, values_BCV, depth_first)
+    keys_BCK = None if keys_BMKU is None else depth_in_context(keys_BMKU)
+    return product(queries_BNHK, embeddings_NKC, values_BCV, depth_first, keys_BCK)
 
 
 def row_output(queries_BNHK: Tensor, values_BMVU: Tensor, table: Tensor, axes: list[Axis], depth_first: bool) -> Tensor:
@@ -88,7 +107,12 @@ def row_output(queries_BNHK: Tensor, values_BMVU: Tensor, table: Tensor, axes: l
 
 
 def backwards_output(
-    queries_BNHK: Tensor, values_BMVU: Tensor, embeddings: Tensor, depth_first: bool, mask_NM: Tensor | None = None
+    queries_BNHK: Tensor,
+    values_BMVU: Tensor,
+    embeddings: Tensor,
+    depth_first: bool,
+    mask_NM: Tensor | None = None,
+    keys_BMKU: Tensor | None = None,
 ) -> Tensor:
     """With embeddings [*N, K, U, *M] whose context runs backwards: reversing every axis reverses M."""
     _, N, _, K = queries_BNHK.shape
@@ -96,26 +120,33 @@ def backwards_output(
     if mask_NM is not None:
         embeddings = embeddings * mask_NM.flip(1)[:, None, None]
     values_BCV = depth_in_context(values_BMVU.flip(1))
-    return product(queries_BNHK, embeddings.flatten(2), values_BCV, depth_first)
+    keys_BCK = None if keys_BMKU is None else depth_in_context(keys_BMKU.flip(1))
+    return product(queries_BNHK, embeddings.flatten(2), values_BCV, depth_first, keys_BCK)
 
 
 def depth_in_context(values_BMVU: Tensor) -> Tensor:
-    """[B, (U M), V]: once embeddings are written out, intra-depth is only a longer context."""
+    """[B, (U M), V], and so for keys: once embeddings are written out, intra-depth is only a longer context."""
     return values_BMVU.permute(0, 3, 1, 2).flatten(1, 2)
 
 
-def product(queries_BNHK: Tensor, embeddings_NKC: Tensor, values_BCV: Tensor, depth_first: bool) -> Tensor:
-    """The two matrix products, in either order: [B, N, H, V]."""
+def product(
+    queries_BNHK: Tensor, embeddings_NKC: Tensor, values_BCV: Tensor, depth_first: bool, keys_BCK: Tensor | None = None
+) -> Tensor:
+    """The two matrix products, in either order: [B, N, H, V]. Keys only where `whole_output` has them."""
     B, N, H, K = queries_BNHK.shape
     _, C, V = values_BCV.shape
-    if depth_first:
-        queries_NXK = queries_BNHK.transpose(0, 1).reshape(N, B * H, K)
-        maps_XNC = torch.bmm(queries_NXK, embeddings_NKC).transpose(0, 1)
-        values_XCV = values_BCV[:, None].expand(-1, H, -1, -1).reshape(B * H, C, V)
-        return torch.bmm(maps_XNC, values_XCV).view(B, H, N, V).transpose(1, 2)
-    lambdas = embeddings_NKC.reshape(N * K, C) @ values_BCV.transpose(0, 1).reshape(C, B * V)
-    lambdas_NBKV = lambdas.view(N, K, B, V).transpose(1, 2)
-    return torch.matmul(queries_BNHK.transpose(0, 1), lambdas_NBKV).transpose(0, 1)
+    if not depth_first:
+        lambdas = embeddings_NKC.reshape(N * K, C) @ values_BCV.transpose(0, 1).reshape(C, B * V)
+        lambdas_NBKV = lambdas.view(N, K, B, V).transpose(1, 2)
+        return torch.matmul(queries_BNHK.transpose(0, 1), lambdas_NBKV).transpose(0, 1)
+    queries_NXK = queries_BNHK.transpose(0, 1).reshape(N, B * H, K)
+    maps_NXC = torch.bmm(queries_NXK, embeddings_NKC)
+    if keys_BCK is not None:
+        maps_BYC = maps_NXC.view(N, B, H, C).transpose(0, 1).reshape(B, N * H, C)
+        maps_BYC = torch.baddbmm(maps_BYC, queries_BNHK.reshape(B, N * H, K), keys_BCK.transpose(1, 2))
+        return torch.bmm(maps_BYC, values_BCV).view(B, N, H, V)
+    values_XCV = values_BCV[:, None].expand(-1, H, -1, -1).reshape(B * H, C, V)
+    return torch.bmm(maps_NXC.transpose(0, 1), values_XCV).view(B, H, N, V).transpose(1, 2)
 
 
 def queries_part(problem: Problem, start: int, stop: int) -> Problem:

@@ -137,7 +137,9 @@ def multi_query(problem: Problem, backend: str, dtype: torch.dtype) -> Tensor:
         if len(problem.queries_BNHK) == 0:  # nothing to compute, and the plainest product has no trouble with it
             chosen = choose.BACKENDS["gemm"]
     if chosen.whole_output is not None and problem.positions is not None:
-        return chosen.whole_output(problem)  # sums in float32 inside, whatever comes in
+        whole = chosen.whole_output(problem, dtype)
+        if whole is not None:
+            return whole
     problem = problem.to(dtype)
     if problem.keys_BMKU is None:
         return chosen.position_output(problem)

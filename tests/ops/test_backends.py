@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lambdanets.ops import dft
+from lambdanets.ops import dft, gemm
+from lambdanets.ops.problem import Problem, problems
 from tests.cases import VARIANTS, Case, Inputs, assert_agree
 
 PAIRS = [
@@ -73,6 +74,44 @@ def test_any_mask_and_positions(case, positions, mask, seed):
     causal = case.causal if positions == "relative" or case.context is None else False
     content = case.content or positions is None
     assert_agree(case.but(positions=positions, mask=mask, causal=causal, content=content), "gemm", seed)
+
+
+def problem_of(case: Case) -> Problem:
+    inputs = Inputs(case)
+    options = {name: value for name, value in inputs.options.items() if name not in ("content", "query_softmax")}
+    return problems(*inputs.arguments(), **options)[0]
+
+
+JOINT = Case(grid=(3, 2), context=(2, 3), scope=(4, 3), heads=2, key_depth=8, value_depth=16)
+
+
+@pytest.mark.parametrize("positions", ["relative", "dense", "relation"])
+@pytest.mark.parametrize("intra_depth", [1, 2])
+@pytest.mark.parametrize("context_mask", [False, True])
+@pytest.mark.parametrize("key_norm", ["softmax", "l2", None])
+def test_content_joins_the_maps_of_positions(monkeypatch, positions, intra_depth, context_mask, key_norm):
+    monkeypatch.delattr("lambdanets.ops.operation.content_output")  # nobody else computes it
+    case = JOINT.but(positions=positions, intra_depth=intra_depth, context_mask=context_mask, key_norm=key_norm)
+    assert_agree(case, "gemm")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"mask": True}, {"causal": True, "context": None}, {"content": False}, {"value_depth": 5}, {"heads": 16}],
+    ids=str,
+)
+def test_content_stands_alone_where_it_cannot_join(changes):
+    """Queries with contexts of their own; no content; a context longer than values are deep; lambdas are cheaper."""
+    case = JOINT.but(**changes)
+    assert gemm.whole_output(problem_of(case), torch.float64) is None
+    assert_agree(case, "gemm")
+
+
+def test_content_does_not_join_maps_that_need_chunks(monkeypatch):
+    problem = problem_of(JOINT)
+    assert gemm.whole_output(problem, torch.float64) is not None
+    monkeypatch.setattr(gemm, "WORKSPACE", 100)
+    assert gemm.whole_output(problem, torch.float64) is None
 
 
 @pytest.mark.parametrize("backend", ["reference", "gemm", "conv", "dft", "fft"])

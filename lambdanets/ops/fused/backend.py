@@ -43,7 +43,7 @@ def work(problem: Problem) -> tuple[float, float]:
     return B * K * V * (pairs + N * H), B * (N * H * (K + V) + M * U * V)
 
 
-def whole_output(problem: Problem) -> Tensor:
+def whole_output(problem: Problem, dtype: torch.dtype) -> Tensor:
     """[B, N, H, V], summed in float32."""
     positions, values = problem.positions, problem.values_BMVU
     content = fused_content(problem)
@@ -75,4 +75,4 @@ def fused_content(problem: Problem) -> Tensor | None:
 
 def position_output(problem: Problem) -> Tensor:
     """The position part alone."""
-    return whole_output(replace(problem, keys_BMKU=None))
+    return whole_output(replace(problem, keys_BMKU=None), torch.float32)
