@@ -3,6 +3,7 @@
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan, nan
 from pathlib import Path
 from typing import Any
 
@@ -94,11 +95,11 @@ def pareto_charts(lines: Sequence[Number]) -> list[tuple[str, Markup]]:
     by_title = {(one.row, one.quantity): one.value for one in lines if QUICK not in one.note}
     charts = []
     for quantity in ("training step", "inference step"):
-        points = {
+        points = {  # NaN, not measured, breaks the line
             family: [
-                (seconds, one.top1)
+                (nan if (seconds := by_title.get((one.title, quantity))) is None else seconds, one.top1)
                 for one in published()
-                if one.family == family and (seconds := by_title.get((one.title, quantity))) is not None
+                if one.family == family
             ]
             for family in FAMILIES
         }
@@ -112,7 +113,7 @@ def pareto_charts(lines: Sequence[Number]) -> list[tuple[str, Markup]]:
 
 
 def pareto_chart(points: Mapping[str, Sequence[tuple[float, float]]], label: str) -> Markup | None:
-    if not any(points.values()):
+    if all(isnan(seconds) for family in points.values() for seconds, _ in family):
         return None
     from matplotlib import rc_context
     from matplotlib.figure import Figure
