@@ -1,5 +1,7 @@
 """Speed of whole networks by the paper's protocol: the largest batch that fits, from 1024 down by halves.
 
+A batch fits if memory holds it, and no tensor has 2^31 elements: beyond that a batch half as large is faster.
+
 Training is forward, cross-entropy, backward and a step of SGD with momentum; inference has batch norm folded.
 """
 
@@ -27,6 +29,7 @@ WARM_UP = 2  # steps: the first allocates optimizer state and compiles, the seco
 TOGETHER = 5  # steps that are timed as one: Python prepares the next one while the GPU is busy, as in real use
 LONG = 0.25  # seconds: fewer steps together that take so long show the same, for Python is far ahead of the GPU
 TRIED = 4  # algorithms of cuDNN for a convolution, its best guesses first: of ten, some take a second for one trial
+INDEXABLE = 2**31  # elements of one tensor: from there on cuDNN and torch take other, slow kernels
 SURE = 0.8  # a batch is left out only if even this part of the memory that it should need is more than there is
 Precision = Literal["float32", "tf32", "bfloat16"]
 # What a folded network may differ from the one it comes from: rounding, which hundreds of layers add up.
@@ -75,7 +78,7 @@ class Protocol:
 class Throughput:
     """What was measured; seconds are medians."""
 
-    batch: int  # the largest of batch, batch / 2, ... that fits
+    batch: int  # the largest of batch, batch / 2, ... that fits: in memory, and in 32-bit indices
     seconds: float  # of a step with this batch
     examples_per_second: float
     seconds_per_1024: float  # as the paper gives it
@@ -115,7 +118,7 @@ def measure_network(
             asked = min(protocol.memory_batch, protocol.batch)
             peak, peak_batch = steps.peak(asked)
             batch = steps.may_fit(protocol.batch, peak, peak_batch) if peak_batch == asked else peak_batch
-            batch = largest_batch(steps.trial, batch)
+            batch = largest_batch(steps.trial, steps.indexable(batch))
             if protocol.compiled:
                 torch.compiler.reset()
                 network.compile(dynamic=False, mode="reduce-overhead" if protocol.graphs else None)
@@ -151,6 +154,7 @@ class Steps:
         self.network, self.shape, self.protocol, self.device = network, shape, protocol, device
         self.training = protocol.mode == "training"
         self.network.train(self.training)
+        self.largest = 0.0  # elements of an output of a module, for each image; `peak` looks
         self.optimizer = None
         if self.training:
             self.optimizer = torch.optim.SGD(network.parameters(), lr=1e-4, momentum=0.9, weight_decay=1e-4)
@@ -215,11 +219,33 @@ class Steps:
 
         def run(batch: int) -> None:
             step = self.step(batch)
-            step()
+            with self.watched(batch):
+                step()
             found.append(peak_bytes(step, self.device))
 
         batch = largest_batch(run, batch)
         return found[-1] + self.held(), batch
+
+    @contextmanager
+    def watched(self, batch: int) -> Iterator[None]:
+        """Notes the largest output of a module."""
+
+        def look(module: nn.Module, inputs: object, output: object) -> None:
+            if isinstance(output, Tensor):
+                self.largest = max(self.largest, output.numel() / batch)
+
+        hooks = [module.register_forward_hook(look) for module in self.network.modules()]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def indexable(self, batch: int) -> int:
+        """The first of batch, batch / 2, ... whose tensors are not too large for the usual kernels."""
+        while batch > 1 and self.largest * batch >= INDEXABLE:
+            batch //= 2
+        return batch
 
     def held(self) -> int:
         """Bytes of weights, buffers and optimizer state."""

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from lambdanets.reproduce.compare import MARKS
 from lambdanets.reproduce.experiments import EXPERIMENTS
 from lambdanets.reproduce.numbers import MISSING, Number, from_json
-from lambdanets.reproduce.page import GROWTH, comments, count
+from lambdanets.reproduce.page import GROWTH, comments, count, is_missing
 
 Data = Mapping[str, Any]
 # Parts of notes that the table shows by itself.
@@ -21,7 +22,9 @@ def machine(data: Data) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in last["versions"].items() if version)
     failed = sum("error" in one for one in found)
     errors = f", {failed} of them ended without a number" if failed else ""
-    return f"{data['hardware']}. {versions}. Measured {last['date'][:10]}; {len(found)} measurements{errors}"
+    missing = sum(is_missing(one) for lines in data["experiments"].values() for one in from_json(lines))
+    left = f"; {missing} numbers of the tables are not measured yet" if missing else ""
+    return f"{data['hardware']}. {versions}. Measured {last['date'][:10]}; {len(found)} measurements{errors}{left}"
 
 
 def summary(data: Data) -> str:
@@ -33,7 +36,8 @@ def summary(data: Data) -> str:
 
 def tables(data: Data) -> str:
     """Every experiment of the file."""
-    parts = [f"{machine(data)}.\n"]
+    marks = [f"- {mark}: {meaning}.\n" for mark, meaning in MARKS.items() if mark not in PLAIN]
+    parts = [f"{machine(data)}.\n\nWhat a note on a count says of it:\n\n", *marks]
     for name in EXPERIMENTS:
         if name not in data["experiments"]:
             continue
@@ -51,21 +55,21 @@ def markdown_line(cells: Sequence[str]) -> str:
 def table(lines: Sequence[Number], *, formula: bool) -> str:
     """A line for each row, and for each quantity the paper's number, or what its formula says, and ours."""
     quantities = list(dict.fromkeys((one.quantity, one.unit) for one in lines))
-    found = {(one.row, one.quantity): one for one in lines}
-    columns = []  # title, which side, quantity
+    found = {(one.row, one.quantity, one.unit): one for one in lines}
+    columns = []  # title, which side, quantity and unit
     for quantity, unit in quantities:
-        mine = [one for one in lines if one.quantity == quantity]
+        mine = [one for one in lines if (one.quantity, one.unit) == (quantity, unit)]
         title = f"{quantity} ({unit})" if unit else quantity
         both = [any(getattr(one, side) != MISSING for one in mine) for side in ("paper", "ours")]
         if both[0]:
-            columns.append((f"{title}, {'formula' if formula else 'paper'}", "paper", quantity))
+            columns.append((f"{title}, {'formula' if formula else 'paper'}", "paper", (quantity, unit)))
         if both[1] or mine[0].kind == "measured":
-            columns.append((f"{title}, ours", "ours", quantity))
+            columns.append((f"{title}, ours", "ours", (quantity, unit)))
     ratios = {} if formula else beside_the_first(lines)
 
-    def cell(row: str, side: str, quantity: str) -> str:
-        one = found.get((row, quantity))
-        return "" if one is None else getattr(one, side) + ratios.get((row, quantity, side), "")
+    def cell(row: str, side: str, quantity: tuple[str, str]) -> str:
+        one = found.get((row, *quantity))
+        return "" if one is None else getattr(one, side) + ratios.get((row, *quantity, side), "")
 
     text = [markdown_line(["", *(title for title, _, _ in columns)]), markdown_line(["---", *["---:"] * len(columns)])]
     for row in dict.fromkeys(one.row for one in lines):
@@ -73,27 +77,35 @@ def table(lines: Sequence[Number], *, formula: bool) -> str:
     return "".join(text)
 
 
-def beside_the_first(lines: Sequence[Number]) -> dict[tuple[str, str, str], str]:
+def beside_the_first(lines: Sequence[Number]) -> dict[tuple[str, str, str, str], str]:
     """Measured numbers where the paper has them too, as multiples of the first such row: its hardware is another."""
     found = {}
-    firsts: dict[str, tuple[float, float]] = {}
+    firsts: dict[tuple[str, str], tuple[float, float]] = {}
     for one in lines:
         if one.kind != "measured" or one.value is None or not one.paper.replace(".", "", 1).isdigit():
             continue
         values = (float(one.paper), one.value)
-        first = firsts.setdefault(one.quantity, values)
+        first = firsts.setdefault((one.quantity, one.unit), values)
         for side, value, start in zip(("paper", "ours"), values, first, strict=True):
-            found[one.row, one.quantity, side] = f" ({value / start:.2f})"
+            found[one.row, one.quantity, one.unit, side] = f" ({value / start:.2f})"
     return found
 
 
 def notes(lines: Sequence[Number], *, formula: bool) -> str:
-    """What is to be said about numbers, each note once with the rows that it is about."""
-    about: dict[str, dict[str, None]] = {}
+    """What is to be said about numbers, each note once with the rows that it is about.
+
+    The quantity stands beside a row only where its others have another note.
+    """
+    about: dict[str, dict[str, list[str]]] = {}
     for one in lines:
         note = "; ".join(part for part in one.note.split("; ") if part not in PLAIN)
-        # a formula stands for all letters of its operation
-        row = f"{one.row.rpartition(', ')[0]}, {one.quantity}" if formula else one.row
-        about.setdefault(note, {})[row] = None
-    about.pop("", None)
-    return "".join(["\n" if about else "", *(f"- {note}. For: {'; '.join(rows)}.\n" for note, rows in about.items())])
+        if note:
+            # a formula stands for all letters of its operation
+            row = f"{one.row.rpartition(', ')[0]}, {one.quantity}" if formula else one.row
+            about.setdefault(note, {}).setdefault(row, []).append(one.quantity)
+    rows = [row for one in about.values() for row in one]
+    text = []
+    for note, found in about.items():
+        which = (row if rows.count(row) == 1 else f"{row} ({', '.join(named)})" for row, named in found.items())
+        text.append(f"- {note}. For: {'; '.join(dict.fromkeys(which))}.\n")
+    return "".join(["\n" if text else "", *text])

@@ -124,16 +124,16 @@ def measured(cell: Cell, store: Store, settings: Settings) -> Number:
     value = result[cell.field] / cell.divide
     if isinstance(cell.job, NetworkJob):
         note = join(network_note(cell, cell.job, result, settings), note)
-    text = f"{value:.2f}" if cell.unit == "x" else f"{value:.4g}"
+    text = f"{value:.2f}" if cell.unit == "x" else f"{value:.4g}" if value < 1000 else f"{value:.0f}"
     return number(cell, text, note=note, hardware=result["hardware"], value=value)
 
 
 def network_note(cell: Cell, job: NetworkJob, result: Mapping[str, Any], settings: Settings) -> str:
     protocol = settings.protocol(job.mode, job.half)
     batch = result["peak_batch"] if cell.field == "peak_bytes" else result["batch"]
-    words = [f"{protocol.precision}, batch {batch}{f', {protocol.how}' if protocol.compiled else ''}"]
+    words = [f"{protocol.precision}, {protocol.how}, batch {batch}"]
     if result["batch"] < result["asked_batch"] and cell.field != "peak_bytes":
-        words.append(f"batch {2 * result['batch']} is out of memory")
+        words[0] += ", the largest that fits"
     if not result["fold"]:
         words.append("batch norm not folded")
     if result["image_size"] != job.image_size:
@@ -162,7 +162,7 @@ def found_headlines(store: Store, settings: Settings) -> list[Headline]:
                 unknown.add((one.network, one.image_size))
             elif "error" not in result:
                 seconds[one.network, one.image_size] = result["seconds_per_1024"]
-        found += headlines(seconds, mode, unknown)
+        found += headlines(seconds, f"{mode}, {settings.protocol(mode, True).how}", unknown)
     return found
 
 

@@ -33,10 +33,15 @@ def comments() -> list[str]:
 
 
 def count(lines: Sequence[Number]) -> str:
-    known = {kind: sum(one.kind == kind for one in lines) for kind in KINDS}
-    missing = sum(one.kind == "measured" and one.value is None and one.ours != "OOM" for one in lines)
+    """How many numbers of each kind there are, and how many are still to be measured."""
+    missing = [is_missing(one) for one in lines]
+    known = {kind: sum(one.kind == kind and not m for one, m in zip(lines, missing, strict=True)) for kind in KINDS}
     text = ", ".join(f"{number} {kind}" for kind, number in known.items() if number)
-    return f"{text}; {missing} not measured" if missing else text
+    return "; ".join(filter(None, [text, f"{sum(missing)} not measured yet" if any(missing) else ""]))
+
+
+def is_missing(one: Number) -> bool:
+    return one.kind == "measured" and one.value is None and one.ours != "OOM"
 
 
 def markdown(found: Mapping[str, Sequence[Number]], headlines: Sequence[str]) -> str:

@@ -144,6 +144,18 @@ def test_batches_that_cannot_fit_are_not_tried(memory, first, monkeypatch):
     assert tried == [8 if memory > 1e9 else 2]
 
 
+@pytest.mark.parametrize(("limit", "batch"), [(2**31, 8), (8 * 4 * 36, 4), (8 * 4 * 36 + 1, 8), (1, 1)])
+def test_no_tensor_is_too_large_for_usual_kernels(limit, batch, monkeypatch):
+    """The convolution gives 4 channels of 6x6 for each image: with a batch of 8, its output is the largest."""
+    monkeypatch.setattr(throughput, "INDEXABLE", limit)
+
+    def network() -> nn.Module:
+        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 10))
+
+    found = measure_network(network, (8, 8), Protocol("training", batch=8, memory_batch=2, repeats=3), CPU)
+    assert found.batch == batch
+
+
 def test_a_step_that_takes_long_is_timed_alone(monkeypatch):
     """Steps of 1 ms go together, those of 0.1 s by three, longer ones one by one."""
     calls = []

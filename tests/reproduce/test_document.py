@@ -11,6 +11,7 @@ from lambdanets.cli import main
 from lambdanets.reproduce.document import beside_the_first, notes, summary, table, tables
 from lambdanets.reproduce.experiments import EXPERIMENTS, KINDS
 from lambdanets.reproduce.numbers import Number
+from lambdanets.reproduce.page import count
 from lambdanets.reproduce.pareto import published, published_headlines, spread
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -56,7 +57,7 @@ def test_headlines_and_tables_come_from_the_file(folder):
     data = json.loads((folder / "reproduce-h200" / "reproduce.json").read_text())
     said = summary(data)
     assert all(f"- {text}\n" in said for text in data["headlines"])
-    assert "training: 3.00 to 3.00x" in said
+    assert "training, eager: 3.00 to 3.00x" in said
     assert "3.2 - 4.4x" in said  # what the paper claims stands beside it
     assert said.startswith(f"{data['hardware']}. python ")
     text = tables(data)
@@ -89,9 +90,9 @@ def test_a_block_without_measurements_says_how_to_make_them(tmp_path):
     assert "`lambdanets reproduce all --out benchmarks/results/reproduce-h200`" in text
 
 
-def number(row: str, quantity: str, paper: str, value: float | None, note: str = "") -> Number:
+def number(row: str, quantity: str, paper: str, value: float | None, note: str = "", unit: str = "ex/s") -> Number:
     ours = "-" if value is None else f"{value:g}"
-    return Number(row, quantity, "ex/s", paper, ours, "measured", "here", note, value)
+    return Number(row, quantity, unit, paper, ours, "measured", "here", note, value)
 
 
 def test_speeds_are_beside_the_first_row_that_both_have():
@@ -101,7 +102,30 @@ def test_speeds_are_beside_the_first_row_that_both_have():
         number("C", "inference", "300", 30.0, "match; float32, batch 2"),
         number("D", "inference", "400", None, "not measured yet"),
     ]
-    assert beside_the_first(lines)["C", "inference", "paper"] == " (3.00)"
+    assert beside_the_first(lines)["C", "inference", "ex/s", "paper"] == " (3.00)"
     text = table(lines, formula=False)
     assert "| A | OOM | 9 |\n| B | 100 (1.00) | 20 (1.00) |\n| C | 300 (3.00) | 30 (1.50) |\n| D | 400 | - |\n" in text
     assert notes(lines, formula=False) == "\n- float32, batch 2. For: B; C.\n"
+
+
+def test_one_quantity_in_two_units_has_two_columns():
+    lines = [number("A", "memory", "64", 64.0, unit="GB"), number("B", "memory", "38.4", 39.06, unit="MB")]
+    text = table(lines, formula=False)
+    assert "|  | memory (GB), paper | memory (GB), ours | memory (MB), paper | memory (MB), ours |\n" in text
+    assert "| A | 64 (1.00) | 64 (1.00) |  |  |\n| B |  |  | 38.4 (1.00) | 39.06 (1.00) |\n" in text
+
+
+def test_a_note_names_the_quantity_where_a_row_has_several_notes():
+    lines = [
+        number("A", "training", "1", 1.0, "batch 256"),
+        number("A", "inference", "1", 1.0, "batch 1024"),
+        number("B", "training", "1", 1.0, "batch 1024"),
+        number("B", "inference", "1", 1.0, "batch 1024"),
+    ]
+    assert notes(lines, formula=False) == "\n- batch 256. For: A (training).\n- batch 1024. For: A (inference); B.\n"
+
+
+def test_what_is_missing_is_not_counted_as_measured():
+    lines = [number("A", "training", "1", 1.0), number("B", "training", "1", None, "not measured yet")]
+    assert count(lines) == "1 measured; 1 not measured yet"
+    assert count(lines[1:]) == "1 not measured yet"

@@ -78,7 +78,7 @@ def test_a_killed_run_of_another_machine_is_shown(tmp_path, measured):
     assert main(["reproduce", "pareto", "--out", str(tmp_path), "--device", "cpu", "--no-measure"]) == 0
     shown = json.loads((tmp_path / "reproduce.json").read_text())
     assert {line["hardware"] for line in shown["experiments"]["pareto"] if line["kind"] == "measured"} == {"Some GPU"}
-    assert any("over EfficientNet, training: 3.00" in text for text in shown["headlines"])
+    assert any("over EfficientNet, training, eager: 3.00" in text for text in shown["headlines"])
 
 
 def test_a_killed_run_leaves_no_headline_of_the_one_before(tmp_path, monkeypatch):
