@@ -195,6 +195,16 @@ def engine(result: Row, where: str) -> str:
     )
 
 
+def loader(result: Row, where: str) -> str:
+    """What `lambdanets data speed --json` wrote."""
+    options = result["options"]
+    lines = [
+        f"{where}; crops of {options['image_size']} pixels, {options['randaugment_layers']} layers of RandAugment."
+    ]
+    lines.append("\n\n| | images/s of one core |\n| --- | ---: |\n")
+    return "".join([*lines, *(f"| {row['name']} | {row['per_core']:,.0f} |\n" for row in result["rows"])])
+
+
 def pseudo(result: Row, where: str) -> str:
     """What benchmarks/pseudo_imagenette.py wrote."""
     lines = [
@@ -324,7 +334,7 @@ def difference_cell(one: float | None, other: float | None) -> str:
 
 
 OTHERS = {"language": language, "compare": comparison, "networks": networks, "engine": engine, "pseudo": pseudo}
-OTHERS |= {"detect": detect, "sets": sets, "steps": steps}
+OTHERS |= {"detect": detect, "sets": sets, "steps": steps, "loader": loader}
 WRITERS = {"detect-cuda": "lambdanets detect bench", "detect-sets": "benchmarks/detect_sets.py"}
 WRITERS |= {"steps-cuda": "benchmarks/step_profile.py", "compare-imagenette": "lambdanets compare"}
 HARD = {"ours, folded": "conv3x3, BN folded", "ours, compiled": "conv3x3 + BN, compiled"}

@@ -144,6 +144,18 @@ def test_steps_of_detectors_are_shown_beside_the_first(tmp_path: Path):
     assert "| `three` | out of memory | | | |\n" in text
 
 
+def test_loaders_are_shown_beside_each_other(tmp_path: Path):
+    about = {"name": "loader", "date": "2021-02-17", "machine": {"cpu": "A chip", "cores": 1, "gpu": None}}
+    rows = [{"name": "theirs", "per_core": 1000.4}, {"name": "ours", "per_core": 2000.6}]
+    options = {"image_size": 128, "randaugment_layers": 2}
+    (tmp_path / "loader-cpu.json").write_text(
+        json.dumps(about | {"versions": {"torch": "2"}, "options": options, "rows": rows})
+    )
+    text = generate.filled("<!-- bench:loader-cpu -->\n<!-- /bench -->", tmp_path)
+    assert "crops of 128 pixels, 2 layers of RandAugment" in text
+    assert "| theirs | 1,000 |\n| ours | 2,001 |\n" in text
+
+
 def test_a_comparison_is_shown_once_it_is_measured(tmp_path: Path):
     block = "<!-- bench:compare-imagenette -->\n<!-- /bench -->"
     assert "`lambdanets compare` writes compare-imagenette.json" in generate.filled(block, tmp_path)

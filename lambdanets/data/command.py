@@ -114,7 +114,7 @@ class DataSpeed:
             together = f" {row.together:12,.0f}" if row.together is not None else ""
             print(f"{row.name:32s} {row.per_core:10,.0f}{together}")
         if self.json:
-            result = describe(torch.device("cpu")) | {"options": asdict(self) | {"json": None}}
+            result = {"name": "loader", **describe(torch.device("cpu")), "options": asdict(self) | {"json": None}}
             result["rows"] = [asdict(row) for row in rows]
             self.json.parent.mkdir(parents=True, exist_ok=True)
             self.json.write_text(json.dumps(result, indent=1, default=str) + "\n")
