@@ -188,10 +188,11 @@ def steps(result: Row, where: str) -> str:
 def engine(result: Row, where: str) -> str:
     """What `lambdanets bench engine` wrote."""
     used = result["settings"]
+    spans = {name: f"{min(rates):,.0f} to {max(rates):,.0f}" for name, rates in result["windows"].items()}
     return (
         f"{where}; ResNet-50 {used['placement']} at {used['image_size']} pixels, batch {used['batch']}, "
-        f"{used['precision']}: a bare loop {result['bare']:,.0f} images/s, ours {result['ours']:,.0f} "
-        f"({100 * result['overhead']:+.1f}% time).\n"
+        f"{used['precision']}: a bare loop {result['bare']:,.0f} images/s ({spans['bare']} in windows of a few seconds), "
+        f"ours {result['ours']:,.0f} ({spans['ours']}): {100 * result['overhead']:+.1f}% time.\n"
     )
 
 
