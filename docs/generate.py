@@ -191,7 +191,7 @@ def engine(result: Row, where: str) -> str:
     spans = {name: f"{min(rates):,.0f} to {max(rates):,.0f}" for name, rates in result["windows"].items()}
     return (
         f"{where}; ResNet-50 {used['placement']} at {used['image_size']} pixels, batch {used['batch']}, "
-        f"{used['precision']}: a bare loop {result['bare']:,.0f} images/s ({spans['bare']} in windows of a few seconds), "
+        f"{used['precision']}: a bare loop {result['bare']:,.0f} images/s ({spans['bare']} over windows), "
         f"ours {result['ours']:,.0f} ({spans['ours']}): {100 * result['overhead']:+.1f}% time.\n"
     )
 
