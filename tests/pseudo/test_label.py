@@ -178,6 +178,15 @@ def test_the_first_difference_is_named(tmp_path, teacher):
     assert label_all(teacher, files, tmp_path / "out").skipped == 3
 
 
+def test_a_folder_without_images_says_where_they_lie(tmp_path, teacher):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"has no images .*, in the folder itself"):
+        label_all(teacher, tmp_path / "empty", tmp_path / "out")
+    for file in (make_files(tmp_path / "files", 4) / "somewhere").iterdir():
+        file.rename(tmp_path / "empty" / file.name)
+    assert label_all(teacher, tmp_path / "empty", tmp_path / "out").images == 4
+
+
 def test_the_advice_about_broken_images_can_be_followed(tmp_path, teacher):
     files = make_files(tmp_path / "files", 30)
     broken = files / "somewhere" / "003.jpg"
