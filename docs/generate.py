@@ -199,10 +199,7 @@ def engine(result: Row, where: str) -> str:
 
 def pseudo(result: Row, where: str) -> str:
     """What benchmarks/pseudo_imagenette.py wrote."""
-    lines = [
-        f"{where}; {result['steps']} steps of {result['batch_size']} images each, ",
-        f"{result['fraction']:.0%} of ",
-    ]
+    lines = [f"{where}; {result['steps']} steps of {result['batch_size']} images each, {result['fraction']:.0%} of "]
     lines.append("the labels.\n\n| seed | alone | with pseudo-labels | gain | kept | of these right |\n")
     lines.append("| ---: | ---: | ---: | ---: | ---: | ---: |\n")
     for row in result["seeds"]:
