@@ -33,6 +33,8 @@ def filled(text: str, results: Path = RESULTS) -> str:
 def body(name: str, results: Path) -> str:
     if name.startswith("reproduce-"):
         return reproduced(name, results)
+    if name == "pseudo-hours":
+        return pseudo_hours(results)
     path = results / f"{name}.json"
     if not path.exists():
         command = WRITERS.get(name, "lambdanets bench")
@@ -208,10 +210,7 @@ def loader(result: Row, where: str) -> str:
 
 def pseudo(result: Row, where: str) -> str:
     """What benchmarks/pseudo_imagenette.py wrote."""
-    lines = [
-        f"{where}; {result['steps']} steps of {result['batch_size']} images each, ",
-        f"{result['fraction']:.0%} of ",
-    ]
+    lines = [f"{where}; {result['steps']} steps of {result['batch_size']} images each, {result['fraction']:.0%} of "]
     lines.append("the labels.\n\n| seed | alone | with pseudo-labels | gain | kept | of these right |\n")
     lines.append("| ---: | ---: | ---: | ---: | ---: | ---: |\n")
     for row in result["seeds"]:
@@ -224,6 +223,23 @@ def pseudo(result: Row, where: str) -> str:
     lines.append(f"\nGain: {gain:+.2f} points (standard deviation {spread:.2f}). Labelling ran at ")
     lines.append(f"{speeds['labels_per_second']:,.0f} images/s, {speeds['share']:.0%} of the teacher alone, ")
     return "".join([*lines, "fed by the same loader.\n"])
+
+
+def pseudo_hours(results: Path, images: int = 130_000_000) -> str:
+    """Hours for the paper's number of images, from speeds of one GPU; over several they are divided, not measured."""
+    small, large = results / "pseudo-imagenette.json", results / "reproduce-h200/reproduce.json"
+    if not small.exists() or not large.exists():
+        return f"No measurement yet: it takes {small.name} and {large.parent.name}/{large.name}.\n"
+    ours, theirs = json.loads(small.read_text()), json.loads(large.read_text())["measurements"]
+    rows = [("labelling as above, with reading", ours["machine"]["gpu"], ours["throughput"]["labels_per_second"])]
+    for mode, what in (("inference", "labelling"), ("training", "one pass of training")):
+        one = theirs[f"lambda_resnet152 | 288px | {mode} | bfloat16 | batch 1024"]
+        rows.append((f"{what}, LambdaResNet-152, 288 px, network alone", one["hardware"], one["examples_per_second"]))
+    text = "| hours for 130M | GPU | images/s of one | 1 GPU | 8 GPUs | 64 GPUs |\n| --- | --- |" + 4 * " ---: |" + "\n"
+    for what, gpu, rate in rows:
+        hours = " | ".join(f"{images / rate / 3600 / count:.3g}" for count in (1, 8, 64))
+        text += f"| {what} | {gpu} | {rate:,.0f} | {hours} |\n"
+    return text
 
 
 def language(result: Row, where: str) -> str:

@@ -88,6 +88,31 @@ def test_a_block_is_filled_from_json(tmp_path: Path):
     assert generate.filled(text, tmp_path) == text
 
 
+def test_hours_of_pseudo_labels_follow_from_measured_speeds(tmp_path: Path):
+    block = "<!-- bench:pseudo-hours -->\n<!-- /bench -->"
+    assert "No measurement yet" in generate.filled(block, tmp_path)
+    speeds = {"labels_per_second": 1000.0, "inference_images_per_second": 2e3}
+    small = {"machine": {"gpu": "A GPU"}, "throughput": speeds}
+    (tmp_path / "pseudo-imagenette.json").write_text(json.dumps(small))
+    assert "No measurement yet" in generate.filled(block, tmp_path)
+    found = {
+        f"lambda_resnet152 | {how} | batch 1024": {"hardware": "B GPU", "examples_per_second": speed}
+        for how, speed in (
+            ("288px | inference | bfloat16", 4000.0),
+            ("288px | training | bfloat16", 500.0),
+            ("288px | training | float32", 1.0),
+            ("256px | inference | bfloat16", 2.0),
+        )
+    }
+    (tmp_path / "reproduce-h200").mkdir()
+    (tmp_path / "reproduce-h200" / "reproduce.json").write_text(json.dumps({"measurements": found}))
+    shown = generate.filled(block, tmp_path)
+    network = "LambdaResNet-152, 288 px, network alone"
+    assert "| labelling as above, with reading | A GPU | 1,000 | 36.1 | 4.51 | 0.564 |\n" in shown
+    assert f"| labelling, {network} | B GPU | 4,000 | 9.03 | 1.13 | 0.141 |\n" in shown
+    assert f"| one pass of training, {network} | B GPU | 500 | 72.2 | 9.03 | 1.13 |\n" in shown
+
+
 def test_a_language_model_is_shown_beside_its_twin(tmp_path: Path):
     def of(one: object, other: object) -> dict[str, object]:
         return {"lambda": one, "attention": other}

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from lambdanets.convert.formats import Converted
+from lambdanets.files import whole_path
 from lambdanets.layers import LambdaLayer2d
 from lambdanets.models import Network
 from lambdanets.models.hub import KEY, WEIGHTS, default_card, read_state
@@ -64,10 +65,8 @@ def save_layer(layer: LambdaLayer2d, target: Path, recipe: dict[str, str]) -> Pa
     from lambdanets import __version__
 
     header = {"version": __version__, LAYER: "LambdaLayer2d", "arguments": layer_arguments(layer), "recipe": recipe}
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(target.name + ".part")
-    save_file(dict(layer.state_dict()), str(part), metadata={"format": "pt", KEY: json.dumps(header)})
-    os.replace(part, target)
+    with whole_path(target) as part:
+        save_file(dict(layer.state_dict()), str(part), metadata={"format": "pt", KEY: json.dumps(header)})
     return target
 
 

@@ -31,13 +31,19 @@ class Broken:
 class TooManyBrokenError(ValueError):
     """The list is in `broken`."""
 
-    def __init__(self, broken: list[Broken], seen: int, policy: BrokenImages) -> None:
+    def __init__(
+        self,
+        broken: list[Broken],
+        seen: int,
+        policy: BrokenImages,
+        advice: str = "Mend or remove them (`lambdanets data check` lists them all), or allow more",
+    ) -> None:
         self.broken = broken
         some = "; ".join(f"{one.name}: {one.reason}" for one in broken[:SHOWN])
         more = f"; and {len(broken) - SHOWN} more" if len(broken) > SHOWN else ""
         super().__init__(
             f"{len(broken)} of the {seen} images read so far are broken, more than {policy.max_fraction:.1%} of them. "
-            f"Mend or remove them (`lambdanets data check` lists them all), or allow more: {some}{more}"
+            f"{advice}: {some}{more}"
         )
 
 

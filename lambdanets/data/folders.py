@@ -74,7 +74,10 @@ def folder_source(root: Path, folder: Path, class_names: Sequence[str]) -> FileS
         paths = [name for name in sorted(os.listdir(folder)) if is_image(name)]
         labels = [-1] * len(paths)
     if not paths:
-        raise ValueError(f"{folder} has no images ({', '.join(EXTENSIONS)}): expected a folder for each class")
+        raise ValueError(
+            f"{folder} has no images ({', '.join(EXTENSIONS)}): they lie in a folder for each class, or, where no "
+            f"labels are needed, in the folder itself"
+        )
     if folder != root:
         paths = [os.path.join(folder.name, path) for path in paths]
     return FileSource(root, paths, labels, class_names)

@@ -2,11 +2,12 @@
 
 import hashlib
 import os
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+from lambdanets.files import whole_path
 
 
 def cache_folder() -> Path:
@@ -26,13 +27,5 @@ def fingerprint(path: Path) -> str:
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
     """A file that gets its name when it is complete; nothing is left behind by an error."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, part = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-        os.chmod(part, 0o644)
-        os.replace(part, path)
-    except BaseException:
-        Path(part).unlink(missing_ok=True)
-        raise
+    with whole_path(path) as part, open(part, "wb") as file:
+        yield file

@@ -1,7 +1,6 @@
 """Weights of a detector: one safetensors file that says what it is, so that it can be used alone."""
 
 import json
-import os
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from lambdanets import __version__
 from lambdanets.detect.config import DetectConfig, Heads
 from lambdanets.detect.network import Detector, make_detector
 from lambdanets.detect.scenes import Category
+from lambdanets.files import whole_path
 from lambdanets.models.hub import Preprocessing, read_state
 from lambdanets.train.config import ModelConfig
 from lambdanets.train.jsonable import from_json, to_json
@@ -67,9 +67,8 @@ def about(config: DetectConfig, categories: tuple[Category, ...], masks: bool, m
 def save_detector(detector: Detector, path: Path, card: About) -> Path:
     from safetensors.torch import save_model
 
-    part = path.with_name(path.name + ".part")
-    save_model(detector, str(part), metadata={"format": "pt", KEY: json.dumps(to_json(card))})
-    os.replace(part, path)
+    with whole_path(path) as part:
+        save_model(detector, str(part), metadata={"format": "pt", KEY: json.dumps(to_json(card))})
     return path
 
 

@@ -136,3 +136,9 @@ def show(done: "Done", threads: int, console: Console) -> None:
         f"which other work on the machine disturbs less.\n{done.folder}",
         highlight=False,
     )
+    if done.left:
+        console.print(
+            f"Not written now, but there from before: {', '.join(done.left)}. If that was another network, remove "
+            f"{'it' if len(done.left) == 1 else 'them'} or export these formats too.",
+            highlight=False,
+        )

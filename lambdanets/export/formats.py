@@ -20,7 +20,7 @@ from lambdanets.export.check import ROUNDINGS, TOLERANCE, Latency, compare, late
 from lambdanets.export.plain import plain_network
 from lambdanets.layers import AugmentedConvolution2d, AxialAttention2d, GlobalAttention2d
 from lambdanets.layers.lambda_layer import LambdaLayer
-from lambdanets.models.hub import KEY, default_card, describe_network, from_pretrained, save_pretrained
+from lambdanets.models.hub import CONFIG, KEY, WEIGHTS, default_card, describe_network, from_pretrained, save_pretrained
 from lambdanets.models.network import Network
 
 MOST_IMAGES, MOST_PIXELS = 1024, 4096  # of an open batch, and of an open side
@@ -50,6 +50,7 @@ class Export:
     folder: Path
     rounding: float  # how far the original in float32 is from itself in float64, relative too
     tolerance: float  # TOLERANCE, or ROUNDINGS * rounding where that is larger
+    left: tuple[str, ...] = ()  # files of other formats that were there before, maybe of another network
 
 
 def export(
@@ -65,7 +66,8 @@ def export(
 
     Args:
         network: what `create_model` or `from_pretrained` made.
-        folder: made if it is not there; files of earlier exports are replaced.
+        folder: made if it is not there. Files of earlier exports are replaced, but for those of other formats, which
+            stay and are named in the result's `left`.
         formats: of FORMATS: "onnx" (model.onnx), "program" (torch.export, model.pt2), "aoti" (compiled by AOTInductor,
             model_aoti.pt2) and "safetensors" (config.json and model.safetensors, for the hub).
         size: "fixed" for images of one size, which is faster, or "dynamic" for any.
@@ -75,7 +77,8 @@ def export(
     Raises a ValueError where a result differs by more than the tolerance, and leaves no such file behind: TOLERANCE, or
     where the network makes much of rounding (untrained ones do) ROUNDINGS times what float32 does to the original.
     """
-    check_request(network, formats, size)
+    folder = Path(folder)
+    check_request(network, formats, size, folder)
     card = network.card or default_card(network)
     height, width = as_pair(card.preprocessing.size if image_size is None else image_size)
     original = network.eval().to("cpu", torch.float32)
@@ -88,7 +91,6 @@ def export(
     exact = copy.deepcopy(original).double()
     rounding = compare(lambda images: exact(images.double()), original, shapes)
     tolerance = max(TOLERANCE, ROUNDINGS * rounding)
-    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     made: list[tuple[str, Path, int, float]] = []
     runners: dict[str, Runner] = {"eager": original}
@@ -111,7 +113,10 @@ def export(
             runners[name] = runner
     found = latencies(runners, shape, rounds)
     files = tuple(Exported(name, path, size_of, difference, found[name]) for name, path, size_of, difference in made)
-    return Export(files, found["eager"], size, tuple(shapes), folder, rounding, tolerance)
+    left = tuple(
+        file for name in FORMATS if name not in formats for file in FORMATS[name].files if (folder / file).exists()
+    )
+    return Export(files, found["eager"], size, tuple(shapes), folder, rounding, tolerance, left)
 
 
 @dataclass(frozen=True)
@@ -138,7 +143,7 @@ class Request:
         return sizes
 
 
-def check_request(network: nn.Module, formats: Sequence[str], size: str) -> None:
+def check_request(network: nn.Module, formats: Sequence[str], size: str, folder: Path) -> None:
     """Refuses what cannot work, before anything takes time."""
     if not isinstance(network, Network):
         raise ValueError(f"export takes a network of create_model or from_pretrained, got {type(network).__name__}")
@@ -148,6 +153,9 @@ def check_request(network: nn.Module, formats: Sequence[str], size: str) -> None
         raise ValueError(f"{said}; choose from {', '.join(FORMATS)}")
     if size not in ("fixed", "dynamic"):
         raise ValueError(f"unknown size {size!r}; choose fixed or dynamic")
+    there = next((place for place in (folder, *folder.parents) if place.exists()), folder)
+    if there.exists() and not there.is_dir():
+        raise ValueError(f"{there} is a file: exports go into a folder, give the name of one or of a new one")
     missing = [package for package in ONNX_PACKAGES if importlib.util.find_spec(package) is None]
     if "onnx" in formats and missing:
         raise ValueError(f"ONNX needs {', '.join(missing)}: pip install 'lambdanets[export]', or leave onnx out")
@@ -171,6 +179,7 @@ class Format:
 
     write: Callable[[Request, Path], Path]
     read: Callable[[Path], Runner]
+    files: tuple[str, ...]  # that it may write
 
 
 def write_onnx(request: Request, folder: Path) -> Path:
@@ -242,10 +251,10 @@ def read_safetensors(path: Path) -> Runner:
 
 
 FORMATS = {
-    "onnx": Format(write_onnx, read_onnx),
-    "program": Format(write_program, read_program),
-    "aoti": Format(write_aoti, read_aoti),
-    "safetensors": Format(write_safetensors, read_safetensors),
+    "onnx": Format(write_onnx, read_onnx, ("model.onnx", "model.onnx.data")),
+    "program": Format(write_program, read_program, ("model.pt2",)),
+    "aoti": Format(write_aoti, read_aoti, ("model_aoti.pt2",)),
+    "safetensors": Format(write_safetensors, read_safetensors, (CONFIG, WEIGHTS)),
 }
 
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lambdanets.data import order
+from lambdanets.files import whole_path
 from lambdanets.language.corpus import PYTHON, Corpus, read_corpus
 from lambdanets.language.network import BYTES, ByteModel, ByteModelConfig
 from lambdanets.models.hub import read_state
@@ -176,9 +176,8 @@ class About:
 def save_language(model: nn.Module, path: Path, about: About) -> Path:
     from safetensors.torch import save_model
 
-    part = path.with_name(path.name + ".part")
-    save_model(model, str(part), metadata={"format": "pt", KEY: json.dumps(to_json(about))})
-    os.replace(part, path)
+    with whole_path(path) as part:
+        save_model(model, str(part), metadata={"format": "pt", KEY: json.dumps(to_json(about))})
     return path
 
 

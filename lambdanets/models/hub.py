@@ -6,7 +6,6 @@ part of the configuration, so that the file alone is enough.
 """
 
 import json
-import os
 import tempfile
 import warnings
 from dataclasses import asdict, dataclass, field
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from lambdanets.files import whole_path
 from lambdanets.models.config import as_tuples
 
 if TYPE_CHECKING:
@@ -97,10 +97,8 @@ def save_weights(network: "Network", path: str | Path, card: Card | None = None)
 
     ours = describe_network(network, card or network.card or default_card(network))
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    save_model(network, str(part), metadata={"format": "pt", KEY: json.dumps(ours)})
-    os.replace(part, path)
+    with whole_path(path) as part:
+        save_model(network, str(part), metadata={"format": "pt", KEY: json.dumps(ours)})
     return path
 
 

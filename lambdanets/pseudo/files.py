@@ -44,7 +44,6 @@ class Manifest:
     soft: int = 0  # probabilities kept of each image; 0: only the best class
     batch_size: int = 128
     precision: str = "float32"
-    max_broken: float = 0.05
     guard: tuple[str, ...] = ()
     guard_distance: int = 6
     listing: str = ""  # of a list of files: the hash of their names
@@ -81,32 +80,64 @@ def selected_path(folder: Path, number: int) -> Path:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Every process writes the same; one that is there already has to be the same."""
+    """Every process writes the same. One that no finished unit belongs to is replaced."""
     path = folder / MANIFEST
-    text = manifest.as_json()
-    while not path.exists():
+    while not check_manifest(folder, manifest):
         for part in folder.glob(f".{MANIFEST}.*.part"):  # of a process that was killed, or of one that is as far as we
             part.unlink(missing_ok=True)
         try:
-            write_whole(path, text.encode())
+            write_whole(path, manifest.as_json().encode())
         except FileNotFoundError:  # another one thought that we were killed
             continue
     for part in folder.glob(f".{MANIFEST}.*.part"):
         part.unlink(missing_ok=True)
-    check_same(json.loads(path.read_text()), json.loads(text), folder)
 
 
-def check_same(before: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
-    for key in now:
-        if before.get(key) != now[key]:
-            was, is_now = (
-                f"{len(d.get(key, ()))} of them" if key in ("units", "class_names") else repr(d.get(key))
-                for d in (before, now)
-            )
-            raise ValueError(
-                f"{folder} holds labels that were made otherwise: {key} was {was} and is {is_now}. "
-                f"Go on with the same settings, or choose another folder"
-            )
+def check_manifest(folder: Path, manifest: Manifest) -> bool:
+    """Whether the folder has this manifest; False also if it has another without a finished unit. Finished units that
+    were made otherwise are a ValueError."""
+    path = folder / MANIFEST
+    if not path.exists():
+        return False
+    found = difference(json.loads(path.read_text()), json.loads(manifest.as_json()))
+    if found and any(whole(unit) for unit in (folder / LABELS).glob("*.safetensors")):
+        raise ValueError(
+            f"{folder} holds labels that were made otherwise: {found}. Go on with the same images and settings, or "
+            f"choose another folder"
+        )
+    return not found
+
+
+def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
+    """The first thing in which manifests differ, in words; empty if they are the same."""
+    for key in ("precision", *now):  # precision first: the hash of the weights follows from it
+        was, is_now = before.get(key), now[key]
+        if was == is_now:
+            continue
+        if key == "listing":
+            return "files were added, removed or renamed"
+        if not isinstance(was, list) or not isinstance(is_now, list):
+            return f"{key} was {was!r} and is {is_now!r}"
+        name = {"units": "unit", "class_names": "class", "teachers": "teacher"}.get(key, key)
+        return item_difference(name, was, is_now)
+    return ""
+
+
+def item_difference(name: str, before: list[Any], now: list[Any]) -> str:
+    """The first item in which lists differ, counted from 1, and within it the first value."""
+    for number, (was, is_now) in enumerate(zip(before, now, strict=False), 1):
+        if was == is_now:
+            continue
+        if isinstance(was, dict) and isinstance(is_now, dict):
+            key = next(key for key in {**is_now, **was} if was.get(key) != is_now.get(key))
+            of = f" ({is_now['name']})" if "name" in is_now else ""
+            which = "" if key in ("name", "what") else f"{of}: {key}"
+            return f"{name} {number}{which} was {was.get(key)!r} and is {is_now.get(key)!r}"
+        return f"{name} {number} was {was!r} and is {is_now!r}"
+    number = min(len(before), len(now))
+    other = (before if len(before) > len(now) else now)[number]
+    shown = other.get("name", other) if isinstance(other, dict) else other
+    return f"{name} {number + 1}, {shown!r}, is {'gone' if len(before) > len(now) else 'new'}"
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -117,6 +148,7 @@ def read_manifest(folder: Path) -> Manifest:
         data = json.loads(path.read_text())
         if data.pop("format") != FORMAT:
             raise ValueError("another format")
+        data.pop("max_broken", None)  # was written once; it may change from run to run
         data["units"] = tuple(Unit(**unit) for unit in data["units"])
         for key in ("class_names", "teachers", "guard"):
             data[key] = tuple(data[key])

@@ -16,7 +16,16 @@ import torch
 from torch import Tensor
 
 from lambdanets.data.broken import Broken, BrokenImages, TooManyBrokenError
-from lambdanets.pseudo.files import Labels, Manifest, finished, label_path, write_labels, write_manifest
+from lambdanets.pseudo.files import (
+    MANIFEST,
+    Labels,
+    Manifest,
+    check_manifest,
+    finished,
+    label_path,
+    write_labels,
+    write_manifest,
+)
 from lambdanets.pseudo.guard import CONTENT_ONLY, Hashes, hash_images
 from lambdanets.pseudo.teacher import Ensemble
 from lambdanets.pseudo.units import Place, UnlabelledBatch, read_units
@@ -27,7 +36,7 @@ Progress = Callable[[int, int], object]  # images done, units done
 
 @dataclass(frozen=True)
 class LabelOptions:
-    """What shapes the labels; it is part of the manifest."""
+    """What shapes the labels; all but `max_broken` is part of the manifest."""
 
     soft: int = 0
     """Probabilities that are kept of each image, the likeliest classes; 0: the best class alone."""
@@ -103,13 +112,13 @@ def label(
     """Labels this process's part of what is not labelled yet. ValueError and OSError say what to do."""
     soft = min(options.soft, len(ensemble.class_names))
     manifest = make_manifest(ensemble, place, replace(options, soft=soft))
-    folder.mkdir(parents=True, exist_ok=True)
-    write_manifest(folder, manifest)
+    check_manifest(folder, manifest)  # before the guard, which may take long
     done = finished(folder, manifest)
     todo = [number for number in range(rank, len(place.units), world) if not done[number]]
+    guard = hash_images(options.guard, options.guard_distance) if options.guard and todo else None
+    write_manifest(folder, manifest)
     for number in todo:
         remove_parts(folder, number)
-    guard = hash_images(options.guard, options.guard_distance) if options.guard and todo else None
     run = Run(ensemble, place, folder, options, soft)
     began = time.perf_counter()
     if todo:
@@ -139,7 +148,6 @@ def make_manifest(ensemble: Ensemble, place: Place, options: LabelOptions) -> Ma
         soft=options.soft,
         batch_size=options.batch_size,
         precision=ensemble.precision,
-        max_broken=options.max_broken,
         guard=options.guard,
         guard_distance=options.guard_distance,
         listing=place.listing,
@@ -155,6 +163,7 @@ class Run:
         self.waited = 0.0
         self.failed: list[tuple[str, str]] = []
         self.growing = Growing()
+        self.manifest = (folder / MANIFEST).read_bytes()
 
     def go(self, todo: Sequence[int], workers: int, guard: Hashes | None, progress: Progress) -> None:
         flying: deque[tuple[UnlabelledBatch, Answers | None]] = deque()
@@ -198,10 +207,7 @@ class Run:
             values_BK, classes_BK = answers.arrived()
             self.waited += time.perf_counter() - began
             if not np.isfinite(values_BK).all():
-                raise ValueError(
-                    f"{self.place.units[batch.unit].name}: the teacher's probabilities are not finite; use another "
-                    f"--precision"
-                )
+                raise ValueError(f"{self.place.units[batch.unit].name}: {self.why_not_finite()}")
             part = {
                 "position": batch.positions.astype(np.int32),
                 "label": classes_BK[:, 0].astype(np.int32),
@@ -217,6 +223,18 @@ class Run:
         if batch.last:
             self.finish(batch)
 
+    def why_not_finite(self) -> str:
+        precision = self.ensemble.precision
+        said = f"the teacher's probabilities are not finite with --precision {precision}"
+        if precision not in ("float16", "bfloat16"):
+            return f"{said}: its weights are damaged, use another teacher"
+        if any(label_path(self.folder, number).exists() for number in range(len(self.place.units))):
+            return (
+                f"{said}. Use --precision float32 and another folder than {self.folder}: what is finished there was "
+                f"labelled with {precision}, and labels of two precisions are not mixed"
+            )
+        return f"{said}. Run again with --precision float32; no unit is finished, so the folder can stay"
+
     def finish(self, batch: UnlabelledBatch) -> None:
         """The unit is whole: its file, or why there is none."""
         grown, self.growing = self.growing, Growing()
@@ -225,7 +243,7 @@ class Run:
         policy = BrokenImages(self.options.max_broken)
         if len(grown.broken) > policy.max_fraction * batch.images:
             some = [Broken(0, *one) for one in grown.broken]
-            why_not = str(TooManyBrokenError(some, batch.images, policy))
+            why_not = str(TooManyBrokenError(some, batch.images, policy, self.broken_advice()))
         if why_not:
             self.failed.append((name, why_not))
             return
@@ -235,6 +253,10 @@ class Run:
             none: dict[str, type] = {"position": np.int32, "label": np.int32, "confidence": np.float32}
             arrays = {key: np.empty(0, kind) for key, kind in none.items()}
         count = len(arrays["label"])
+        if (self.folder / MANIFEST).read_bytes() != self.manifest:
+            raise ValueError(
+                f"another command with other settings has begun to label into {self.folder}: give each its own folder"
+            )
         write_labels(
             self.folder,
             batch.unit,
@@ -244,6 +266,14 @@ class Run:
         self.broken += len(grown.broken)
         self.leaks += len(grown.leaks)
         self.units += 1
+
+    def broken_advice(self) -> str:
+        if self.place.kind == "shards":
+            return "Mend the shard (write it anew without them), or allow more with --max-broken"
+        # without a file those after it would be at other places, in units that may be finished
+        return (
+            "Put whole files in their places (removing them would change other units), or allow more with --max-broken"
+        )
 
 
 def remove_parts(folder: Path, number: int) -> None:

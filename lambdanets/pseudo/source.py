@@ -13,7 +13,7 @@ from lambdanets.data.decode import BrokenImageError
 from lambdanets.data.shards import ShardSource, unpacked
 from lambdanets.data.source import Source
 from lambdanets.data.strings import printable
-from lambdanets.pseudo.files import Manifest, label_path, read_arrays, read_manifest, selected_path
+from lambdanets.pseudo.files import Manifest, item_difference, label_path, read_arrays, read_manifest, selected_path
 from lambdanets.pseudo.select import read_counts
 from lambdanets.pseudo.units import Place, open_place
 
@@ -127,12 +127,26 @@ def reopened(manifest: Manifest, images: str | None) -> Place:
     where = images or manifest.images
     stretch = max((unit.images for unit in manifest.units), default=1) or 1
     place = open_place(where, manifest.split, stretch)
-    if place.kind != manifest.kind or place.units != manifest.units or place.listing != manifest.listing:
+    changed = what_changed(manifest, place)
+    if changed:
         raise ValueError(
-            f"{where} has changed since it was labelled ({len(place.units)} units, {len(manifest.units)} then): label "
-            f"it again, or say where the images are now (--pseudo.images)"
+            f"{where} has changed since it was labelled ({changed}): label it again, or say where the images are now "
+            f"(--pseudo.images)"
         )
     return place
+
+
+def what_changed(manifest: Manifest, place: Place) -> str:
+    """In words; empty if nothing did. Units of a list are not compared: their number follows from that of the files."""
+    if place.kind != manifest.kind:
+        return f"{manifest.kind} then, {place.kind} now"
+    if place.source is None:
+        before, now = ([unit.name for unit in units] for units in (manifest.units, place.units))
+        return "" if before == now else item_difference("shard", before, now)
+    before = sum(unit.images for unit in manifest.units)
+    if before != len(place.source):
+        return f"{before:,} images then, {len(place.source):,} now"
+    return "" if place.listing == manifest.listing else "as many images, but with other names"
 
 
 def load_columns(folder: Path, manifest: Manifest, missing: int) -> dict[str, np.ndarray]:

@@ -155,9 +155,9 @@ def open_teacher(what: str, using: Using, device: torch.device) -> Teacher:
 def open_foreign(library: str, name: str, path: Path, using: Using, device: torch.device) -> Teacher:
     state = read_foreign(path)
     if library == "timm":
-        network, preprocessing, channels = from_timm(name, state)
+        network, preprocessing, channels, classes = from_timm(name, state)
     else:
-        network, preprocessing, channels = from_torchvision(name, state)
+        network, preprocessing, channels, classes = from_torchvision(name, state)
     try:
         network.load_state_dict(state)
     except RuntimeError as error:
@@ -166,7 +166,7 @@ def open_foreign(library: str, name: str, path: Path, using: Using, device: torc
         preprocessing = replace(preprocessing, size=using.image_size)
     dtype = torch.float64 if using.precision == "float64" else torch.float32
     network = network.eval().to(device, dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    names = tuple(map(str, range(class_count(state))))
+    names = tuple(map(str, range(classes)))
     return Teacher(f"{library}:{name}@{path.name}", network, preprocessing, channels, names, weights_hash(network))
 
 
@@ -190,23 +190,25 @@ def read_foreign(path: Path) -> dict[str, Tensor]:
     return state
 
 
-def class_count(state: dict[str, Tensor]) -> int:
-    """Classifiers come last, and their bias at the very end."""
-    return len(list(state.values())[-1])
+def class_count(state: dict[str, Tensor], classifier: str | None) -> int | None:
+    """How many outputs a classifier has in a file, which may hold its tensors in any order; None: it is not there."""
+    found = [len(state[key]) for key in (f"{classifier}.weight", f"{classifier}.bias") if key in state]
+    return found[0] if found else None
 
 
-def from_timm(name: str, state: dict[str, Tensor]) -> tuple[nn.Module, Preprocessing, int]:
+def from_timm(name: str, state: dict[str, Tensor]) -> tuple[nn.Module, Preprocessing, int, int]:
     import timm
     from timm.data.config import resolve_model_data_config
 
     if not timm.is_model(name):
         raise ValueError(f"timm has no network {name!r}")
-    network = timm.create_model(name, pretrained=False)
-    head = getattr(network, "pretrained_cfg", {}).get("classifier")
-    bias = state.get(f"{head}.bias") if isinstance(head, str) else None
-    if bias is not None:  # or it is as many as the network has by default
-        state[f"{head}.bias"] = state.pop(f"{head}.bias")  # last
-        network = timm.create_model(name, pretrained=False, num_classes=len(bias))
+    network: Any = timm.create_model(name, pretrained=False)
+    classifier = network.pretrained_cfg.get("classifier")
+    if isinstance(classifier, tuple | list):  # a distilled network has two, of one size
+        classifier = classifier[0]
+    classes = class_count(state, classifier) or network.num_classes
+    if classes != network.num_classes:
+        network = timm.create_model(name, pretrained=False, num_classes=classes)
     config = resolve_model_data_config(network)
     channels, height, width = config["input_size"]
     interpolation = config["interpolation"] if config["interpolation"] in ("bilinear", "nearest") else "bicubic"
@@ -214,22 +216,30 @@ def from_timm(name: str, state: dict[str, Tensor]) -> tuple[nn.Module, Preproces
     preprocessing = Preprocessing(
         tuple(config["mean"]), tuple(config["std"]), size, float(config["crop_pct"]), interpolation
     )
-    return network, preprocessing, channels
+    return network, preprocessing, channels, classes
 
 
-def from_torchvision(name: str, state: dict[str, Tensor]) -> tuple[nn.Module, Preprocessing, int]:
+def from_torchvision(name: str, state: dict[str, Tensor]) -> tuple[nn.Module, Preprocessing, int, int]:
     from torchvision import models
 
     if name not in models.list_models(module=models):
         raise ValueError(f"torchvision has no classifier {name!r}")
     options: dict[str, Any] = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
-    network = models.get_model(name, weights=None, num_classes=class_count(state), **options)
+    network = models.get_model(name, weights=None, **options)
+    # All of them define their classifier last, a linear layer or (SqueezeNet) a convolution. The network says which it
+    # is, not the file: safetensors sorts by dtype and name.
+    classifier = list(network.state_dict())[-1].rpartition(".")[0]
+    by_default = class_count(network.state_dict(), classifier)
+    assert by_default is not None
+    classes = class_count(state, classifier) or by_default
+    if classes != by_default:
+        network = models.get_model(name, weights=None, num_classes=classes, **options)
     preset: Any = models.get_model_weights(name).DEFAULT.transforms()  # type: ignore[attr-defined]
     size, before = preset.crop_size[0], preset.resize_size[0]
     preprocessing = Preprocessing(
         tuple(preset.mean), tuple(preset.std), size, min(1.0, size / before), preset.interpolation.value
     )
-    return network, preprocessing, 3
+    return network, preprocessing, 3, classes
 
 
 def weights_hash(network: nn.Module) -> str:

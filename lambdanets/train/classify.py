@@ -16,6 +16,7 @@ from lambdanets.data.loader import Batch, Loader, LoaderOptions
 from lambdanets.data.source import Source, open_source, splits_of
 from lambdanets.data.split import held_out
 from lambdanets.data.transforms import evaluation, normalize, training
+from lambdanets.files import whole_path
 from lambdanets.layers import RelativePositions
 from lambdanets.models.hub import Card, save_weights
 from lambdanets.models.network import Network
@@ -190,7 +191,8 @@ class Classify(Task):
         from safetensors.torch import save_file
 
         if moment == "start":
-            save_file(position_tables(models["raw"]), str(folder / START))
+            with whole_path(folder / START) as part:
+                save_file(position_tables(models["raw"]), str(part))
             return
         for name, model in models.items():
             assert isinstance(model, Network)
@@ -198,7 +200,8 @@ class Classify(Task):
             save_weights(model, path, self.card(scores[name]))
         if "ema" not in models:
             os.replace(folder / RAW_WEIGHTS, folder / WEIGHTS)
-        save_file(self.predictions, str(folder / PREDICTIONS), metadata={"split": self.shown})
+        with whole_path(folder / PREDICTIONS) as part:
+            save_file(self.predictions, str(part), metadata={"split": self.shown})
 
     def card(self, scores: dict[str, dict[str, float]]) -> Card:
         metrics = {f"{split}_{name}": value for split, numbers in scores.items() for name, value in numbers.items()}

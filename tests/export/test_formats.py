@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from lambdanets.cli import main
 from lambdanets.export import formats
 from lambdanets.export.check import compare, shapes_to_compare
-from lambdanets.export.formats import FORMATS, Format, export
+from lambdanets.export.formats import FORMATS, export
 from lambdanets.models import Network, create_model
 from lambdanets.models.hub import Card, Preprocessing, from_pretrained, save_pretrained
 from tests.models.helpers import randomized, settled
@@ -99,7 +100,7 @@ def test_compiled_ahead_of_time(network: Network, tmp_path: Path) -> None:
 
 
 def test_a_result_that_differs_is_not_kept(network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = Format(FORMATS["safetensors"].write, lambda path: lambda images: network(images) * 1.001)
+    wrong = replace(FORMATS["safetensors"], read=lambda path: lambda images: network(images) * 1.001)
     monkeypatch.setitem(FORMATS, "safetensors", wrong)
     with pytest.raises(ValueError, match=r"safetensors differs .* nothing was kept"):
         export(network, tmp_path, formats=("safetensors",), rounds=1)
@@ -156,6 +157,28 @@ def test_command(network: Network, tmp_path: Path, capsys: pytest.CaptureFixture
     assert main([*arguments, "--rounds", "0"]) == 2
     assert "--rounds 0" in capsys.readouterr().err
     assert main(["export", str(tmp_path / "none"), str(tmp_path / "out")]) == 2
+
+
+def test_a_file_in_the_place_of_the_folder(network: Network, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for place in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ValueError, match="file is a file: exports go into a folder"):
+            export(network, place, formats=("safetensors",))
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def test_files_of_other_formats_are_named(network: Network, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    first = export(network, tmp_path / "out", formats=("program", "safetensors"), rounds=1)
+    assert first.left == ()
+    model = save_pretrained(network, tmp_path / "model")
+    arguments = ["export", str(model), str(tmp_path / "out"), "--rounds", "1", "--formats"]
+    assert main([*arguments, "safetensors"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "there from before: model.pt2. If that was another network, remove it" in said
+    assert main([*arguments, "program", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["left"] == ["config.json", "model.safetensors"]
+    assert main([*arguments, "program", "safetensors"]) == 0
+    assert "from before" not in capsys.readouterr().out
 
 
 def test_command_without_weights(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

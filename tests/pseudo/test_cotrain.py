@@ -16,7 +16,7 @@ from lambdanets.pseudo.source import PseudoSource, spread
 from lambdanets.train.loop import fit
 from lambdanets.train.task import Share
 from tests.data.helpers import write_tar
-from tests.pseudo.made import label_all, make_files, make_teacher
+from tests.pseudo.made import label_all, make_files, make_shards, make_teacher
 from tests.train.test_faults import folder_of_images, image_config, weights
 from tests.train.weights import small_weights
 
@@ -181,11 +181,29 @@ def test_what_does_not_fit_is_refused_with_a_sentence(tmp_path, labels):
         CoTrain(config(images, tmp_path / "run", labels, batch_size=8))
     with pytest.raises(ValueError, match="do not fill the"):
         CoTrain(config(images, tmp_path / "run", labels, batch_size=300))
-    (tmp_path / "unlabelled" / "somewhere" / "007.jpg").unlink()
-    with pytest.raises(ValueError, match="has changed since it was labelled"):
+    files = tmp_path / "unlabelled" / "somewhere"
+    (files / "007.jpg").rename(files / "700.jpg")
+    with pytest.raises(ValueError, match=r"since it was labelled \(as many images, but with other names\): label"):
+        CoTrain(config(images, tmp_path / "run", labels))
+    (files / "700.jpg").unlink()
+    with pytest.raises(ValueError, match=r"since it was labelled \(40 images then, 39 now\): label it again"):
         CoTrain(config(images, tmp_path / "run", labels))
     with pytest.raises(ValueError, match="more than 0"):
         PseudoData(ratio=0)
+
+
+def test_shards_that_changed_are_named(tmp_path):
+    teacher = make_teacher(tmp_path / "teacher.safetensors", names=NAMES)
+    shards = make_shards(tmp_path / "shards", 3)
+    label_all(teacher, shards, tmp_path / "labels")
+    select(tmp_path / "labels", Selection())
+    assert len(PseudoSource(tmp_path / "labels", NAMES))
+    (shards / "shard-2.tar").rename(shards / "shard-7.tar")
+    with pytest.raises(ValueError, match=r"since it was labelled \(shard 3 was 'shard-2.tar' and is 'shard-7.tar'\)"):
+        PseudoSource(tmp_path / "labels", NAMES)
+    (shards / "shard-7.tar").unlink()
+    with pytest.raises(ValueError, match=r"\(shard 3, 'shard-2.tar', is gone\)"):
+        PseudoSource(tmp_path / "labels", NAMES)
 
 
 def test_hard_labels_have_no_soft_targets(tmp_path):

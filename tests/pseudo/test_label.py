@@ -11,7 +11,10 @@ from lambdanets.cli import main
 from lambdanets.data.source import open_source
 from lambdanets.models import Card, Preprocessing, save_weights
 from lambdanets.pseudo.files import label_path, read_labels
-from lambdanets.pseudo.label import LabelOptions
+from lambdanets.pseudo.label import LabelOptions, label
+from lambdanets.pseudo.teacher import open_teachers
+from lambdanets.pseudo.units import open_place
+from lambdanets.train.use import Using
 from tests.data.helpers import samples, write_tar
 from tests.pseudo.made import OPTIONS, contents, killed, label_all, make_files, make_shards, make_teacher
 from tests.train.weights import SIZE, image_folder, scores_of, small_network
@@ -145,13 +148,98 @@ def test_another_teacher_or_another_setting_is_refused(tmp_path, teacher, shards
         other.get_classifier().bias.add_(1e-3)
     names = ("ant", "bee", "cat", "dog", "eel", "fox", "gnu")
     path = save_weights(other, tmp_path / "other" / "teacher.safetensors", Card(Preprocessing(size=SIZE), names))
-    with pytest.raises(ValueError, match=r"made otherwise: teachers .* another folder"):
+    with pytest.raises(ValueError, match=r"made otherwise: teacher 1 was '.*' and is '.*other/.* another folder"):
         label_all(str(path), shards, tmp_path / "out")
+    kept = (tmp_path / "teacher.safetensors").rename(tmp_path / "kept")
+    path.rename(tmp_path / "teacher.safetensors")
+    with pytest.raises(ValueError, match=r"made otherwise: teacher 1: weights was .* another folder"):
+        label_all(teacher, shards, tmp_path / "out")
+    kept.rename(teacher)
     with pytest.raises(ValueError, match="soft was 3 and is 0"):
         label_all(teacher, shards, tmp_path / "out", LabelOptions(batch_size=8))
     write_tar(shards / "shard-9.tar", samples(3, 900))
-    with pytest.raises(ValueError, match="units was 5 of them and is 6 of them"):
+    with pytest.raises(ValueError, match=r"unit 6, 'shard-9\.tar', is new"):
         label_all(teacher, shards, tmp_path / "out")
+
+
+def test_the_first_difference_is_named(tmp_path, teacher):
+    files = make_files(tmp_path / "files", 30)
+    label_all(teacher, files, tmp_path / "out")
+    removed = (files / "somewhere" / "029.jpg").rename(tmp_path / "029.jpg")
+    with pytest.raises(ValueError, match=r"unit 3 \(images-20\): images was 10 and is 9\. Go on with the same images"):
+        label_all(teacher, files, tmp_path / "out")
+    removed.rename(files / "somewhere" / "030.jpg")
+    with pytest.raises(ValueError, match="files were added, removed or renamed"):
+        label_all(teacher, files, tmp_path / "out")
+    (files / "somewhere" / "030.jpg").rename(files / "somewhere" / "029.jpg")
+    with pytest.raises(ValueError, match="precision was 'float32' and is 'float64'"):  # and the weights' hash with it
+        label(open_teachers(teacher, Using(device="cpu", precision="float64")), open_place(str(files), "train", 10),
+              tmp_path / "out", OPTIONS)  # fmt: skip
+    assert label_all(teacher, files, tmp_path / "out").skipped == 3
+
+
+def test_a_folder_without_images_says_where_they_lie(tmp_path, teacher):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"has no images .*, in the folder itself"):
+        label_all(teacher, tmp_path / "empty", tmp_path / "out")
+    for file in (make_files(tmp_path / "files", 4) / "somewhere").iterdir():
+        file.rename(tmp_path / "empty" / file.name)
+    assert label_all(teacher, tmp_path / "empty", tmp_path / "out").images == 4
+
+
+def test_the_advice_about_broken_images_can_be_followed(tmp_path, teacher):
+    files = make_files(tmp_path / "files", 30)
+    broken = files / "somewhere" / "003.jpg"
+    good = broken.read_bytes()
+    broken.write_bytes(b"garbage")
+    strict = label_all(teacher, files, tmp_path / "out", LabelOptions(batch_size=8))
+    ((name, why),) = strict.failed
+    assert name == "images-0"
+    assert "Put whole files in their places" in why
+    assert "--max-broken" in why
+    allowed = label_all(teacher, files, tmp_path / "out", LabelOptions(batch_size=8, max_broken=0.5))
+    assert (allowed.units, allowed.skipped, allowed.complete) == (1, 2, True)
+    label_path(tmp_path / "out", 0).unlink()
+    broken.write_bytes(good)
+    mended = label_all(teacher, files, tmp_path / "out", LabelOptions(batch_size=8))
+    assert (mended.images, mended.complete) == (10, True)
+
+
+def test_the_advice_about_broken_images_in_a_shard_can_be_followed(tmp_path, teacher):
+    shards, members = make_shards(tmp_path / "shards", 2), samples(10, 500)
+    write_tar(shards / "shard-1.tar", [*members, ("bad.jpg", b"garbage")])
+    ((name, why),) = label_all(teacher, shards, tmp_path / "out").failed
+    assert name == "shard-1.tar"
+    assert "write it anew without them" in why
+    write_tar(shards / "shard-1.tar", members)
+    assert label_all(teacher, shards, tmp_path / "out").complete
+
+
+def test_before_a_unit_is_finished_settings_may_change(tmp_path, teacher, shards, capsys):
+    command = ["pseudo-label", teacher, str(shards), str(tmp_path / "out"), "--device", "cpu", "--workers", "0"]
+    assert main([*command, "--guard", "nowhere"]) == 2
+    assert "nowhere" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()  # nothing is written before all is ready
+    assert killed(lambda: label_all(teacher, shards, tmp_path / "out"), 5)
+    before = contents(tmp_path / "out")
+    assert list(before) == ["labels.json"]
+    label_all(teacher, shards, tmp_path / "out", other := LabelOptions(batch_size=16))
+    label_all(teacher, shards, tmp_path / "new", other)
+    assert contents(tmp_path / "out") == contents(tmp_path / "new")
+    assert contents(tmp_path / "out")["labels.json"] != before["labels.json"]
+
+
+def test_two_commands_do_not_mix_their_labels(tmp_path, teacher, shards):
+    """The second begins while the first has no finished unit."""
+
+    def second_begins(images, units):
+        if not units and not (tmp_path / "begun").exists():
+            (tmp_path / "begun").touch()
+            assert killed(lambda: label_all(teacher, shards, tmp_path / "out", LabelOptions(batch_size=4)), 5)
+
+    with pytest.raises(ValueError, match="another command with other settings"):
+        label_all(teacher, shards, tmp_path / "out", LabelOptions(batch_size=2), progress=second_begins)
+    assert not list((tmp_path / "out").glob("labels/*.safetensors"))
 
 
 def test_a_full_disk_keeps_what_is_finished(tmp_path, teacher):
@@ -180,8 +268,29 @@ def test_probabilities_that_are_not_finite_stop(tmp_path, shards):
     with torch.no_grad():
         network.get_classifier().bias[0] = float("nan")
     path = save_weights(network, tmp_path / "bad.safetensors", Card(Preprocessing(size=SIZE)))
-    with pytest.raises(ValueError, match="not finite"):
+    with pytest.raises(ValueError, match="not finite with --precision float32: its weights are damaged"):
         label_all(str(path), shards, tmp_path / "out", OPTIONS)
+
+
+def test_the_advice_about_precision_can_be_followed(tmp_path):
+    """An image that only float16 cannot take: its colour times this weight is more than 65504."""
+    network = small_network()
+    with torch.no_grad():
+        network.get_classifier().weight.mul_(1e6)
+    teacher = str(save_weights(network, tmp_path / "large.safetensors", Card(Preprocessing(size=SIZE))))
+    shards = make_shards(tmp_path / "shards", 2)
+
+    def with_precision(precision, out):
+        ensemble = open_teachers(teacher, Using(device="cpu", precision=precision))
+        return label(ensemble, open_place(str(shards), "train"), tmp_path / out, OPTIONS)
+
+    with pytest.raises(ValueError, match=r"not finite with --precision float16\. Run again with --precision float32"):
+        with_precision("float16", "out")
+    assert with_precision("float32", "out").complete
+    (tmp_path / "some" / "labels").mkdir(parents=True)
+    label_path(tmp_path / "some", 1).write_bytes(label_path(tmp_path / "out", 1).read_bytes())
+    with pytest.raises(ValueError, match=r"float32 and another folder than .*some: what is finished there"):
+        with_precision("float16", "some")
 
 
 def test_label_files_that_are_damaged_are_named(tmp_path):

@@ -48,6 +48,38 @@ def test_a_network_of_torchvision_with_local_weights(tmp_path):
     torch.testing.assert_close(found.probabilities([IMAGES]), plain(network, preprocessing))
 
 
+def save_both(network, folder):
+    """A file of either format; in safetensors tensors are ordered by dtype and name, not as the network has them."""
+    save_file({name: tensor.contiguous() for name, tensor in network.state_dict().items()}, folder / "w.safetensors")
+    torch.save(network.state_dict(), folder / "w.pth")
+    return [folder / "w.safetensors", folder / "w.pth"]
+
+
+@pytest.mark.parametrize("name", ["resnet18", "mobilenet_v2", "squeezenet1_1", "maxvit_t"])
+def test_classes_of_torchvision_are_counted_in_either_format(tmp_path, name):
+    from torchvision import models
+
+    network = models.get_model(name, weights=None, num_classes=10).eval()
+    for path in save_both(network, tmp_path):
+        found = open_teachers(f"torchvision:{name}@{path}", USING)
+        assert found.class_names == tuple("0123456789")
+        state = found.teachers[0].network.state_dict()
+        assert all(torch.equal(tensor, state[key]) for key, tensor in network.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["levit_128s", "deit_tiny_distilled_patch16_224", "resnet10t"])
+@pytest.mark.parametrize("classes", [10, 1000])
+def test_classes_of_timm_are_counted_in_either_format(tmp_path, name, classes):
+    import timm
+
+    network = timm.create_model(name, num_classes=classes).eval()
+    for path in save_both(network, tmp_path):
+        found = open_teachers(f"timm:{name}@{path}", USING)
+        assert len(found.class_names) == classes
+        state = found.teachers[0].network.state_dict()
+        assert all(torch.equal(tensor, state[key]) for key, tensor in network.state_dict().items())
+
+
 def test_a_pickle_that_could_run_code_is_refused(tmp_path):
     class Runs:
         def __reduce__(self):

@@ -1,0 +1,103 @@
+"""Files appear whole, and others may read them if the umask says so."""
+
+import os
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from lambdanets.convert.files import save_layer
+from lambdanets.data.places import whole_file
+from lambdanets.detect import weights as detection
+from lambdanets.detect.scenes import Category
+from lambdanets.files import whole_path
+from lambdanets.language.network import ByteModel, ByteModelConfig
+from lambdanets.language.task import About, save_language
+from lambdanets.layers import LambdaLayer2d
+from lambdanets.train.classify import PREDICTIONS, START, WEIGHTS, Classify
+from lambdanets.train.config import ModelConfig
+from lambdanets.train.loop import fit
+from tests.detect.helpers import NARROW, TINY, tiny_detector
+from tests.train.test_faults import folder_of_images, image_config
+from tests.train.weights import small_network
+
+
+@contextmanager
+def umask(value: int):
+    before = os.umask(value)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o777
+
+
+def plain_file(path: Path) -> Path:
+    with whole_file(path) as file:
+        file.write(b"bytes")
+    return path
+
+
+def language_model(path: Path) -> Path:
+    config = ByteModelConfig(width=16, depth=1, attention_heads=2, key_depth=4, reach=7)
+    return save_language(ByteModel(config), path, About(model=config, text={}))
+
+
+def detector(path: Path) -> Path:
+    model = ModelConfig(name="lambda_resnet_tiny", embedding_std=0.1, options=TINY)
+    card = detection.About(
+        model=model,
+        heads=NARROW,
+        categories=(Category(1, "circle"),),
+        masks=True,
+        size=64,
+        mean=(0.3, 0.3, 0.3),
+        std=(0.25, 0.25, 0.25),
+    )
+    return detection.save_detector(tiny_detector(), path, card)
+
+
+WRITERS = {
+    "network": lambda folder: small_network().save_pretrained(folder) / "model.safetensors",
+    "layer": lambda folder: save_layer(LambdaLayer2d(8, scope=3), folder / "layer.safetensors", {}),
+    "detector": lambda folder: detector(folder / "detector.safetensors"),
+    "language model": lambda folder: language_model(folder / "language.safetensors"),
+    "plain file": lambda folder: plain_file(folder / "file"),
+}
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o002, 0o077])
+@pytest.mark.parametrize("write", WRITERS)
+def test_files_have_the_mode_that_open_gives(tmp_path, write, mask):
+    with umask(mask):
+        (tmp_path / "opened").write_bytes(b"")
+        written = WRITERS[write](tmp_path / "made")
+    assert mode(written) == mode(tmp_path / "opened") == 0o666 & ~mask
+    assert not list((tmp_path / "made").glob("*.part"))
+    assert not list((tmp_path / "made").glob(".*"))
+
+
+def test_files_of_a_run_can_be_read_by_others(tmp_path):
+    with umask(0o022):
+        config = image_config(folder_of_images(tmp_path / "images"), tmp_path / "run", epochs=0.2)
+        fit(Classify(config), config)
+    modes = {path.name: mode(path) for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert {START, PREDICTIONS, WEIGHTS} <= modes.keys()
+    assert set(modes.values()) == {0o644}, modes
+
+
+def test_an_error_leaves_what_was_there(tmp_path):
+    (tmp_path / "file").write_text("old")
+
+    def half() -> None:
+        with whole_path(tmp_path / "file") as part:
+            part.write_text("new")
+            raise RuntimeError("halfway")
+
+    with pytest.raises(RuntimeError, match="halfway"):
+        half()
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_text() == "old"
