@@ -12,13 +12,14 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # blocks.py
+
+from blocks import Row, comparison, detect, engine, loader, pseudo, pseudo_hours, sets
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 BLOCK = re.compile(r"(?P<open><!-- bench:(?P<name>[\w-]+) -->\n)(?P<body>.*?)(?P<close><!-- /bench -->)", re.DOTALL)
-
-Row = dict[str, Any]
 
 
 def documents() -> list[Path]:
@@ -104,36 +105,6 @@ def exports(result: Row, where: str) -> str:
     return "".join(lines)
 
 
-def comparison(result: Row, where: str) -> str:
-    """What `lambdanets compare` wrote: the final runs, and the trials that chose their settings."""
-    from lambdanets.recipes.compare import CONTESTANTS, Contest
-    from lambdanets.recipes.small import imagenette
-
-    contest = Contest(RESULTS, imagenette(), CONTESTANTS, result["rows"])
-    found = {name: contest.final(name) for name in CONTESTANTS}
-    final = [row for rows in found.values() for row in rows.values()]
-    lines = [f"{where}; images of {result['image_size']} pixels.\n"]
-    if final:
-        titles = (
-            "| network | runs | top-1, mean | spread | beside convolution (95%) | parameters | images/s | settings |\n"
-        )
-        lines.append(f"\nValidation images, {final[0]['epochs']:g} epochs, several seeds:\n\n{titles}")
-        lines.append("| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |\n")
-        lines += [f"| {' | '.join([name, *contest.cells(name, rows)])} |\n" for name, rows in found.items() if rows]
-    trials = [row for row in result["rows"] if row["phase"] == "tuning"]
-    if trials:
-        titles = "| network | learning rate | weight decay | embedding std | top-1 | cosine with the start |\n"
-        lines.append(f"\nThe trials, on held-out training images, {trials[0]['epochs']:g} epochs:\n\n{titles}")
-        lines.append("| --- | ---: | ---: | ---: | ---: | ---: |\n")
-    for row in trials:
-        chosen, cosine = row["settings"], row["embedding_cosine"]
-        std = chosen["embedding_std"]
-        cells = [row["network"], f"{chosen['rate']:g}", f"{chosen['weight_decay']:g}"]
-        cells += ["" if std is None else f"{std:g}", f"{100 * row['top1']:.2f}"]
-        lines.append(f"| {' | '.join(cells)} | {'' if cosine is None else f'{cosine:.2f}'} |\n")
-    return "".join(lines)
-
-
 def networks(result: Row, where: str) -> str:
     """What `lambdanets bench network` wrote: examples a second, and in brackets beside the first of the same size."""
     kinds = list(dict.fromkeys(kind_of(row["protocol"]) for row in result["rows"]))
@@ -187,61 +158,6 @@ def steps(result: Row, where: str) -> str:
     return "".join(lines)
 
 
-def engine(result: Row, where: str) -> str:
-    """What `lambdanets bench engine` wrote."""
-    used = result["settings"]
-    spans = {name: f"{min(rates):,.0f} to {max(rates):,.0f}" for name, rates in result["windows"].items()}
-    return (
-        f"{where}; ResNet-50 {used['placement']} at {used['image_size']} pixels, batch {used['batch']}, "
-        f"{used['precision']}: a bare loop {result['bare']:,.0f} images/s ({spans['bare']} over windows), "
-        f"ours {result['ours']:,.0f} ({spans['ours']}): {100 * result['overhead']:+.1f}% time.\n"
-    )
-
-
-def loader(result: Row, where: str) -> str:
-    """What `lambdanets data speed --json` wrote."""
-    options = result["options"]
-    lines = [
-        f"{where}; crops of {options['image_size']} pixels, {options['randaugment_layers']} layers of RandAugment."
-    ]
-    lines.append("\n\n| | images/s of one core |\n| --- | ---: |\n")
-    return "".join([*lines, *(f"| {row['name']} | {row['per_core']:,.0f} |\n" for row in result["rows"])])
-
-
-def pseudo(result: Row, where: str) -> str:
-    """What benchmarks/pseudo_imagenette.py wrote."""
-    lines = [f"{where}; {result['steps']} steps of {result['batch_size']} images each, {result['fraction']:.0%} of "]
-    lines.append("the labels.\n\n| seed | alone | with pseudo-labels | gain | kept | of these right |\n")
-    lines.append("| ---: | ---: | ---: | ---: | ---: | ---: |\n")
-    for row in result["seeds"]:
-        alone, after = 100 * row["alone"], 100 * row["with_pseudo_labels"]
-        kept = f"{row['kept']:,} of {row['labelled_images']:,}"
-        lines.append(
-            f"| {row['seed']} | {alone:.2f} | {after:.2f} | {after - alone:+.2f} | {kept} | {row['right']:.1%} |\n"
-        )
-    gain, spread, speeds = result["gain_mean"], result["gain_stdev"], result["throughput"]
-    lines.append(f"\nGain: {gain:+.2f} points (standard deviation {spread:.2f}). Labelling ran at ")
-    lines.append(f"{speeds['labels_per_second']:,.0f} images/s, {speeds['share']:.0%} of the teacher alone, ")
-    return "".join([*lines, "fed by the same loader.\n"])
-
-
-def pseudo_hours(results: Path, images: int = 130_000_000) -> str:
-    """Hours for the paper's number of images, from speeds of one GPU; over several they are divided, not measured."""
-    small, large = results / "pseudo-imagenette.json", results / "reproduce-h200/reproduce.json"
-    if not small.exists() or not large.exists():
-        return f"No measurement yet: it takes {small.name} and {large.parent.name}/{large.name}.\n"
-    ours, theirs = json.loads(small.read_text()), json.loads(large.read_text())["measurements"]
-    rows = [("labelling as above, with reading", ours["machine"]["gpu"], ours["throughput"]["labels_per_second"])]
-    for mode, what in (("inference", "labelling"), ("training", "one pass of training")):
-        one = theirs[f"lambda_resnet152 | 288px | {mode} | bfloat16 | batch 1024"]
-        rows.append((f"{what}, LambdaResNet-152, 288 px, network alone", one["hardware"], one["examples_per_second"]))
-    text = "| hours for 130M | GPU | images/s of one | 1 GPU | 8 GPUs | 64 GPUs |\n| --- | --- |" + 4 * " ---: |" + "\n"
-    for what, gpu, rate in rows:
-        hours = " | ".join(f"{images / rate / 3600 / count:.3g}" for count in (1, 8, 64))
-        text += f"| {what} | {gpu} | {rate:,.0f} | {hours} |\n"
-    return text
-
-
 def language(result: Row, where: str) -> str:
     """What `lambdanets language compare` wrote."""
     text, training, settings = result["text"], result["training"], result["settings"]
@@ -273,81 +189,6 @@ def language(result: Row, where: str) -> str:
         cells += ["-" if found is None else f"{found / 2**20:.2f}" for found in growth]
         lines.append(f"| {row['length']:,} | {' | '.join(cells)} |\n")
     return "".join(lines)
-
-
-def detect(result: Row, where: str) -> str:
-    """What `lambdanets detect bench` wrote: a table for each size, beside its first backbone."""
-    lines = [f"{where}. Medians, and in brackets beside the first row.\n"]
-    kinds = ("width", "height", "batch", "precision", "compiled")
-    for kind in dict.fromkeys(tuple(row[key] for key in kinds) for row in result["rows"]):
-        chosen = [row for row in result["rows"] if tuple(row[key] for key in kinds) == kind]
-        width, height, batch, precision, compiled = kind
-        how = ", the backbone compiled" if compiled else ""
-        lines.append(f"\nA training step, {batch} pictures of {width}x{height}, {precision}{how}:\n\n")
-        lines.append("| backbone | parameters | step, ms | backbone and pyramid, ms | peak memory, GiB |\n")
-        lines.append("| --- | ---: | ---: | ---: | ---: |\n")
-        for row in chosen:
-            if row["error"]:
-                lines.append(f"| `{row['network']}` | {row['error'].replace('|', '/')} | | | |\n")
-                continue
-            cells = [f"`{row['network']}`", f"{row['parameters'] / 1e6:.1f}M"]
-            for key, factor in (("seconds", 1e3), ("backbone_seconds", 1e3), ("peak_bytes", 2**-30)):
-                first = chosen[0][key]
-                beside = f" ({row[key] / first:.2f})" if first else ""
-                cells.append(f"{row[key] * factor:.4g}{beside}")
-            lines.append(f"| {' | '.join(cells)} |\n")
-    return "".join(lines)
-
-
-def sets(result: Row, where: str) -> str:
-    """What benchmarks/detect_sets.py wrote: AP on each set, how two backbones differ, and what the runs cost."""
-    columns = {"ap": "AP", "ap50": "AP50", "ap75": "AP75", "small": "small", "medium": "medium", "large": "large"}
-    lines = [f"{where}. Means over seeds, and for all and for small objects the least and the largest.\n"]
-    for name, about in result["sets"].items():
-        for split, facts in about["splits"].items():
-            chosen = [row for row in result["means"] if (row["set"], row["split"]) == (name, split)]
-            sorts = f", {facts['small']:,} of them small" if "small" in facts else ""
-            sorts += f", crowds: {facts['crowds']}" if facts["crowds"] else ""
-            if not any(row["box_ap50"] for row in chosen):
-                lines.append(
-                    f"\n{name}, {split}: {facts['pictures']} pictures, {facts['objects']:,} objects{sorts}. After "
-                    f"{about['steps']:,} steps nothing is found yet, by either backbone.\n"
-                )
-                continue
-            lines.append(
-                f"\n{name}, {split}: {facts['pictures']} pictures, {facts['objects']:,} objects{sorts}; "
-                f"{about['steps']:,} steps of {about['batch_size']} pictures at {about['size']} pixels.\n\n"
-            )
-            lines.append(f"| backbone | seeds | | {' | '.join(columns.values())} |\n")
-            lines.append(f"| --- | ---: | --- | {' | '.join(['---:'] * len(columns))} |\n")
-            for what in [what for what in ("box", "mask") if f"{what}_ap" in chosen[0]]:
-                for row in chosen:
-                    cells = [precision_cell(row, f"{what}_{key}", key in ("ap", "small")) for key in columns]
-                    lines.append(f"| `{row['backbone']}` | {len(row['seeds'])} | {what} | {' | '.join(cells)} |\n")
-                if len(chosen) == 2:
-                    cells = [difference_cell(*(row[f"{what}_{key}"] for row in chosen)) for key in columns]
-                    said = f"`{chosen[0]['backbone']}` - `{chosen[1]['backbone']}`"
-                    lines.append(f"| {said} | | {what} | {' | '.join(cells)} |\n")
-    lines.append("\nWhat the runs cost:\n\n| set | backbone | parameters | pictures/s | runs at once | ")
-    lines.append("seconds of training | peak memory, GiB | Imagenette top-1 |\n| --- | --- |" + " ---: |" * 6 + "\n")
-    for row in {(row["set"], row["backbone"]): row for row in result["means"]}.values():
-        start = result["weights"].get(row["backbone"])
-        cells = [row["set"], f"`{row['backbone']}`", f"{row['parameters'] / 1e6:.1f}M"]
-        cells += [f"{row['examples_per_second']:.1f}", str(result["sets"][row["set"]]["together"])]
-        cells += [f"{row['training_seconds']:,.0f}", "-" if row["peak_gib"] is None else f"{row['peak_gib']:.1f}"]
-        lines.append(f"| {' | '.join(cells)} | {'-' if start is None else format(100 * start['top1'], '.2f')} |\n")
-    return "".join(lines)
-
-
-def precision_cell(row: Row, key: str, span: bool) -> str:
-    if row[key] is None:
-        return "-"  # there is no such object
-    least, most = row[f"{key}_range"]
-    return f"{100 * row[key]:.1f}" + (f" ({100 * least:.1f} to {100 * most:.1f})" if span and least != most else "")
-
-
-def difference_cell(one: float | None, other: float | None) -> str:
-    return "-" if one is None or other is None else f"{round(100 * (one - other), 1) + 0.0:+.1f}"  # no "-0.0"
 
 
 OTHERS = {"language": language, "compare": comparison, "networks": networks, "engine": engine, "pseudo": pseudo}
