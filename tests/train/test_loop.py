@@ -231,6 +231,7 @@ def test_a_damaged_newest_checkpoint_falls_back_and_says_so(tmp_path):
     assert resumed["path"] == before.name
     assert newest.name in resumed["note"]
     assert "damaged" in resumed["note"]
+    assert newest.with_name(newest.name + ".damaged").exists()
     assert same(final(whole), final(parts))
 
 
