@@ -3,6 +3,7 @@
 import json
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -96,7 +97,7 @@ class Run:
         else:
             self.share = fitting_share(self.engine, self.config.batch_size)
         folder = self.config.out if self.world.main else None
-        with RunLog(folder, loaded["seconds"] if loaded else 0.0, self.step) as self.log:
+        with RunLog(folder, loaded["seconds"] if loaded else 0.0, self.step, self.warn) as self.log:
             self.report_start(loaded)
             self.clock = self.saved_at = time.monotonic()
             while self.step < self.steps and not self.stopped_early:
@@ -362,6 +363,13 @@ class Run:
         return Result(
             self.config.out, self.step, self.steps, signal, scores, skipped, self.log.seconds, self.world.main
         )
+
+    def warn(self, sentence: str) -> None:
+        """For people only: what the log cannot hold."""
+        if self.watch is None:
+            warnings.warn(sentence, stacklevel=2)
+        else:
+            self.watch({"event": "warning", "step": self.step, "reason": sentence})
 
     def write(self, event: str, **values: Any) -> None:
         record = self.log.write(event, **values)

@@ -99,3 +99,6 @@ class Watcher:
         self.say(
             f"[red]no checkpoint at step {record['step']}, the last good one is kept: {escape(record['reason'])}[/]"
         )
+
+    def warning(self, record: Record) -> None:
+        self.say(f"[red]{escape(record['reason'])}[/]")
