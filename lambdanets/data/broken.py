@@ -13,6 +13,8 @@ class BrokenImages:
     """The largest part of the images seen so far that may be broken."""
     at_least: int = 10
     """So many broken ones before the first epoch is over, so that one among the first few is no alarm."""
+    others: int = 0
+    """Images of the same run that were read elsewhere: a small validation set is judged together with them."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_fraction <= 1:
@@ -37,7 +39,8 @@ class TooManyBrokenError(ValueError):
         more = f"; and {len(broken) - SHOWN} more" if len(broken) > SHOWN else ""
         super().__init__(
             f"{len(broken)} of the {seen} images read so far are broken, more than {policy.max_fraction:.1%} of them. "
-            f"Mend or remove them (`lambdanets data check` lists them all), or allow more: {some}{more}"
+            f"Mend or remove them (`lambdanets data check` lists them all), or allow more (a run's "
+            f"--data.max-broken): {some}{more}"
         )
 
 
@@ -54,7 +57,7 @@ class BrokenCount:
         self.drawn += drawn + len(broken)
         new = tuple({one.index: one for one in broken if one.index not in self.found}.values())
         self.found |= {one.index: one for one in new}
-        seen = min(self.drawn, self.length)
+        seen = min(self.drawn, self.length) + self.policy.others
         enough = len(self.found) >= self.policy.at_least or self.drawn >= self.length
         if gave_up or (enough and len(self.found) > self.policy.max_fraction * seen):
             raise TooManyBrokenError(list(self.found.values()), seen, self.policy)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lambdanets.data.broken import BrokenImages
+from lambdanets.data.broken import BrokenImages, TooManyBrokenError
 from lambdanets.data.loader import Batch, Loader, LoaderOptions
 from lambdanets.data.source import Source, open_source, splits_of
 from lambdanets.data.split import held_out
@@ -126,7 +126,8 @@ class Classify(Task):
         keep = final and split == self.shown and not self.predictions  # of the first network: the one that counts
         sums = torch.zeros(4, dtype=torch.float64, device=world.device)
         kept: list[tuple[Tensor, ...]] = []
-        for batch in self.evaluation_loader(split, world).epoch(0):
+        loader = self.evaluation_loader(split, world)
+        for batch in loader.epoch(0):
             self.notice(batch)
             if not len(batch):  # none of its images could be read
                 continue
@@ -138,13 +139,15 @@ class Classify(Task):
             sums[3] += len(labels)
             if keep:
                 kept.append((logits.half().cpu(), batch.labels, batch.indices))
+        loss, top1, top5, examples = world.sum_(sums).tolist()
+        if not examples and loader.broken:
+            raise TooManyBrokenError(list(loader.broken), len(loader.broken), loader.options.broken)
         if keep:
             rows = [row for part in world.gather(kept) for row in part]
             with torch.autocast("cpu", enabled=False):  # which refuses to join halves
                 logits, labels, indices = (torch.cat(column) for column in zip(*rows, strict=True))
             order = indices.argsort()
             self.predictions = {"logits": logits[order], "labels": labels[order], "indices": indices[order]}
-        loss, top1, top5, examples = world.sum_(sums).tolist()
         count = max(examples, 1)
         return {"loss": loss / count, "top1": top1 / count, "top5": top5 / count, "examples": int(examples)}
 
@@ -158,14 +161,14 @@ class Classify(Task):
             source, indices = self.parts[split]
             transform = evaluation(self.preprocessing, self.config.data.channels)
             size = max(1, min(self.config.batch_size // world.size, 256))
-            options = self.loader_options(world.rank, world.size, size)
+            options = self.loader_options(world.rank, world.size, size, others=self.examples)
             self.loaders[split] = Loader(source, transform, options, indices=indices, training=False)
         return self.loaders[split]
 
     # What the loop asks
 
-    def loader_options(self, rank: int, world: int, batch_size: int) -> LoaderOptions:
-        return reader_options(self.config, self.config.data, rank, world, batch_size)
+    def loader_options(self, rank: int, world: int, batch_size: int, others: int = 0) -> LoaderOptions:
+        return reader_options(self.config, self.config.data, rank, world, batch_size, others)
 
     def notice(self, batch: Batch) -> None:
         self.noticed += [{"event": "broken_image", "name": one.name, "reason": one.reason} for one in batch.broken]
@@ -208,8 +211,11 @@ class Classify(Task):
         self.loaders.clear()  # and with them their worker processes
 
 
-def reader_options(config: RunConfig, data: Reading, rank: int, world: int, batch_size: int) -> LoaderOptions:
-    """How a task reads its images, as its configuration says."""
+def reader_options(
+    config: RunConfig, data: Reading, rank: int, world: int, batch_size: int, others: int = 0
+) -> LoaderOptions:
+    """How a task reads its images, as its configuration says; `others` are those that count with them when some are
+    broken."""
     workers = data.workers
     if workers is None:  # on a CPU the network needs the cores
         cores = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -221,7 +227,7 @@ def reader_options(config: RunConfig, data: Reading, rank: int, world: int, batc
         rank=rank,
         world=world,
         cache=data.cache,
-        broken=BrokenImages(data.max_broken),
+        broken=BrokenImages(data.max_broken, others=others),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lambdanets.data.broken import TooManyBrokenError
 from lambdanets.measure.machine import describe
 from lambdanets.train import checkpoint
 from lambdanets.train.config import RunConfig
@@ -100,10 +101,14 @@ class Run:
         with RunLog(folder, loaded["seconds"] if loaded else 0.0, self.step, self.warn) as self.log:
             self.report_start(loaded)
             self.clock = self.saved_at = time.monotonic()
-            while self.step < self.steps and not self.stopped_early:
-                if self.run_epoch():
-                    return self.stopped_result()
-            return self.finish()
+            try:
+                while self.step < self.steps and not self.stopped_early:
+                    if self.run_epoch():
+                        return self.stopped_result()
+                return self.finish()
+            except TooManyBrokenError as error:
+                self.give_up(str(error))
+                raise
 
     # The beginning
 
@@ -338,6 +343,14 @@ class Run:
         signal = self.stop.name or "another process was asked to stop"
         self.write("end", step=self.step, reason=f"stopped by {signal}; --resume goes on")
         return self.result(signal, {})
+
+    def give_up(self, reason: str) -> None:
+        """The data stops the run: once it is mended, --resume goes on from here."""
+        if self.world.size == 1:  # all processes have to make a checkpoint, and the others may be in a step
+            self.report_events()
+            if self.step:
+                self.save_checkpoint()
+        self.write("end", step=self.step, reason=reason)
 
     def finish(self) -> Result:
         self.save_checkpoint()

@@ -205,8 +205,34 @@ def test_one_broken_image_in_a_hundred_is_replaced_and_named(tmp_path):
 def test_too_many_broken_images_stop_the_run_with_their_names(tmp_path):
     images = folder_of_images(tmp_path / "images", 60, broken=range(0, 60, 2))
     config = image_config(images, tmp_path / "run")
-    with pytest.raises(TooManyBrokenError, match=r"\.png"):
+    with pytest.raises(TooManyBrokenError, match=r"--data\.max-broken.*\.png"):
         fit(Classify(config), config)
+    assert "--data.max-broken" in records(tmp_path / "run", "end")[0]["reason"]
+
+
+def test_one_broken_image_of_a_small_validation_set_stops_nothing(tmp_path):
+    images = folder_of_images(tmp_path / "images", 60, broken=(4,))  # one of 12, and of 60
+    config = image_config(images, tmp_path / "run", epochs=1.0)
+    result = fit(Classify(config), config)
+    assert result.scores["ema"]["validation"]["examples"] == 11
+    assert [Path(r["name"]).name for r in records(tmp_path / "run", "broken_image")] == ["004.png"]
+
+
+def test_a_validation_set_that_cannot_be_read_stops_the_run_and_mended_it_goes_on(tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    images = folder_of_images(tmp_path / "images")
+    fit(Classify(c := image_config(images, whole)), c)
+    folder_of_images(images, broken=range(4, 60, 5))
+    config = image_config(images, parts, data=DataConfig(path=str(images), workers=0, max_broken=0.9))
+    with pytest.raises(TooManyBrokenError, match="12 of the 12 images"):
+        fit(Classify(config), config)
+    assert [path.name[:14] for path in complete(parts / "checkpoints")] == ["step-000000006"]
+    assert records(parts, "end")[0]["step"] == 6
+    assert len(records(parts, "broken_image")) == 12
+    folder_of_images(images)
+    config = image_config(images, parts)  # max_broken may change
+    assert fit(Classify(config), config, resume=True).finished
+    assert same(weights(whole), weights(parts))
 
 
 def test_a_folder_without_validation_images_holds_some_out(tmp_path):
