@@ -11,6 +11,7 @@ import tempfile
 import warnings
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -226,7 +227,18 @@ def read_state(path: Path) -> dict[str, Tensor]:
             return load_file(str(path))
         except SafetensorError as error:
             raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
-    state = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except UnpicklingError as error:
+        raise ValueError(
+            f"{path} is refused: it is no torch file, or holds more than tensors, and loading that could run code. "
+            f"Save its state_dict alone"
+        ) from error
+    except (FileNotFoundError, PermissionError):
+        raise
+    except Exception as error:  # a file that is cut off fails in many ways
+        why = f": {str(error).partition('.')[0]}" if isinstance(error, RuntimeError) else ", or none at all"
+        raise ValueError(f"{path} is not a whole torch file{why}") from error
     for key in ("state_dict", "model"):  # as timm and torchvision wrap them
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]

@@ -143,12 +143,15 @@ def test_matching():
         (["{tmp}/empty", "mnist"], ["has no weights.safetensors"]),
         (["{tmp}/going", "mnist"], ["has not ended", "train resume"]),
         (["resnet26", "mnist", "--pretrained", "{tmp}/w.safetensors", "--options", "scop=7"], ["scop", "scope"]),
+        (["resnet26", "mnist", "--pretrained", "{tmp}/other.pt"], ["other.pt is not a whole torch file"]),
+        (["resnet26", "mnist", "--pretrained", "{tmp}/evil.pt"], ["evil.pt is refused", "could run code"]),
     ],
 )
 def test_refusals(tmp_path: Path, capsys, arguments: list[str], words: list[str]):
     _, path = small_weights(tmp_path / "w.safetensors")
     (tmp_path / "torn.safetensors").write_bytes(path.read_bytes()[:100])
     (tmp_path / "other.pt").write_bytes(b"\x80\x02")
+    torch.save({"weight": Path("an object")}, tmp_path / "evil.pt")
     (tmp_path / "empty").mkdir()
     (tmp_path / "going").mkdir()
     (tmp_path / "going" / "log.jsonl").write_text("")
