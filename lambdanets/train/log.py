@@ -109,9 +109,9 @@ def plain(value: Any) -> Any:
 
 
 def summary_writer(folder: Path, step: int) -> Any:
-    """TensorBoard's, if it is installed; after a resume its curves go on from `step`."""
+    """TensorBoard's, if it is installed; after a resume at `step` its curves go on with the next one."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return None
-    return SummaryWriter(str(folder), purge_step=step or None)
+    return SummaryWriter(str(folder), purge_step=step + 1 if step else None)

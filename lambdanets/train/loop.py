@@ -30,6 +30,7 @@ from lambdanets.train.signals import StopRequests
 from lambdanets.train.task import Task
 
 AGREE_EVERY = 4  # steps after which several processes ask each other whether to stop or to save
+USUAL_MOMENTUM = 0.1  # torch's default
 SETTLED = 2.0  # momentum * steps below which running statistics still hold their start
 Watch = Callable[[dict[str, Any]], None]
 Scores = dict[str, dict[str, dict[str, float]]]  # "ema" or "raw": split: name: number
@@ -164,10 +165,16 @@ class Run:
         if norms and self.share.parts > 1:
             notes.append(f"Batch norm sees micro-batches of {self.share.micro_batch}")
         slow = min((norm.momentum or 1.0 for norm in norms), default=1.0)
-        if slow * self.steps < SETTLED:
+        if slow < USUAL_MOMENTUM and slow * self.steps < SETTLED:
             notes.append(
                 f"A batch norm momentum of {slow:g} is too small for {self.steps:,} steps: "
-                f"the statistics that evaluation uses will not have settled. Use 0.1"
+                f"the statistics that evaluation uses will not have settled. Use {USUAL_MOMENTUM}"
+            )
+        warmup, epochs = self.config.schedule.warmup_epochs, self.config.epochs
+        if warmup >= epochs:
+            notes.append(
+                f"The warmup takes {warmup:g} epochs and the run {epochs:g}, so the learning rate never gets to its "
+                f"peak: use a smaller --schedule.warmup-epochs"
             )
         return notes
 

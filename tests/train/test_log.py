@@ -76,6 +76,22 @@ def test_tensorboards_file_that_fails_is_named(tmp_path):
     assert len([sentence for sentence in said if str(tmp_path / "tensorboard") in sentence]) == 1
 
 
+def test_tensorboard_keeps_the_step_that_a_run_resumed_at_and_nothing_beyond(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for begin, end in ((0, 12), (10, 14)):
+        with RunLog(tmp_path, step=begin) as log:
+            for step in range(begin + 1, end + 1):
+                log.write("step", step=step, loss=float(begin))
+    found = EventAccumulator(str(tmp_path / "tensorboard"))
+    found.Reload()
+    assert [(one.step, one.value) for one in found.Scalars("step/loss")] == [
+        *((step, 0.0) for step in range(1, 11)),
+        *((step, 10.0) for step in range(11, 15)),
+    ]
+
+
 @QUIET
 def test_a_run_goes_on_when_the_disk_is_full_and_ends_with_the_same_weights(tmp_path):
     """From step 10 on no file grows; at step 20 there is room again."""
