@@ -64,6 +64,10 @@ class Classify(Task):
         names = [self.source.name(i) for i in range(len(self.source))]
         labelled = np.flatnonzero(self.source.labels >= 0)
         kept, held = held_out(self.source.labels[labelled], fraction, names=[names[i] for i in labelled])
+        if fraction and not len(held):
+            raise ValueError(
+                f"{data.path}: no class has two images, so none can be held out: add images, or pass --data.validation"
+            )
         self.indices = labelled[kept]
         self.examples = len(self.indices)
         self.parts: dict[str, tuple[Source, np.ndarray | None]] = {}  # what is evaluated

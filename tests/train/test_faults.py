@@ -243,6 +243,21 @@ def test_a_folder_without_validation_images_holds_some_out(tmp_path):
     assert records(tmp_path / "run", "start")[0]["examples"] == 42
 
 
+def test_small_classes_hold_one_out_each(tmp_path):
+    """2% of 16 images is none when it is rounded, and early stopping would choose on the validation images."""
+    images = folder_of_images(tmp_path / "images")
+    data = DataConfig(path=str(images), workers=0, held_out=0.02)
+    task = Classify(image_config(images, tmp_path / "run", data=data))
+    assert task.describe()["evaluated"] == {"held_out": 3, "validation": 12}
+    assert task.examples == 45
+
+
+def test_classes_of_one_image_hold_nothing_out(tmp_path):
+    images = folder_of_images(tmp_path / "images", 3) / "train"
+    with pytest.raises(ValueError, match="no class has two images"):
+        Classify(image_config(images, tmp_path / "run"))
+
+
 def test_one_class_is_refused(tmp_path):
     images = folder_of_images(tmp_path / "images", 12, classes=1)
     with pytest.raises(ValueError, match="at least two"):
