@@ -152,6 +152,17 @@ def locate(source: str | Path, filename: str) -> Path:
     return Path(hf_hub_download(source, filename))
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """A file of JSON with names and values; the ValueError names it."""
+    try:
+        data = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} holds no names and values, but {str(data)[:40]!r}")
+    return data
+
+
 def read_description(source: str | Path) -> dict[str, Any]:
     """Name, arguments and card, from config.json or from the header of a safetensors file."""
     path = locate(source, CONFIG)
@@ -165,7 +176,7 @@ def read_description(source: str | Path) -> dict[str, Any]:
             raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
         data = None if text is None else json.loads(text)
     else:
-        data = json.loads(path.read_text()).get(KEY)
+        data = read_object(path).get(KEY)
     if not isinstance(data, dict) or "name" not in data:
         raise ValueError(
             f"{path} does not say which network it is: build one, create_model(name, pretrained={str(source)!r})"

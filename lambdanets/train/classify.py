@@ -17,7 +17,7 @@ from lambdanets.data.source import Source, open_source, splits_of
 from lambdanets.data.split import held_out
 from lambdanets.data.transforms import evaluation, normalize, training
 from lambdanets.layers import RelativePositions
-from lambdanets.models.hub import Card, save_weights
+from lambdanets.models.hub import Card, save_weights, shorten
 from lambdanets.models.network import Network
 from lambdanets.models.registry import create_model
 from lambdanets.options import chosen_device
@@ -77,7 +77,7 @@ class Classify(Task):
             elsewhere = data.validation is not None and "validation" not in splits_of(validation)
             source = open_source(validation, split="train" if elsewhere else "validation")
             if source.class_names != self.source.class_names:
-                raise ValueError(f"the classes of {validation} are not those of {data.path}")
+                raise ValueError(different_classes(validation, source, data.path, self.source))
             self.parts["validation"] = (source, None)
         self.loaders: dict[Any, Loader] = {}
         self.noticed: list[dict[str, Any]] = []
@@ -233,6 +233,16 @@ def reader_options(
         cache=data.cache,
         broken=BrokenImages(data.max_broken, others=others),
     )
+
+
+def different_classes(where: str, source: Source, there: str, other: Source) -> str:
+    names, others = source.class_names, other.class_names
+    found = [
+        f"only {place} has {shorten(sorted(only))}"
+        for place, only in ((where, set(names) - set(others)), (there, set(others) - set(names)))
+        if only
+    ]
+    return f"the classes of {where} are not those of {there}: {'; '.join(found) or 'their order differs'}"
 
 
 def position_tables(model: nn.Module) -> dict[str, Tensor]:

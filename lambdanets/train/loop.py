@@ -77,7 +77,8 @@ class Run:
         self.task, self.config, self.world, self.stop, self.watch = task, config, world, stop, watch
         self.epoch_steps = task.examples // config.batch_size
         if not self.epoch_steps:
-            raise ValueError(f"{task.examples} training images do not fill a batch of {config.batch_size}")
+            least = f"use --batch-size {task.examples} or less"
+            raise ValueError(f"{task.examples} training images do not fill a batch of {config.batch_size}: {least}")
         self.steps = max(1, round(config.epochs * self.epoch_steps))
         self.step = 0  # steps done
         self.best: dict[str, Any] | None = None

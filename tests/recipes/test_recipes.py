@@ -139,12 +139,18 @@ def test_debug_trains_and_resumes_from_the_command_line(tmp_path, capsys):
         (["train", "debug", "--model.options", "scop=7"], ["scope"]),
         (["train", "debug", "--batch-size", "0"], ["batch_size is at least 1, not 0"]),
         (["train", "debug", "--device", "toaster"], ["toaster"]),
+        (["train", "imagnette"], ["unknown recipe 'imagnette': did you mean imagenette"]),
+        (["train", "xyz"], ["unknown recipe 'xyz': `lambdanets train --help` has them all"]),
+        (["detect", "train", "shape"], ["unknown recipe 'shape': did you mean shapes?"]),
+        (["train", "resume", "broken"], ["broken/config.json is not JSON"]),
         (["train", "debug", "--model.pretrained", "empty.pt"], ["empty.pt is not a whole torch file"]),
     ],
 )
 def test_refusals_are_sentences(arguments, words, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.pt").touch()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").touch()
     try:
         status = main(arguments)
     except SystemExit as ended:  # the parser's own refusals

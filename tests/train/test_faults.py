@@ -258,6 +258,25 @@ def test_classes_of_one_image_hold_nothing_out(tmp_path):
         Classify(image_config(images, tmp_path / "run"))
 
 
+@pytest.mark.parametrize(
+    ("classes", "renamed", "words"),
+    [
+        (4, None, "only .*other/val has class3$"),
+        (2, None, "only .*images has class2$"),
+        (3, "dog", "only .*other/val has dog; only .*images has class0$"),
+    ],
+)
+def test_classes_of_the_validation_images_that_differ_are_named(tmp_path, classes, renamed, words):
+    images = folder_of_images(tmp_path / "images")
+    other = folder_of_images(tmp_path / "other", classes=classes) / "val"
+    if renamed:
+        (other / "class0").rename(other / renamed)
+    with pytest.raises(ValueError, match=f"the classes of .*other/val are not those of .*images: {words}"):
+        Classify(
+            image_config(images, tmp_path / "run", data=DataConfig(path=str(images), validation=str(other), workers=0))
+        )
+
+
 def test_one_class_is_refused(tmp_path):
     images = folder_of_images(tmp_path / "images", 12, classes=1)
     with pytest.raises(ValueError, match="at least two"):

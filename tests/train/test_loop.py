@@ -289,7 +289,7 @@ def test_a_full_disk_keeps_the_last_good_checkpoint_and_the_run(tmp_path, monkey
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (dict(batch_size=97), "96 training images do not fill a batch of 97"),
+        (dict(batch_size=97), "96 training images do not fill a batch of 97: use --batch-size 96 or less"),
         (dict(sync_batch_norm=True), "sync_batch_norm needs GPUs"),
         (dict(micro_batch=5), "16 images of a process do not divide into micro-batches of 5: use micro_batch 4"),
     ],
