@@ -22,6 +22,7 @@ from lambdanets.train.guard import NotFiniteError, diagnose
 from lambdanets.train.jsonable import to_json
 from lambdanets.train.log import CHECKPOINTS, CONFIG, RunLog
 from lambdanets.train.memory import fitting_share, make_share
+from lambdanets.train.notes import notes
 from lambdanets.train.precision import autocast
 from lambdanets.train.prefetch import on_device
 from lambdanets.train.resume import find_checkpoint
@@ -30,8 +31,6 @@ from lambdanets.train.signals import StopRequests
 from lambdanets.train.task import Task
 
 AGREE_EVERY = 4  # steps after which several processes ask each other whether to stop or to save
-USUAL_MOMENTUM = 0.1  # torch's default
-SETTLED = 2.0  # momentum * steps below which running statistics still hold their start
 Watch = Callable[[dict[str, Any]], None]
 Scores = dict[str, dict[str, dict[str, float]]]  # "ema" or "raw": split: name: number
 
@@ -61,7 +60,8 @@ def fit(task: Task, config: RunConfig, *, resume: bool = False, watch: Watch | N
         task: what is trained.
         config: how.
         resume: go on from the newest whole checkpoint in `config.out`, if there is one. Elastic restarts always do.
-        watch: is called with every record of the log, on the main process.
+        watch: is called with every record of the log, on the main process; and after every step with a "tick", which
+            knows nothing but the step: a GPU may still be computing it.
     """
     with StopRequests() as stop, join(config.device) as world:
         try:
@@ -154,30 +154,10 @@ class Run:
             launch=self.world.launch,
             micro_batch=share.micro_batch,
             accumulation=share.parts,
-            note=". ".join(self.notes()),
+            note=". ".join(notes(self.engine.model, config, share, self.steps)),
             **self.task.describe(),
             **describe(self.world.device),
         )
-
-    def notes(self) -> list[str]:
-        """What a reader of the numbers should know."""
-        norms = [m for m in self.engine.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        notes = []
-        if norms and self.share.parts > 1:
-            notes.append(f"Batch norm sees micro-batches of {self.share.micro_batch}")
-        slow = min((norm.momentum or 1.0 for norm in norms), default=1.0)
-        if slow < USUAL_MOMENTUM and slow * self.steps < SETTLED:
-            notes.append(
-                f"A batch norm momentum of {slow:g} is too small for {self.steps:,} steps: "
-                f"the statistics that evaluation uses will not have settled. Use {USUAL_MOMENTUM}"
-            )
-        warmup, epochs = self.config.schedule.warmup_epochs, self.config.epochs
-        if warmup >= epochs:
-            notes.append(
-                f"The warmup takes {warmup:g} epochs and the run {epochs:g}, so the learning rate never gets to its "
-                f"peak: use a smaller --schedule.warmup-epochs"
-            )
-        return notes
 
     # The middle
 
@@ -191,6 +171,8 @@ class Run:
             for step in range(self.step, min((epoch + 1) * self.epoch_steps, self.steps)):
                 batch = self.engine.step(step, batches, self.share, self.rate(step))
                 self.step = step + 1
+                if self.watch is not None and self.world.main:
+                    self.watch({"event": "tick", "step": self.step})
                 if self.step % self.config.log_every == 0 or self.step == self.steps:
                     self.report_step(batch)
                 if self.evaluation_due():
