@@ -1,6 +1,7 @@
 """The log of a run, on a disk that is full: nothing stops, and what is there can be read."""
 
 import resource
+import threading
 from contextlib import contextmanager
 from io import StringIO
 
@@ -58,10 +59,13 @@ def test_a_line_that_a_crash_has_torn_is_ended(tmp_path):
     assert (found.unreadable, found.end["step"]) == (1, 1)
 
 
-QUIET = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # TensorBoard's thread
+@pytest.fixture
+def quiet(monkeypatch):
+    """TensorBoard's thread prints what it fails of, and hands it over."""
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
 
 
-@QUIET
+@pytest.mark.usefixtures("quiet")
 def test_tensorboards_file_that_fails_is_named(tmp_path):
     pytest.importorskip("tensorboard")
     said = []
@@ -92,7 +96,7 @@ def test_tensorboard_keeps_the_step_that_a_run_resumed_at_and_nothing_beyond(tmp
     ]
 
 
-@QUIET
+@pytest.mark.usefixtures("quiet")
 def test_a_run_goes_on_when_the_disk_is_full_and_ends_with_the_same_weights(tmp_path):
     """From step 10 on no file grows; at step 20 there is room again."""
     whole, full = tmp_path / "whole", tmp_path / "full"
