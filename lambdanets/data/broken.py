@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 SHOWN = 20  # names in the message; the error holds all of them
+ADVICE = "Mend or remove them (`lambdanets data check` lists them all), or allow more (a run's --data.max-broken)"
 
 
 @dataclass(frozen=True)
@@ -13,6 +14,8 @@ class BrokenImages:
     """The largest part of the images seen so far that may be broken."""
     at_least: int = 10
     """So many broken ones before the first epoch is over, so that one among the first few is no alarm."""
+    others: int = 0
+    """Images of the same run that were read elsewhere: a small validation set is judged together with them."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_fraction <= 1:
@@ -36,7 +39,7 @@ class TooManyBrokenError(ValueError):
         broken: list[Broken],
         seen: int,
         policy: BrokenImages,
-        advice: str = "Mend or remove them (`lambdanets data check` lists them all), or allow more",
+        advice: str = ADVICE,
     ) -> None:
         self.broken = broken
         some = "; ".join(f"{one.name}: {one.reason}" for one in broken[:SHOWN])
@@ -60,7 +63,7 @@ class BrokenCount:
         self.drawn += drawn + len(broken)
         new = tuple({one.index: one for one in broken if one.index not in self.found}.values())
         self.found |= {one.index: one for one in new}
-        seen = min(self.drawn, self.length)
+        seen = min(self.drawn, self.length) + self.policy.others
         enough = len(self.found) >= self.policy.at_least or self.drawn >= self.length
         if gave_up or (enough and len(self.found) > self.policy.max_fraction * seen):
             raise TooManyBrokenError(list(self.found.values()), seen, self.policy)

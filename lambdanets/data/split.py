@@ -11,9 +11,9 @@ def held_out(
 ) -> tuple[np.ndarray, np.ndarray]:
     """(training indices, held-out indices), both in increasing order.
 
-    Stratified: of every class, `fraction` of its images, rounded. Stable: those whose names have the smallest hashes,
-    so neither the order of the files nor other classes matter, and an added image moves at most one other of its
-    class. Without `names` the indices take their place.
+    Stratified: of every class, `fraction` of its images, rounded, but at least one of two or more. Stable: those whose
+    names have the smallest hashes, so neither the order of the files nor other classes matter, and an added image
+    moves at most one other of its class. Without `names` the indices take their place.
     """
     labels = np.asarray(labels)
     if not 0 <= fraction < 1:
@@ -24,7 +24,9 @@ def held_out(
     held = [np.empty(0, np.int64)]
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
-        held.append(members[np.argsort(hashes[members], kind="stable")][: round(fraction * len(members))])
+        least = int(fraction > 0 and len(members) > 1)  # or small classes would not be looked at
+        count = max(least, round(fraction * len(members)))
+        held.append(members[np.argsort(hashes[members], kind="stable")][:count])
     out = np.sort(np.concatenate(held))
     return np.setdiff1d(np.arange(len(labels)), out), out
 

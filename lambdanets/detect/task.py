@@ -152,7 +152,7 @@ class Detect(Task):
 
     def evaluation_loader(self, world: World) -> SceneLoader:
         if "evaluation" not in self.loaders:
-            options = self.loader_options(world.rank, world.size, self.config.evaluate_batch)
+            options = self.loader_options(world.rank, world.size, self.config.evaluate_batch, self.examples)
             indices = self.held if self.split == "held_out" else None
             self.loaders["evaluation"] = SceneLoader(
                 self.evaluated, Fitting(self.config.size), self.config.size, options, indices=indices, training=False
@@ -161,8 +161,8 @@ class Detect(Task):
 
     # What the loop asks
 
-    def loader_options(self, rank: int, world: int, batch_size: int) -> LoaderOptions:
-        return replace(reader_options(self.config, self.config.data, rank, world, batch_size), prefetch=2)
+    def loader_options(self, rank: int, world: int, batch_size: int, others: int = 0) -> LoaderOptions:
+        return replace(reader_options(self.config, self.config.data, rank, world, batch_size, others), prefetch=2)
 
     def notice(self, batch: SceneBatch) -> None:
         self.noticed += [{"event": "broken_image", "name": one.name, "reason": one.reason} for one in batch.broken]

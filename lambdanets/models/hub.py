@@ -10,6 +10,7 @@ import tempfile
 import warnings
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -149,6 +150,17 @@ def locate(source: str | Path, filename: str) -> Path:
     return Path(hf_hub_download(source, filename))
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """A file of JSON with names and values; the ValueError names it."""
+    try:
+        data = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} holds no names and values, but {str(data)[:40]!r}")
+    return data
+
+
 def read_description(source: str | Path) -> dict[str, Any]:
     """Name, arguments and card, from config.json or from the header of a safetensors file."""
     path = locate(source, CONFIG)
@@ -162,7 +174,7 @@ def read_description(source: str | Path) -> dict[str, Any]:
             raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
         data = None if text is None else json.loads(text)
     else:
-        data = json.loads(path.read_text()).get(KEY)
+        data = read_object(path).get(KEY)
     if not isinstance(data, dict) or "name" not in data:
         raise ValueError(
             f"{path} does not say which network it is: build one, create_model(name, pretrained={str(source)!r})"
@@ -224,7 +236,18 @@ def read_state(path: Path) -> dict[str, Tensor]:
             return load_file(str(path))
         except SafetensorError as error:
             raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
-    state = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except UnpicklingError as error:
+        raise ValueError(
+            f"{path} is refused: it is no torch file, or holds more than tensors, and loading that could run code. "
+            f"Save its state_dict alone"
+        ) from error
+    except (FileNotFoundError, PermissionError):
+        raise
+    except Exception as error:  # a file that is cut off fails in many ways
+        why = f": {str(error).partition('.')[0]}" if isinstance(error, RuntimeError) else ", or none at all"
+        raise ValueError(f"{path} is not a whole torch file{why}") from error
     for key in ("state_dict", "model"):  # as timm and torchvision wrap them
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]

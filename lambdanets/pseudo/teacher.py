@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lambdanets.data.source import open_source
 from lambdanets.data.transforms import Transform, evaluation, normalize
-from lambdanets.models.hub import Preprocessing
+from lambdanets.models.hub import Preprocessing, read_state
 from lambdanets.options import chosen_device
 from lambdanets.train.precision import autocast
 from lambdanets.train.trained import open_trained
@@ -174,20 +174,7 @@ def read_foreign(path: Path) -> dict[str, Tensor]:
     """Never a pickle that could run code."""
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file of weights")
-    if path.suffix == ".safetensors":
-        from safetensors.torch import load_file
-
-        return load_file(str(path))
-    try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise ValueError(f"{path} holds no plain weights: {' '.join(str(error).split())[:200]}") from error
-    for key in ("state_dict", "model"):
-        if isinstance(state, dict) and isinstance(state.get(key), dict):
-            state = state[key]
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise ValueError(f"{path} holds no weights by name")
-    return state
+    return read_state(path)
 
 
 def class_count(state: dict[str, Tensor], classifier: str | None) -> int | None:

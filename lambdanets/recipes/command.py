@@ -2,16 +2,17 @@
 
 import functools
 import inspect
-import json
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
 
+from lambdanets.models.hub import read_object
 from lambdanets.pseudo.config import CoTrainConfig
 from lambdanets.recipes.imagenet import ROWS_350, imagenet_90, imagenet_350, mobilenet_350
 from lambdanets.recipes.pseudo import PSEUDO_TOP1, cotrain, cotrain_350
@@ -69,15 +70,12 @@ class RunFolder:
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """The folder of the run."""
 
-    def read(self) -> Any:
+    def read(self) -> dict[str, Any]:
         """What its config.json holds."""
         path = self.run / CONFIG
         if not path.is_file():
             raise ValueError(f"{self.run} has no {CONFIG}: it is not the folder of a run")
-        try:
-            return json.loads(path.read_text())
-        except ValueError as error:
-            raise ValueError(f"{path} is not JSON: {error}") from error
+        return read_object(path)
 
 
 @dataclass(frozen=True)
@@ -86,12 +84,24 @@ class Resume(RunFolder):
 
     def config(self) -> TrainConfig:
         data = self.read()
-        kind = CoTrainConfig if isinstance(data, dict) and "pseudo" in data else TrainConfig
+        kind = CoTrainConfig if "pseudo" in data else TrainConfig
         return replace(from_json(kind, data), out=self.run)
+
+
+def check_recipe(arguments: Sequence[str], command: list[str], recipes: Iterable[str]) -> None:
+    """Refuses a word in the place of the recipe that is none; the parser would list all of them."""
+    words = list(arguments)[len(command) : len(command) + 1]
+    names = [*recipes, "resume"]
+    if list(arguments)[: len(command)] != command or not words or words[0].startswith("-") or words[0] in names:
+        return
+    close = get_close_matches(words[0], names)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"`lambdanets {' '.join(command)} --help` has them all"
+    raise ValueError(f"unknown recipe {words[0]!r}: {hint}")
 
 
 def train_command(arguments: Sequence[str] = ()) -> type["Train"]:
     """`lambdanets train`: a list of recipes shows their titles, the help of the one in `arguments` all about it."""
+    check_recipe(arguments, ["train"], RECIPES)
     kinds: list[Any] = [
         Annotated[
             type(recipe.make()),

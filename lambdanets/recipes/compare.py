@@ -17,8 +17,10 @@ from rich.table import Table
 from lambdanets.measure.machine import describe
 from lambdanets.options import chosen_device, optional
 from lambdanets.recipes.small import imagenette
+from lambdanets.report.log import read_log
 from lambdanets.report.positions import movements
 from lambdanets.train.config import TrainConfig
+from lambdanets.train.log import LOG
 from lambdanets.train.loop import Result, fit
 
 HELD_OUT = 0.1  # of the training images, for tuning
@@ -179,9 +181,8 @@ class Contest:
         weights = next(iter(result.scores.values()))  # the averaged ones, where there are any
         scores = weights["held_out"] if phase == "tuning" else weights["validation"]
         moved = movements(config.out / "start.safetensors", config.out / "weights_raw.safetensors")
-        steps = [json.loads(line) for line in (config.out / "log.jsonl").read_text().splitlines()]
-        start = next(record for record in steps if record["event"] == "start")
-        rates = [record["examples_per_second"] for record in steps if record["event"] == "step"]
+        log = read_log(config.out / LOG)
+        rates = [record["examples_per_second"] for record in log.steps]
         return {
             "phase": phase,
             "network": name,
@@ -189,7 +190,7 @@ class Contest:
             "seed": seed,
             "epochs": config.epochs,
             **{key: scores[key] for key in ("top1", "top5", "loss") if key in scores},
-            "parameters": start["parameters"],
+            "parameters": log.start["parameters"],
             "examples_per_second": sorted(rates)[len(rates) // 2],
             "seconds": result.seconds,
             "embedding_cosine": fmean(one.cosine for one in moved) if moved else None,

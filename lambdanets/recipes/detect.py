@@ -19,7 +19,7 @@ from lambdanets.detect.command import (
 )
 from lambdanets.detect.config import DetectConfig
 from lambdanets.recipes.coco import coco_mask_rcnn, coco_one_gpu, debug, shapes, small_set
-from lambdanets.recipes.command import Recipe, RunFolder, train_task
+from lambdanets.recipes.command import Recipe, RunFolder, check_recipe, train_task
 from lambdanets.train.jsonable import from_json
 
 RECIPES: dict[str, Recipe] = {
@@ -62,6 +62,7 @@ class TrainDetector:
 
 def detect_command(arguments: Sequence[str] = ()) -> Any:
     """`lambdanets detect`: a list of recipes shows their titles, the help of the one in `arguments` all about it."""
+    check_recipe(arguments, ["detect", "train"], RECIPES)
     kinds: list[Any] = [
         Annotated[
             DetectConfig,

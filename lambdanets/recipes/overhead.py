@@ -15,8 +15,10 @@ from rich.console import Console
 from lambdanets.measure.machine import describe
 from lambdanets.options import chosen_device, optional
 from lambdanets.recipes.small import imagenette
+from lambdanets.report.log import read_log
 from lambdanets.train.classify import Classify
 from lambdanets.train.config import TrainConfig
+from lambdanets.train.log import LOG
 from lambdanets.train.loop import fit
 from lambdanets.train.precision import autocast
 from lambdanets.train.prefetch import moved
@@ -146,6 +148,5 @@ def our_windows(config: TrainConfig, steps: int) -> list[float]:
         task = Classify(config)
         epochs = (steps + WINDOW) / (task.examples // config.batch_size)
         fit(task, replace(config, epochs=epochs, out=Path(folder)))
-        records = map(json.loads, (Path(folder) / "log.jsonl").read_text().splitlines())
-        rates = [record["examples_per_second"] for record in records if record["event"] == "step"]
+        rates = [record["examples_per_second"] for record in read_log(Path(folder) / LOG).steps]
     return rates[1 : 1 + steps // WINDOW]

@@ -4,6 +4,7 @@ A checkpoint is written under another name, synced, and renamed; the name holds 
 Older ones are removed only when the new one is complete, so there is always a good one, also on a full disk.
 """
 
+import contextlib
 import hashlib
 import os
 import re
@@ -16,6 +17,7 @@ import torch
 
 NAME = re.compile(r"step-(\d{9})-([0-9a-f]{16})\.pt")
 PART = ".part"
+DAMAGED = ".damaged"
 
 State = dict[str, Any]
 
@@ -38,7 +40,7 @@ def complete(folder: Path) -> list[Path]:
 def save(state: State, folder: Path, step: int, *, keep: int = 2, write: Callable[..., None] = torch.save) -> Path:
     """Writes a checkpoint and then removes all but the last `keep`. An OSError leaves what was there.
 
-    On a full disk the older ones, all but the newest, make room for a second try.
+    On a full disk all but the newest whole one make room for a second try.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for left in folder.glob(f"*{PART}"):  # of a process that was killed
@@ -46,10 +48,11 @@ def save(state: State, folder: Path, step: int, *, keep: int = 2, write: Callabl
     try:
         path = put(state, folder, step, write)
     except OSError:
-        there = complete(folder)
-        if len(there) < 2:
+        whole = next((path for path in reversed(complete(folder)) if is_whole(path)), None)
+        room = [path for path in [*folder.glob(f"*{DAMAGED}"), *complete(folder)] if path != whole]
+        if whole is None or not room:
             raise
-        remove(there[:-1])
+        remove(room)
         path = put(state, folder, step, write)
     remove([old for old in complete(folder) if old != path][: 1 - keep or None])
     return path
@@ -75,22 +78,40 @@ def put(state: State, folder: Path, step: int, write: Callable[..., None]) -> Pa
 
 
 def load_newest(folder: Path) -> Loaded | None:
-    """The newest whole checkpoint, or None if there is none at all. A ValueError if all are damaged."""
-    damaged: list[str] = []
+    """The newest whole checkpoint, or None if there is none at all. A ValueError if all are damaged.
+
+    Damaged ones before it get another name, so that they are no longer among the last ones that are kept.
+    """
+    damaged: dict[Path, str] = {}
     for path in reversed(complete(folder)):
         wrong = None
         try:
-            if digest(path) != path.stem.rpartition("-")[2]:
+            if not is_whole(path):
                 wrong = f"{path.name} is damaged: its contents do not fit its name"
             else:
                 state = torch.load(path, map_location="cpu", weights_only=True)
-                return Loaded(path, state, tuple(damaged))
+                set_aside(list(damaged))
+                return Loaded(path, state, tuple(damaged.values()))
         except Exception as error:  # a damaged file raises anything
             wrong = f"{path.name} cannot be read: {' '.join(str(error).split())[:200]}"
-        damaged.append(wrong)
+        damaged[path] = wrong
     if damaged:
-        raise ValueError(f"no checkpoint in {folder} is whole: {'; '.join(damaged)}")
+        raise ValueError(f"no checkpoint in {folder} is whole: {'; '.join(damaged.values())}")
     return None
+
+
+def is_whole(path: Path) -> bool:
+    """Whether the contents fit the name."""
+    try:
+        return digest(path) == path.stem.rpartition("-")[2]
+    except OSError:
+        return False
+
+
+def set_aside(paths: list[Path]) -> None:
+    for path in paths:
+        with contextlib.suppress(OSError):  # a folder that cannot be written can still be read from
+            path.rename(path.with_name(path.name + DAMAGED))
 
 
 def digest(path: Path) -> str:

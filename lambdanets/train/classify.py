@@ -11,14 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lambdanets.data.broken import BrokenImages
+from lambdanets.data.broken import BrokenImages, TooManyBrokenError
 from lambdanets.data.loader import Batch, Loader, LoaderOptions
 from lambdanets.data.source import Source, open_source, splits_of
 from lambdanets.data.split import held_out
 from lambdanets.data.transforms import evaluation, normalize, training
 from lambdanets.files import whole_path
 from lambdanets.layers import RelativePositions
-from lambdanets.models.hub import Card, save_weights
+from lambdanets.models.hub import Card, save_weights, shorten
 from lambdanets.models.network import Network
 from lambdanets.models.registry import create_model
 from lambdanets.options import chosen_device
@@ -65,6 +65,10 @@ class Classify(Task):
         names = [self.source.name(i) for i in range(len(self.source))]
         labelled = np.flatnonzero(self.source.labels >= 0)
         kept, held = held_out(self.source.labels[labelled], fraction, names=[names[i] for i in labelled])
+        if fraction and not len(held):
+            raise ValueError(
+                f"{data.path}: no class has two images, so none can be held out: add images, or pass --data.validation"
+            )
         self.indices = labelled[kept]
         self.examples = len(self.indices)
         self.parts: dict[str, tuple[Source, np.ndarray | None]] = {}  # what is evaluated
@@ -74,7 +78,7 @@ class Classify(Task):
             elsewhere = data.validation is not None and "validation" not in splits_of(validation)
             source = open_source(validation, split="train" if elsewhere else "validation")
             if source.class_names != self.source.class_names:
-                raise ValueError(f"the classes of {validation} are not those of {data.path}")
+                raise ValueError(different_classes(validation, source, data.path, self.source))
             self.parts["validation"] = (source, None)
         self.loaders: dict[Any, Loader] = {}
         self.noticed: list[dict[str, Any]] = []
@@ -127,7 +131,8 @@ class Classify(Task):
         keep = final and split == self.shown and not self.predictions  # of the first network: the one that counts
         sums = torch.zeros(4, dtype=torch.float64, device=world.device)
         kept: list[tuple[Tensor, ...]] = []
-        for batch in self.evaluation_loader(split, world).epoch(0):
+        loader = self.evaluation_loader(split, world)
+        for batch in loader.epoch(0):
             self.notice(batch)
             if not len(batch):  # none of its images could be read
                 continue
@@ -139,13 +144,15 @@ class Classify(Task):
             sums[3] += len(labels)
             if keep:
                 kept.append((logits.half().cpu(), batch.labels, batch.indices))
+        loss, top1, top5, examples = world.sum_(sums).tolist()
+        if not examples and loader.broken:
+            raise TooManyBrokenError(list(loader.broken), len(loader.broken), loader.options.broken)
         if keep:
             rows = [row for part in world.gather(kept) for row in part]
             with torch.autocast("cpu", enabled=False):  # which refuses to join halves
                 logits, labels, indices = (torch.cat(column) for column in zip(*rows, strict=True))
             order = indices.argsort()
             self.predictions = {"logits": logits[order], "labels": labels[order], "indices": indices[order]}
-        loss, top1, top5, examples = world.sum_(sums).tolist()
         count = max(examples, 1)
         return {"loss": loss / count, "top1": top1 / count, "top5": top5 / count, "examples": int(examples)}
 
@@ -159,14 +166,14 @@ class Classify(Task):
             source, indices = self.parts[split]
             transform = evaluation(self.preprocessing, self.config.data.channels)
             size = max(1, min(self.config.batch_size // world.size, 256))
-            options = self.loader_options(world.rank, world.size, size)
+            options = self.loader_options(world.rank, world.size, size, others=self.examples)
             self.loaders[split] = Loader(source, transform, options, indices=indices, training=False)
         return self.loaders[split]
 
     # What the loop asks
 
-    def loader_options(self, rank: int, world: int, batch_size: int) -> LoaderOptions:
-        return reader_options(self.config, self.config.data, rank, world, batch_size)
+    def loader_options(self, rank: int, world: int, batch_size: int, others: int = 0) -> LoaderOptions:
+        return reader_options(self.config, self.config.data, rank, world, batch_size, others)
 
     def notice(self, batch: Batch) -> None:
         self.noticed += [{"event": "broken_image", "name": one.name, "reason": one.reason} for one in batch.broken]
@@ -211,8 +218,11 @@ class Classify(Task):
         self.loaders.clear()  # and with them their worker processes
 
 
-def reader_options(config: RunConfig, data: Reading, rank: int, world: int, batch_size: int) -> LoaderOptions:
-    """How a task reads its images, as its configuration says."""
+def reader_options(
+    config: RunConfig, data: Reading, rank: int, world: int, batch_size: int, others: int = 0
+) -> LoaderOptions:
+    """How a task reads its images, as its configuration says; `others` are those that count with them when some are
+    broken."""
     workers = data.workers
     if workers is None:  # on a CPU the network needs the cores
         cores = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -224,8 +234,18 @@ def reader_options(config: RunConfig, data: Reading, rank: int, world: int, batc
         rank=rank,
         world=world,
         cache=data.cache,
-        broken=BrokenImages(data.max_broken),
+        broken=BrokenImages(data.max_broken, others=others),
     )
+
+
+def different_classes(where: str, source: Source, there: str, other: Source) -> str:
+    names, others = source.class_names, other.class_names
+    found = [
+        f"only {place} has {shorten(sorted(only))}"
+        for place, only in ((where, set(names) - set(others)), (there, set(others) - set(names)))
+        if only
+    ]
+    return f"the classes of {where} are not those of {there}: {'; '.join(found) or 'their order differs'}"
 
 
 def position_tables(model: nn.Module) -> dict[str, Tensor]:

@@ -1,6 +1,5 @@
 """`lambdanets evaluate`: how good trained weights are, in all and class by class, and how fast."""
 
-import json
 import time
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -20,6 +19,7 @@ from lambdanets.data.loader import Loader, LoaderOptions
 from lambdanets.data.source import NoSplitError, Source, open_source
 from lambdanets.data.transforms import evaluation
 from lambdanets.measure.parameters import count_parameters
+from lambdanets.models.hub import read_object
 from lambdanets.report import scores
 from lambdanets.report.show import percent, rate, shortened
 from lambdanets.train.classify import Classify
@@ -27,6 +27,8 @@ from lambdanets.train.config import TrainConfig
 from lambdanets.train.jsonable import from_json
 from lambdanets.train.trained import RUN_LOG, Trained
 from lambdanets.train.use import SHOWN_CLASSES, Split
+
+ALL = "all"  # of images that have no splits
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def find_images(what: str, data: str | None = None, split: Split = "auto") -> Im
     except NoSplitError:
         if split != "auto":
             raise
-        chosen, source = "train", open_source(data, split="train")  # a folder of classes: all of it
+        chosen, source = ALL, open_source(data, split="train")  # a folder of classes
     return Images(source, np.arange(len(source)), data, chosen)
 
 
@@ -91,7 +93,7 @@ def images_of_run(what: str, split: Split) -> Images:
     folder = Path(what).expanduser()
     if not (folder / RUN_LOG).is_file():
         raise ValueError(f"which images? Only a run knows its own: lambdanets evaluate {what} DATA")
-    data = json.loads((folder / "config.json").read_text())
+    data = read_object(folder / "config.json")
     known = {f.name for f in fields(TrainConfig)}  # a task on top of this one has settings of its own
     config = from_json(TrainConfig, {key: value for key, value in data.items() if key in known})
     path = config.data.path
@@ -214,7 +216,7 @@ def show(found: Evaluation, console: Console, classes: int = SHOWN_CLASSES) -> N
     """Tables for people."""
     size = found.image_size
     rows: list[tuple[str, Any]] = [
-        ("images", f"{found.examples:,} ({found.data}, {found.split})"),
+        ("images", f"{found.examples:,} ({found.data}{'' if found.split == ALL else f', {found.split}'})"),
         ("top-1", percent(found.top1)),
         ("top-5", percent(found.top5)),
         ("loss", f"{found.loss:.4f}"),

@@ -2,7 +2,10 @@
 
 import json
 import math
+import os
 import time
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,20 +18,25 @@ class RunLog:
     """Appends records to a run's log. Only the main process has a folder; the others' records go nowhere.
 
     Nothing is taken back: a run that resumes repeats steps, and the `resumed` record says from where. Readers leave
-    out what was logged beyond it.
+    out what was logged beyond it. A file that cannot be written, as on a full disk, is no reason to lose the run:
+    `warn` gets a sentence, once for each file, and records are lost until there is room again.
     """
 
-    def __init__(self, folder: Path | None, seconds: float = 0.0, step: int = 0) -> None:
+    def __init__(
+        self, folder: Path | None, seconds: float = 0.0, step: int = 0, warn: Callable[[str], None] = warnings.warn
+    ) -> None:
         self.began = time.monotonic() - seconds
+        self.warn, self.warned = warn, False
         self.file = self.board = None
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-            path = folder / LOG
-            torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
-            self.file = path.open("a", encoding="utf-8")
-            if torn:  # a crash in the middle of a line
-                self.file.write("\n")
-            self.board = summary_writer(folder / TENSORBOARD, step)
+            self.path, self.curves = folder / LOG, folder / TENSORBOARD
+            self.torn = ends_torn(self.path)  # by a crash
+            self.file = self.path.open("ab", buffering=0)  # a line is there at once, and none waits that cannot go
+            try:
+                self.board = summary_writer(self.curves, step)
+            except OSError as error:
+                self.drop_board(error)
 
     @property
     def seconds(self) -> float:
@@ -38,26 +46,57 @@ class RunLog:
     def write(self, event: str, **values: Any) -> dict[str, Any]:
         record = {"event": event, "time": round(self.seconds, 3), **values}
         if self.file is not None:
-            self.file.write(json.dumps(plain(record), allow_nan=False) + "\n")
-            self.file.flush()
+            try:
+                self.append(json.dumps(plain(record), allow_nan=False).encode() + b"\n")
+            except OSError as error:
+                if not self.warned:
+                    self.warn(f"{self.path} cannot be written, and records are lost until it can: {error}")
+                self.warned = True
         if self.board is not None and event in CURVES:
             name = event if event == "step" else f"{values.get('split', 'evaluation')}_{values.get('weights', 'raw')}"
-            for key, value in values.items():
-                if isinstance(value, float) and key != "epoch":
-                    self.board.add_scalar(f"{name}/{key}", value, values["step"])
+            try:
+                for key, value in values.items():
+                    if isinstance(value, float) and key != "epoch":
+                        self.board.add_scalar(f"{name}/{key}", value, values["step"])
+            except OSError as error:
+                self.drop_board(error)
         return record
+
+    def append(self, line: bytes) -> None:
+        assert self.file is not None
+        rest = b"\n" + line if self.torn else line
+        while rest:  # the last bytes that a disk has room for make a short write, and the next one an error
+            written = self.file.write(rest) or 0
+            self.torn = rest[:written][-1:] != b"\n" if written else self.torn
+            rest = rest[written:]
+
+    def drop_board(self, error: OSError) -> None:
+        self.board = None
+        self.warn(f"{self.curves} cannot be written, and TensorBoard's curves end here: {error}")
 
     def close(self) -> None:
         if self.file is not None:
             self.file.close()
         if self.board is not None:
-            self.board.close()
+            try:
+                self.board.close()
+            except OSError as error:
+                self.drop_board(error)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.close()
+
+
+def ends_torn(path: Path) -> bool:
+    """Whether a file ends in the middle of a line."""
+    if not path.exists() or not path.stat().st_size:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
 
 
 def plain(value: Any) -> Any:
@@ -70,9 +109,9 @@ def plain(value: Any) -> Any:
 
 
 def summary_writer(folder: Path, step: int) -> Any:
-    """TensorBoard's, if it is installed; after a resume its curves go on from `step`."""
+    """TensorBoard's, if it is installed; after a resume at `step` its curves go on with the next one."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return None
-    return SummaryWriter(str(folder), purge_step=step or None)
+    return SummaryWriter(str(folder), purge_step=step + 1 if step else None)

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lambdanets.data.broken import TooManyBrokenError
 from lambdanets.measure.machine import describe
 from lambdanets.train import checkpoint
 from lambdanets.train.config import RunConfig
@@ -20,6 +22,7 @@ from lambdanets.train.guard import NotFiniteError, diagnose
 from lambdanets.train.jsonable import to_json
 from lambdanets.train.log import CHECKPOINTS, CONFIG, RunLog
 from lambdanets.train.memory import fitting_share, make_share
+from lambdanets.train.notes import notes
 from lambdanets.train.precision import autocast
 from lambdanets.train.prefetch import on_device
 from lambdanets.train.resume import find_checkpoint
@@ -28,7 +31,6 @@ from lambdanets.train.signals import StopRequests
 from lambdanets.train.task import Task
 
 AGREE_EVERY = 4  # steps after which several processes ask each other whether to stop or to save
-SETTLED = 2.0  # momentum * steps below which running statistics still hold their start
 Watch = Callable[[dict[str, Any]], None]
 Scores = dict[str, dict[str, dict[str, float]]]  # "ema" or "raw": split: name: number
 
@@ -58,7 +60,8 @@ def fit(task: Task, config: RunConfig, *, resume: bool = False, watch: Watch | N
         task: what is trained.
         config: how.
         resume: go on from the newest whole checkpoint in `config.out`, if there is one. Elastic restarts always do.
-        watch: is called with every record of the log, on the main process.
+        watch: is called with every record of the log, on the main process; and after every step with a "tick", which
+            knows nothing but the step: a GPU may still be computing it.
     """
     with StopRequests() as stop, join(config.device) as world:
         try:
@@ -74,7 +77,8 @@ class Run:
         self.task, self.config, self.world, self.stop, self.watch = task, config, world, stop, watch
         self.epoch_steps = task.examples // config.batch_size
         if not self.epoch_steps:
-            raise ValueError(f"{task.examples} training images do not fill a batch of {config.batch_size}")
+            least = f"use --batch-size {task.examples} or less"
+            raise ValueError(f"{task.examples} training images do not fill a batch of {config.batch_size}: {least}")
         self.steps = max(1, round(config.epochs * self.epoch_steps))
         self.step = 0  # steps done
         self.best: dict[str, Any] | None = None
@@ -96,13 +100,17 @@ class Run:
         else:
             self.share = fitting_share(self.engine, self.config.batch_size)
         folder = self.config.out if self.world.main else None
-        with RunLog(folder, loaded["seconds"] if loaded else 0.0, self.step) as self.log:
+        with RunLog(folder, loaded["seconds"] if loaded else 0.0, self.step, self.warn) as self.log:
             self.report_start(loaded)
             self.clock = self.saved_at = time.monotonic()
-            while self.step < self.steps and not self.stopped_early:
-                if self.run_epoch():
-                    return self.stopped_result()
-            return self.finish()
+            try:
+                while self.step < self.steps and not self.stopped_early:
+                    if self.run_epoch():
+                        return self.stopped_result()
+                return self.finish()
+            except TooManyBrokenError as error:
+                self.give_up(str(error))
+                raise
 
     # The beginning
 
@@ -146,24 +154,10 @@ class Run:
             launch=self.world.launch,
             micro_batch=share.micro_batch,
             accumulation=share.parts,
-            note=". ".join(self.notes()),
+            note=". ".join(notes(self.engine.model, config, share, self.steps)),
             **self.task.describe(),
             **describe(self.world.device),
         )
-
-    def notes(self) -> list[str]:
-        """What a reader of the numbers should know."""
-        norms = [m for m in self.engine.model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-        notes = []
-        if norms and self.share.parts > 1:
-            notes.append(f"Batch norm sees micro-batches of {self.share.micro_batch}")
-        slow = min((norm.momentum or 1.0 for norm in norms), default=1.0)
-        if slow * self.steps < SETTLED:
-            notes.append(
-                f"A batch norm momentum of {slow:g} is too small for {self.steps:,} steps: "
-                f"the statistics that evaluation uses will not have settled. Use 0.1"
-            )
-        return notes
 
     # The middle
 
@@ -177,6 +171,8 @@ class Run:
             for step in range(self.step, min((epoch + 1) * self.epoch_steps, self.steps)):
                 batch = self.engine.step(step, batches, self.share, self.rate(step))
                 self.step = step + 1
+                if self.watch is not None and self.world.main:
+                    self.watch({"event": "tick", "step": self.step})
                 if self.step % self.config.log_every == 0 or self.step == self.steps:
                     self.report_step(batch)
                 if self.evaluation_due():
@@ -338,6 +334,14 @@ class Run:
         self.write("end", step=self.step, reason=f"stopped by {signal}; --resume goes on")
         return self.result(signal, {})
 
+    def give_up(self, reason: str) -> None:
+        """The data stops the run: once it is mended, --resume goes on from here."""
+        if self.world.size == 1:  # all processes have to make a checkpoint, and the others may be in a step
+            self.report_events()
+            if self.step:
+                self.save_checkpoint()
+        self.write("end", step=self.step, reason=reason)
+
     def finish(self) -> Result:
         self.save_checkpoint()
         if self.config.early_stopping:
@@ -362,6 +366,13 @@ class Run:
         return Result(
             self.config.out, self.step, self.steps, signal, scores, skipped, self.log.seconds, self.world.main
         )
+
+    def warn(self, sentence: str) -> None:
+        """For people only: what the log cannot hold."""
+        if self.watch is None:
+            warnings.warn(sentence, stacklevel=2)
+        else:
+            self.watch({"event": "warning", "step": self.step, "reason": sentence})
 
     def write(self, event: str, **values: Any) -> None:
         record = self.log.write(event, **values)

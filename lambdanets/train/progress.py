@@ -68,6 +68,9 @@ class Watcher:
         note = f" ({record['note']})" if record["note"] else ""
         self.say(escape(f"resumed at step {record['step']} of {self.steps}{note}"))
 
+    def tick(self, record: Record) -> None:
+        self.bar.update(self.task, completed=record["step"])
+
     def step(self, record: Record) -> None:
         numbers = f"{record['examples_per_second']:,.0f} ex/s  loss {record['loss']:.3f}"
         if "top1" in record:
@@ -99,3 +102,6 @@ class Watcher:
         self.say(
             f"[red]no checkpoint at step {record['step']}, the last good one is kept: {escape(record['reason'])}[/]"
         )
+
+    def warning(self, record: Record) -> None:
+        self.say(f"[red]{escape(record['reason'])}[/]")

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from lambdanets.models.hub import read_object
 from lambdanets.train import checkpoint
 from lambdanets.train.config import RunConfig
 from lambdanets.train.distributed import World
@@ -57,7 +58,7 @@ def read_checkpoint(config: RunConfig, resume: bool, steps: int, epoch_steps: in
 
 def check_config(config: RunConfig) -> None:
     """The curve can only go on if nothing that shapes it has changed."""
-    before = flat(json.loads((config.out / CONFIG).read_text()))
+    before = flat(read_object(config.out / CONFIG))
     now = flat(to_json(config))
     changed = [key for key in before if before[key] != now.get(key) and key not in CHANGEABLE]
     if changed:

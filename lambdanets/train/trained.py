@@ -1,6 +1,5 @@
 """A trained network, wherever it is: what `evaluate` and `predict` share."""
 
-import json
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,6 +21,7 @@ from lambdanets.models.hub import (
     from_pretrained,
     locate,
     read_card,
+    read_object,
     read_state,
 )
 from lambdanets.models.network import Network
@@ -141,7 +141,7 @@ def weights_in(folder: Path, weights: str) -> Path:
             f"{folder} is a run that has not ended, and weights are written at its end: "
             f"`lambdanets train resume {folder}` goes on with it"
         )
-    described = (folder / CONFIG).is_file() and KEY in json.loads((folder / CONFIG).read_text())
+    described = (folder / CONFIG).is_file() and KEY in read_object(folder / CONFIG)
     missing = WEIGHTS if described else f"{wanted.name} (a run) or {WEIGHTS} (a model folder)"
     raise FileNotFoundError(f"{folder} has no {missing}")
 

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import random
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -189,6 +190,14 @@ def test_a_small_set_is_judged_after_an_epoch():
     loader = Loader(Numbered(8, [1, 2]), CENTRE, options(broken=BrokenImages(0.2)))
     with pytest.raises(TooManyBrokenError, match="2 of the 8 images"):
         epochs(loader, 3)
+
+
+def test_a_part_of_a_run_is_judged_with_the_others():
+    source = Numbered(8, [1, 2])
+    policy = BrokenImages(0.05, others=32)
+    with pytest.raises(TooManyBrokenError, match="2 of the 39 images"):
+        list(Loader(source, CENTRE, options(broken=replace(policy, others=31)), training=False).epoch(0))
+    assert sum(len(batch) for batch in Loader(source, CENTRE, options(broken=policy), training=False).epoch(0)) == 6
 
 
 def test_evaluation_leaves_broken_images_out():

@@ -33,6 +33,20 @@ def test_an_added_image_moves_at_most_one_of_its_class():
         assert all(name.startswith("0/") for name in moved)
 
 
+@pytest.mark.parametrize("fraction", [0.001, 0.02, 0.1, 0.3, 0.5])
+def test_small_classes_give_one_and_stay_stable(fraction: float):
+    """Every size of a class from one image on: of two or more one is held out, and growing moves at most one."""
+    before: set[str] = set()
+    for size in range(1, 80):
+        names = NAMES[:size]
+        train, held = held_out(np.zeros(size), fraction, names=names)
+        now = {names[i] for i in held}
+        assert len(held) == (max(1, round(fraction * size)) if size > 1 else 0)
+        assert len(train) >= 1
+        assert len(before ^ (now - {names[-1]})) <= 1
+        before = now
+
+
 def test_seeds_differ_and_nothing_can_be_held_out():
     assert not np.array_equal(held_out(LABELS, 0.1, 0)[1], held_out(LABELS, 0.1, 1)[1])
     train, held = held_out(LABELS, 0)

@@ -1,7 +1,6 @@
 """Weights in files and folders: the same network comes back, and a wrong file is refused."""
 
 import json
-import pickle
 from pathlib import Path
 
 import pytest
@@ -133,9 +132,22 @@ class Payload:
 
 def test_pickles_run_no_code(tmp_path: Path) -> None:
     torch.save({"conv1.weight": Payload()}, tmp_path / "bad.pth")
-    with pytest.raises(pickle.UnpicklingError):
+    with pytest.raises(ValueError, match=r"bad.pth is refused.*could run code") as caught:
         create_model("lambda_patch_tiny", tmp_path / "bad.pth")
+    assert "weights_only" not in str(caught.value)  # torch advises to switch the guard off
     assert not Payload.ran
+
+
+@pytest.mark.parametrize("size", [0, 2, 100, 5000])
+@pytest.mark.parametrize("zipped", [True, False])
+def test_truncated_torch_files_are_refused(size: int, zipped: bool, tmp_path: Path) -> None:
+    path = tmp_path / "cut.pt"
+    network = create_model("lambda_patch_tiny", width=16, depth=4)
+    torch.save(network.state_dict(), path, _use_new_zipfile_serialization=zipped)
+    path.write_bytes(path.read_bytes()[:size])
+    with pytest.raises(ValueError, match=r"cut.pt is (not a whole torch file|refused)") as caught:
+        create_model("lambda_patch_tiny", path, width=16, depth=4)
+    assert "weights_only" not in str(caught.value)
 
 
 def test_what_cannot_be_saved_says_so(tmp_path: Path) -> None:

@@ -43,12 +43,38 @@ def test_the_90_epoch_setup_is_the_papers():
     assert (config.augment.randaugment_layers, config.augment.flip, config.model.drop_rate) == (0, 0.5, 0)
 
 
-def test_the_350_epoch_rows_are_the_papers():
-    assert len(ROWS_350) == 13
+# The paper's tables of hyperparameters and of results: the last two columns are seconds a step and supervised top-1.
+PAPER_ROWS_350 = """
+    50 & 128 & 10 & 0.2 & 0   & 0.058 & 77.4
+    50 & 160 & 10 & 0.2 & 0   & 0.089 & 79.2
+   101 & 160 & 10 & 0.3 & 0   & 0.14  & 80.8
+   101 & 192 & 15 & 0.2 & 0   & 0.20  & 81.9
+   152 & 192 & 15 & 0.3 & 0   & 0.28  & 82.5
+   152 & 224 & 15 & 0.3 & 0.1 & 0.38  & 83.2
+   152 & 256 & 15 & 0.3 & 0.1 & 0.49  & 83.8
+   152 & 288 & 15 & 0.3 & 0.1 & 0.63  & -
+   270 & 256 & 15 & 0.3 & 0.1 & 0.91  & 84.2
+   350 & 256 & 15 & 0.3 & 0.2 & 1.16  & 84.4
+   350 & 288 & 15 & 0.3 & 0.2 & 1.48  & 84.5
+   350 & 320 & 15 & 0.3 & 0.2 & 1.91  & 84.7
+   420 & 320 & 15 & 0.3 & 0.2 & 2.25  & 84.9
+"""
+
+
+def test_every_350_epoch_row_is_the_papers():
+    rows = [[cell.strip() for cell in line.split("&")] for line in PAPER_ROWS_350.strip().splitlines()]
+    assert len(rows) == len(ROWS_350)
+    for row, (depth, size, magnitude, dropout, stochastic_depth, seconds, top1) in zip(ROWS_350, rows, strict=True):
+        config = RECIPES[f"imagenet_350_{depth}_{size}"].make()
+        assert (config.model.name, config.model.size) == (f"lambda_resnet{depth}", int(size))
+        assert (config.augment.randaugment_layers, config.augment.randaugment_magnitude) == (2, int(magnitude))
+        assert (config.model.drop_rate, config.model.drop_path_rate) == (float(dropout), float(stochastic_depth))
+        assert (row.depth, row.image_size, row.seconds) == (int(depth), int(size), float(seconds))
+        assert row.top1 == (None if top1 == "-" else float(top1))
+
+
+def test_the_350_epoch_setup_is_the_papers():
     config = imagenet_350(152, 224)
-    assert (config.model.name, config.model.image_size) == ("lambda_resnet152", 224)
-    assert (config.augment.randaugment_layers, config.augment.randaugment_magnitude) == (2, 15)
-    assert (config.model.drop_rate, config.model.drop_path_rate) == (0.3, 0.1)
     assert (config.epochs, config.optimizer.weight_decay) == (350, 4e-5)
     early = {row.name for row in ROWS_350 if imagenet_350(row.depth, row.image_size).early_stopping}
     assert early == {"imagenet_350_350_288", "imagenet_350_350_320", "imagenet_350_420_320"}
@@ -139,10 +165,18 @@ def test_debug_trains_and_resumes_from_the_command_line(tmp_path, capsys):
         (["train", "debug", "--model.options", "scop=7"], ["scope"]),
         (["train", "debug", "--batch-size", "0"], ["batch_size is at least 1, not 0"]),
         (["train", "debug", "--device", "toaster"], ["toaster"]),
+        (["train", "imagnette"], ["unknown recipe 'imagnette': did you mean imagenette"]),
+        (["train", "xyz"], ["unknown recipe 'xyz': `lambdanets train --help` has them all"]),
+        (["detect", "train", "shape"], ["unknown recipe 'shape': did you mean shapes?"]),
+        (["train", "resume", "broken"], ["broken/config.json is not JSON"]),
+        (["train", "debug", "--model.pretrained", "empty.pt"], ["empty.pt is not a whole torch file"]),
     ],
 )
 def test_refusals_are_sentences(arguments, words, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.pt").touch()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").touch()
     try:
         status = main(arguments)
     except SystemExit as ended:  # the parser's own refusals

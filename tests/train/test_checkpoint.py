@@ -36,9 +36,13 @@ def test_a_damaged_one_is_passed_over_and_named(tmp_path, damage):
     found = load_newest(tmp_path)
     assert found.state["weights"][0] == 0
     assert newest.name in found.damaged[0]
+    assert steps(tmp_path) == [1]  # it does not count among those that are kept
+    assert newest.with_name(newest.name + ".damaged").exists()
     for path in complete(tmp_path):
         path.write_bytes(b"")
     with pytest.raises(ValueError, match=r"no checkpoint in .* is whole"):
+        load_newest(tmp_path)
+    with pytest.raises(ValueError, match="is whole"):  # nor is it a new run the second time
         load_newest(tmp_path)
 
 
@@ -88,6 +92,27 @@ def test_a_full_disk_makes_room_from_older_ones_but_never_the_newest(tmp_path):
     assert steps(tmp_path) == [3]
     assert load_newest(tmp_path).state == {"step": 3}
     assert not list(tmp_path.glob(f"*{checkpoint.PART}"))
+
+
+def test_a_full_disk_keeps_the_newest_whole_one_and_no_damaged_one(tmp_path):
+    good = save({"step": 10}, tmp_path, 10)
+    garbage = tmp_path / "step-000000020-0123456789abcdef.pt"
+    garbage.write_bytes(b"garbage")
+    aside = tmp_path / "step-000000019-0123456789abcdef.pt.damaged"
+    aside.write_bytes(b"garbage")
+    with pytest.raises(OSError, match="No space left"):
+        save({"step": 15}, tmp_path, 15, write=failing(2))
+    assert list(tmp_path.iterdir()) == [good]
+    assert load_newest(tmp_path).state == {"step": 10}
+
+
+def test_a_full_disk_takes_nothing_where_nothing_is_whole(tmp_path):
+    garbage = [tmp_path / f"step-00000000{step}-0123456789abcdef.pt" for step in (1, 2)]
+    for path in garbage:
+        path.write_bytes(b"garbage")
+    with pytest.raises(OSError, match="No space left"):
+        save({"step": 15}, tmp_path, 15, write=failing(1))
+    assert complete(tmp_path) == garbage
 
 
 def test_torchs_own_writer_error_is_an_oserror(tmp_path):

@@ -47,7 +47,7 @@ def test_scores_are_those_of_single_images(tmp_path: Path, capsys, workers: int)
         assert one["recall"] == pytest.approx(answers.count((i, i)) / 5)
     assert found["parameters"] == sum(p.numel() for p in network.parameters())
     assert found["images_per_second"] > 0
-    assert found["split"] == "train"  # a folder of classes: all of it
+    assert found["split"] == "all"  # a folder of classes
 
 
 def test_it_takes_what_people_have(tmp_path: Path, capsys):
@@ -141,15 +141,26 @@ def test_matching():
         (["{tmp}/torn.safetensors", "mnist"], ["not a whole safetensors file"]),
         (["{tmp}/other.pt", "mnist"], ["no .safetensors file", "lambdanets convert"]),
         (["{tmp}/empty", "mnist"], ["has no weights.safetensors"]),
+        (["{tmp}/odd", "mnist"], ["odd/config.json is not JSON"]),
+        (["{tmp}/odder", "mnist"], ["odder/config.json holds no names"]),
+        (["{tmp}/run"], ["run/config.json is not JSON"]),
         (["{tmp}/going", "mnist"], ["has not ended", "train resume"]),
         (["resnet26", "mnist", "--pretrained", "{tmp}/w.safetensors", "--options", "scop=7"], ["scop", "scope"]),
+        (["resnet26", "mnist", "--pretrained", "{tmp}/other.pt"], ["other.pt is not a whole torch file"]),
+        (["resnet26", "mnist", "--pretrained", "{tmp}/evil.pt"], ["evil.pt is refused", "could run code"]),
     ],
 )
 def test_refusals(tmp_path: Path, capsys, arguments: list[str], words: list[str]):
     _, path = small_weights(tmp_path / "w.safetensors")
     (tmp_path / "torn.safetensors").write_bytes(path.read_bytes()[:100])
     (tmp_path / "other.pt").write_bytes(b"\x80\x02")
+    torch.save({"weight": Path("an object")}, tmp_path / "evil.pt")
     (tmp_path / "empty").mkdir()
+    for name, text in (("odd", '{"lamb'), ("odder", "[]"), ("run", "")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(text)
+    (tmp_path / "run" / "weights.safetensors").write_bytes(path.read_bytes())
+    (tmp_path / "run" / "log.jsonl").write_text("")
     (tmp_path / "going").mkdir()
     (tmp_path / "going" / "log.jsonl").write_text("")
     assert main(["evaluate", "--device", "cpu", *(word.format(tmp=tmp_path) for word in arguments)]) == 2
@@ -169,6 +180,7 @@ def test_the_table(tmp_path: Path, capsys):
     written = json.loads(output.read_text())
     assert f"{100 * written['top1']:.2f}%" in said
     assert "[red]a" in said
+    assert ", train)" not in said  # nobody said that these are training images
     assert "images/s" in said
 
 

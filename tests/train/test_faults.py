@@ -205,8 +205,34 @@ def test_one_broken_image_in_a_hundred_is_replaced_and_named(tmp_path):
 def test_too_many_broken_images_stop_the_run_with_their_names(tmp_path):
     images = folder_of_images(tmp_path / "images", 60, broken=range(0, 60, 2))
     config = image_config(images, tmp_path / "run")
-    with pytest.raises(TooManyBrokenError, match=r"\.png"):
+    with pytest.raises(TooManyBrokenError, match=r"--data\.max-broken.*\.png"):
         fit(Classify(config), config)
+    assert "--data.max-broken" in records(tmp_path / "run", "end")[0]["reason"]
+
+
+def test_one_broken_image_of_a_small_validation_set_stops_nothing(tmp_path):
+    images = folder_of_images(tmp_path / "images", 60, broken=(4,))  # one of 12, and of 60
+    config = image_config(images, tmp_path / "run", epochs=1.0)
+    result = fit(Classify(config), config)
+    assert result.scores["ema"]["validation"]["examples"] == 11
+    assert [Path(r["name"]).name for r in records(tmp_path / "run", "broken_image")] == ["004.png"]
+
+
+def test_a_validation_set_that_cannot_be_read_stops_the_run_and_mended_it_goes_on(tmp_path):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    images = folder_of_images(tmp_path / "images")
+    fit(Classify(c := image_config(images, whole)), c)
+    folder_of_images(images, broken=range(4, 60, 5))
+    config = image_config(images, parts, data=DataConfig(path=str(images), workers=0, max_broken=0.9))
+    with pytest.raises(TooManyBrokenError, match="12 of the 12 images"):
+        fit(Classify(config), config)
+    assert [path.name[:14] for path in complete(parts / "checkpoints")] == ["step-000000006"]
+    assert records(parts, "end")[0]["step"] == 6
+    assert len(records(parts, "broken_image")) == 12
+    folder_of_images(images)
+    config = image_config(images, parts)  # max_broken may change
+    assert fit(Classify(config), config, resume=True).finished
+    assert same(weights(whole), weights(parts))
 
 
 def test_a_folder_without_validation_images_holds_some_out(tmp_path):
@@ -215,6 +241,40 @@ def test_a_folder_without_validation_images_holds_some_out(tmp_path):
     result = fit(Classify(config), config)
     assert result.scores["ema"]["held_out"]["examples"] == 6
     assert records(tmp_path / "run", "start")[0]["examples"] == 42
+
+
+def test_small_classes_hold_one_out_each(tmp_path):
+    """2% of 16 images is none when it is rounded, and early stopping would choose on the validation images."""
+    images = folder_of_images(tmp_path / "images")
+    data = DataConfig(path=str(images), workers=0, held_out=0.02)
+    task = Classify(image_config(images, tmp_path / "run", data=data))
+    assert task.describe()["evaluated"] == {"held_out": 3, "validation": 12}
+    assert task.examples == 45
+
+
+def test_classes_of_one_image_hold_nothing_out(tmp_path):
+    images = folder_of_images(tmp_path / "images", 3) / "train"
+    with pytest.raises(ValueError, match="no class has two images"):
+        Classify(image_config(images, tmp_path / "run"))
+
+
+@pytest.mark.parametrize(
+    ("classes", "renamed", "words"),
+    [
+        (4, None, "only .*other/val has class3$"),
+        (2, None, "only .*images has class2$"),
+        (3, "dog", "only .*other/val has dog; only .*images has class0$"),
+    ],
+)
+def test_classes_of_the_validation_images_that_differ_are_named(tmp_path, classes, renamed, words):
+    images = folder_of_images(tmp_path / "images")
+    other = folder_of_images(tmp_path / "other", classes=classes) / "val"
+    if renamed:
+        (other / "class0").rename(other / renamed)
+    with pytest.raises(ValueError, match=f"the classes of .*other/val are not those of .*images: {words}"):
+        Classify(
+            image_config(images, tmp_path / "run", data=DataConfig(path=str(images), validation=str(other), workers=0))
+        )
 
 
 def test_one_class_is_refused(tmp_path):

@@ -167,6 +167,30 @@ def test_memory_that_ends_becomes_accumulation(tmp_path, monkeypatch):
     assert same(final(small), final(asked))
 
 
+@pytest.mark.parametrize(
+    ("momentum", "epochs", "words"),
+    [
+        (0.01, 4.0, ["momentum of 0.01 is too small for 24 steps", "Use 0.1"]),
+        (0.1, 1.5, []),  # 9 steps are too few for 0.1, and there is nothing better to advise
+        (0.1, 1.0, ["warmup takes 1 epochs and the run 1", "--schedule.warmup-epochs"]),
+    ],
+)
+def test_notes_at_the_start(tmp_path, momentum, epochs, words):
+    task = Numbers()
+    make = task.model
+
+    def model():
+        network = make()
+        network[1].momentum = momentum
+        return network
+
+    task.model = model
+    fit(task, config(tmp_path, epochs=epochs))
+    note = records(tmp_path, "start")[0]["note"]
+    assert all(word in note for word in words)
+    assert bool(note) == bool(words)
+
+
 def test_not_even_one_example_fits(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "PROBED", ("cpu",))
     with pytest.raises(ValueError, match="not even one image"):
@@ -231,6 +255,7 @@ def test_a_damaged_newest_checkpoint_falls_back_and_says_so(tmp_path):
     assert resumed["path"] == before.name
     assert newest.name in resumed["note"]
     assert "damaged" in resumed["note"]
+    assert newest.with_name(newest.name + ".damaged").exists()
     assert same(final(whole), final(parts))
 
 
@@ -264,7 +289,7 @@ def test_a_full_disk_keeps_the_last_good_checkpoint_and_the_run(tmp_path, monkey
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (dict(batch_size=97), "96 training images do not fill a batch of 97"),
+        (dict(batch_size=97), "96 training images do not fill a batch of 97: use --batch-size 96 or less"),
         (dict(sync_batch_norm=True), "sync_batch_norm needs GPUs"),
         (dict(micro_batch=5), "16 images of a process do not divide into micro-batches of 5: use micro_batch 4"),
     ],

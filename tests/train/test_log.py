@@ -1,0 +1,120 @@
+"""The log of a run, on a disk that is full: nothing stops, and what is there can be read."""
+
+import resource
+import threading
+from contextlib import contextmanager
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from lambdanets.report.log import read_log
+from lambdanets.train.log import RunLog
+from lambdanets.train.loop import fit
+from lambdanets.train.progress import Watcher
+from tests.train.tasks import Numbers, config, final, same
+
+
+def limit(size):
+    """No file of this process grows beyond so many bytes: the last write is cut short, and the next one fails."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+@contextmanager
+def unlimited_afterwards():
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_log_that_fails_loses_records_and_says_so_once(tmp_path):
+    said = []
+    path = tmp_path / "log.jsonl"
+    with RunLog(tmp_path, warn=said.append) as log:
+        log.write("start", steps=3)
+        with unlimited_afterwards():
+            limit(path.stat().st_size + 10)
+            log.write("checkpoint", step=1)
+            torn = read_log(path)  # as it is in the middle of a run
+            log.write("checkpoint", step=2)
+        log.write("checkpoint", step=3)
+        log.write("end", step=3)
+    assert (torn.start["steps"], torn.unreadable, torn.checkpoints) == (3, 1, ())
+    found = read_log(path)
+    assert [record["step"] for record in found.checkpoints] == [3]
+    assert found.end["step"] == 3
+    assert found.unreadable == 1
+    assert len(said) == 1
+    assert str(path) in said[0]
+
+
+def test_a_line_that_a_crash_has_torn_is_ended(tmp_path):
+    (tmp_path / "log.jsonl").write_text('{"event": "start"}\n{"event": "st')
+    with RunLog(tmp_path) as log:
+        log.write("end", step=1)
+    assert (tmp_path / "log.jsonl").read_text().splitlines()[1] == '{"event": "st'
+    found = read_log(tmp_path / "log.jsonl")
+    assert (found.unreadable, found.end["step"]) == (1, 1)
+
+
+@pytest.fixture
+def quiet(monkeypatch):
+    """TensorBoard's thread prints what it fails of, and hands it over."""
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+
+
+@pytest.mark.usefixtures("quiet")
+def test_tensorboards_file_that_fails_is_named(tmp_path):
+    pytest.importorskip("tensorboard")
+    said = []
+    log = RunLog(tmp_path, warn=said.append)
+    log.write("step", step=1, loss=2.0)
+    log.board.flush()
+    (events,) = (tmp_path / "tensorboard").iterdir()
+    with unlimited_afterwards():
+        limit(events.stat().st_size)
+        log.write("step", step=2, loss=2.0)  # another thread writes: it fails here, or at the end
+        log.close()
+    assert len([sentence for sentence in said if str(tmp_path / "tensorboard") in sentence]) == 1
+
+
+def test_tensorboard_keeps_the_step_that_a_run_resumed_at_and_nothing_beyond(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for begin, end in ((0, 12), (10, 14)):
+        with RunLog(tmp_path, step=begin) as log:
+            for step in range(begin + 1, end + 1):
+                log.write("step", step=step, loss=float(begin))
+    found = EventAccumulator(str(tmp_path / "tensorboard"))
+    found.Reload()
+    assert [(one.step, one.value) for one in found.Scalars("step/loss")] == [
+        *((step, 0.0) for step in range(1, 11)),
+        *((step, 10.0) for step in range(11, 15)),
+    ]
+
+
+@pytest.mark.usefixtures("quiet")
+def test_a_run_goes_on_when_the_disk_is_full_and_ends_with_the_same_weights(tmp_path):
+    """From step 10 on no file grows; at step 20 there is room again."""
+    whole, full = tmp_path / "whole", tmp_path / "full"
+    fit(Numbers(), config(whole))
+    console = Console(file=StringIO(), width=400)
+    with unlimited_afterwards(), Watcher(console) as watcher:
+        unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+
+        def watch(record):
+            watcher(record)
+            if record["event"] == "step" and record["step"] in (10, 20):
+                limit((full / "log.jsonl").stat().st_size + 10 if record["step"] == 10 else unlimited)
+
+        assert fit(Numbers(), config(full, checkpoint_minutes=0.0), watch=watch).finished
+    assert same(final(whole), final(full))
+    log = read_log(full / "log.jsonl")
+    assert [record["step"] for record in log.steps] == [5, 10, 24]
+    assert log.end["reason"] == "finished"
+    text = console.file.getvalue()
+    assert text.count(f"{full / 'log.jsonl'} cannot be written") == 1
+    assert "no checkpoint at step 11" in text
