@@ -103,6 +103,18 @@ def test_a_score_has_every_run_and_part(made):
     ]
 
 
+def test_small_objects_are_counted(made, tmp_path, monkeypatch):
+    there = json.loads((made / "data" / "nuclei-seg" / "instances_valid.json").read_text())["annotations"]
+    areas = sorted(one["area"] for one in there if not one["iscrowd"])
+    limit = areas[len(areas) // 2]
+    monkeypatch.setattr(detect_sets, "SMALL", limit)
+    kept = copied(made, tmp_path, "nuclei-seg-lambda_resnet50-0")
+    output = tmp_path / "scores.json"
+    assert detect_sets.main(["score", str(made / "data"), str(kept), "--output", str(output)]) == 0
+    facts = json.loads(output.read_text())["sets"]["nuclei-seg"]["splits"]["validation"]
+    assert 0 < facts["small"] == sum(area < limit for area in areas) < len(areas)
+
+
 def test_scores_are_those_of_the_command(made, tmp_path, capsys):
     """After three steps all are zero: here some of what is there was found, not the same with every seed."""
     annotations = made / "data" / "nuclei-seg" / "instances_valid.json"
