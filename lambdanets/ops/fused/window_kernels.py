@@ -283,53 +283,116 @@ def value_gradients_window(
     tl.store(dv_ptr + store_offset, tl.trans(acc).to(dv_ptr.dtype.element_ty), mask=mask)
 
 
+@triton.jit
+def first_turn(begin, low, rows, column_blocks, GROUP: tl.constexpr):
+    """Row of tiles, block of columns and its group's first block of turn `begin`: groups of columns outside, rows of
+    tiles inside, columns of a group innermost."""
+    group = (begin // tl.maximum(rows * GROUP, 1)) * GROUP
+    width = tl.maximum(tl.minimum(GROUP, column_blocks - group), 1)
+    rest = begin - group * rows
+    return low + rest // width, group + rest % width, group
+
+
+@triton.jit
+def next_turn(tile_y, block, group, low, high, column_blocks, GROUP: tl.constexpr):
+    """first_turn of the next turn, without a division."""
+    block += 1
+    row_ends = block == tl.minimum(group + GROUP, column_blocks)
+    tile_y = tl.where(row_ends, tile_y + 1, tile_y)
+    group_ends = tile_y == high
+    tile_y = tl.where(group_ends, low, tile_y)
+    group = tl.where(group_ends, group + GROUP, group)
+    return tile_y, tl.where(row_ends, group, block), group
+
+
 @triton.jit(
-    do_not_specialize=["B", "QH", "QW", "CH", "CW", "back_y", "back_x", "forward_y", "forward_x", "splits", "b_first"]
+    do_not_specialize=["B", "QH", "QW", "CH", "CW", "back_y", "back_x", "forward_y", "forward_x", "splits", "b_first",
+                       "blocks"]
 )  # fmt: skip
 def table_gradients_window(
     g_ptr, v_ptr, de_ptr,
-    B, V, QH, QW, CH, CW, back_y, back_x, forward_y, forward_x, splits, b_first, columns, positions, svb, svm,
+    B, V, QH, QW, CH, CW, back_y, back_x, forward_y, forward_x, splits, b_first, columns, blocks, svb, svm,
     TY: tl.constexpr, TX: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
-    PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    GROUP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """dT [nk, C positions of the window] over a share of (query tiles, columns of g): sum of g [nk, bv] V^T [bv, C].
+    """dT [nk, C positions of the window] of one column of query tiles over a share of (its tiles, columns of g).
 
-    Grid: (blocks of the window, splits). Each program adds to what it summed for earlier parts of the batch.
+    A sum of g [nk, bv] V^T [bv, C]. Tiles of one column see the same columns of the map, so only those positions are
+    packed into blocks of C; rows of tiles whose window has this block off the map are skipped. All that a turn adds
+    to addresses are scalars. Programs that run together want the same g in the same order, so it comes from the cache.
+    Grid: (columns of tiles * blocks of the window, splits). Each program adds to what it summed for earlier parts of
+    the batch.
     """
     T: tl.constexpr = TY * TX
-    span = TX + back_x + forward_x
-    j = tl.program_id(0) * C + tl.arange(0, C)
-    row, column = row_column(j, span)
+    PER_ELEMENT: tl.constexpr = VP // BV if VP > BV else 1  # blocks of columns of one batch element
+    x0 = tl.program_id(0) // blocks * TX
+    first_position = tl.program_id(0) % blocks * C
+    low_x, width = window(x0, TX, CW, back_x, forward_x)
+    count = (TY + back_y + forward_y) * width
+    j = first_position + tl.arange(0, C)
+    row, column = row_column(j, tl.maximum(width, 1))
     # Rows of query tiles for which this block of the window touches the map.
-    first = (tl.program_id(0) * C) // span
-    last = (tl.program_id(0) * C + C - 1) // span
-    across = (QW + TX - 1) // TX
+    first = first_position // tl.maximum(width, 1)
+    last = tl.minimum(first_position + C, count) // tl.maximum(width, 1)
     low = tl.maximum(back_y - last + TY - 1, 0) // TY
     high = tl.minimum((QH + TY - 1) // TY, (tl.maximum(CH + back_y - first, 0) + TY - 1) // TY)
-    blocks = (columns + BV - 1) // BV
-    steps = tl.maximum(high - low, 0) * across * blocks
+    rows = tl.where(first_position < count, tl.maximum(high - low, 0), 0)
+    column_blocks = (columns + BV - 1) // BV
+    steps = rows * column_blocks
     share = (steps + splits - 1) // splits
     begin = tl.program_id(1) * share
     end = tl.minimum(begin + share, steps)
+    tile_y, block, group = first_turn(begin, low, rows, column_blocks, GROUP)
+
     nk = tl.arange(0, T * KP)
-    acc = tl.zeros((T * KP, C), dtype=tl.float32)
-    for step in tl.range(begin, end, num_stages=STAGES):
-        col = (step % blocks) * BV + tl.arange(0, BV)
-        y0, x0 = tile_origin(low * across + step // blocks, QW, TY, TX)
-        n, exists = tile_query(nk // KP, y0, x0, QH, QW, TX)
-        line = (n * KP + nk % KP) * columns
-        g = tl.load(g_ptr + (line[:, None] + col[None, :]), mask=exists[:, None] & (col < columns)[None, :], other=0.0)
-        y = y0 - back_y + row
-        x = x0 - back_x + column
-        inside = (y >= 0) & (y < CH) & (x >= 0) & (x < CW)
-        b0 = (step % blocks) * BV // VP
-        v = col % VP
-        offset = ((col // VP - b0) * svb + v)[None, :] + ((y * CW + x) * svm)[:, None]
-        mask = inside[:, None] & ((col < columns) & (b_first + col // VP < B) & (v < V))[None, :]
-        values = tl.load(v_ptr + tl.cast(b_first + b0, tl.int64) * svb + offset, mask=mask, other=0.0)
+    col = tl.arange(0, BV)
+    query_y = tl.where(x0 + nk // KP % TX < QW, nk // KP // TX, QH)  # no row of the map where the query does not exist
+    g_offset = ((nk // KP // TX * QW + nk // KP % TX) * KP + nk % KP) * columns
+    context_y = tl.where(j < count, row - back_y, -QH)
+    v_offset = ((row - back_y) * CW + low_x + column) * svm
+    g_ptr += x0 * KP * columns
+    # [splits, columns of tiles, nk, blocks, C]: a block is written as it was packed; sum_table_parts takes it apart.
+    de_ptr += (tl.program_id(1) * (tl.num_programs(0) // blocks) + x0 // TX).to(tl.int64) * (T * KP) * blocks * C
+    de_block = de_ptr + (nk[:, None] * (blocks * C) + j[None, :])
+    later = tl.full((T * KP, C), b_first, dtype=tl.int32) > 0
+    acc = tl.load(de_block, mask=later, other=0.0)
+    for _ in tl.range(begin, end, num_stages=STAGES):
+        y0 = tile_y * TY
+        mask = (query_y + y0 < QH)[:, None] & (block * BV + col < columns)[None, :]
+        g_tile = g_ptr + y0 * QW * KP * columns + block * BV
+        g = tl.load(g_tile + (g_offset[:, None] + col[None, :]), mask=mask, other=0.0)
+        b0 = b_first + block * BV // VP
+        v0 = block % PER_ELEMENT * BV
+        # One comparison: rows above the map are large numbers without a sign.
+        inside = tl.cast(context_y + y0, tl.uint32, bitcast=True) < tl.cast(CH, tl.uint32, bitcast=True)
+        mask = inside[:, None] & ((b0 + col // VP < B) & (v0 + col % VP < V))[None, :]
+        v_tile = v_ptr + tl.cast(b0, tl.int64) * svb + (y0 * CW * svm + v0)
+        values = tl.load(v_tile + (v_offset[:, None] + (col // VP * svb + col % VP)[None, :]), mask=mask, other=0.0)
         acc = tl.dot(g, tl.trans(values), acc, input_precision=PRECISION)
-    de_ptr += tl.program_id(1).to(tl.int64) * (T * KP) * positions
-    de_block = de_ptr + (nk[:, None] * positions + j[None, :])
-    if b_first > 0:
-        acc += tl.load(de_block)
+        tile_y, block, group = next_turn(tile_y, block, group, low, high, column_blocks, GROUP)
     tl.store(de_block, acc)
+
+
+@triton.jit(do_not_specialize=["width", "back", "forward", "positions", "part_columns", "splits", "across"])
+def sum_table_parts(
+    part_ptr, de_ptr, width, back, forward, positions, part_columns, splits, across,
+    TX: tl.constexpr, S: tl.constexpr, C: tl.constexpr,
+):  # fmt: skip
+    """dT [nk, positions of the window]: the sum of what all columns of tiles and all splits found for a position.
+
+    Grid: (nk, blocks of C positions). S splits a turn, in a fixed order.
+    """
+    place = tl.program_id(1) * C + tl.arange(0, C)
+    row, column = row_column(place, TX + back + forward)
+    split = tl.arange(0, S)
+    total = tl.zeros((S, C), dtype=tl.float32)
+    for tile_x in range(0, across):
+        low, clipped = window(tile_x * TX, TX, width, back, forward)
+        own = column - (low - tile_x * TX + back)
+        exists = (place < positions) & (own >= 0) & (own < clipped)
+        line = part_ptr + (tile_x * tl.num_programs(0) + tl.program_id(0)).to(tl.int64) * part_columns
+        for start in range(0, splits, S):
+            offset = (start + split).to(tl.int64) * across * tl.num_programs(0) * part_columns
+            mask = (start + split < splits)[:, None] & exists[None, :]
+            total += tl.load(line + offset[:, None] + (row * clipped + own)[None, :], mask=mask, other=0.0)
+    tl.store(de_ptr + tl.program_id(0) * positions + place, tl.sum(total, axis=0), mask=place < positions)

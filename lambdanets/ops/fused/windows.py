@@ -15,6 +15,7 @@ WINDOW_CONTEXT = 256  # contexts above this take the window mode, where it can r
 WORKSPACE = 256 * 2**20  # bytes of g = dlambda that the backward holds at a time, at most
 SPREAD_ELEMENTS = 8192  # of g that a program makes in one turn
 SPREAD_PROGRAMS = 4  # per multiprocessor: the kernel that writes g has few registers to keep
+COLUMN_GROUP = 8  # blocks of columns of g that dT takes one after the other: whole pages of memory
 WINDOW_HEADS = 16  # more heads would need more registers than there are
 
 
@@ -105,6 +106,27 @@ def window_geometry(geometry: Geometry) -> tuple[int, ...]:
 
 def tiles_of(grid: tuple[int, int], use: WindowTile) -> int:
     return -(-grid[0] // use.rows) * -(-grid[1] // use.width)
+
+
+@functools.cache
+def table_blocks(geometry: Geometry, use: WindowTile) -> tuple[int, int]:
+    """Blocks of the window of a column of query tiles in dT, at most, and how many there are in all columns."""
+    assert geometry.query_grid is not None
+    back, height, limit = geometry.centre[1], use.rows + geometry.scope[0] - 1, geometry.context_grid[1]
+    forward = geometry.scope[1] - 1 - back
+    widths = (
+        min(x + use.width + forward, limit) - max(x - back, 0) for x in range(0, geometry.query_grid[1], use.width)
+    )
+    blocks = [-(-height * max(width, 0) // use.block) for width in widths]
+    return max(1, *blocks), max(1, sum(blocks))
+
+
+def even_shares(device: torch.device, programs: int, divisible: int, per_processor: int) -> int:
+    """As `shares`, but up to three times around the chip, whichever leaves the least of it idle."""
+    return max(
+        (shares(device, programs, divisible, per_processor * rounds) for rounds in (1, 2, 3)),
+        key=lambda splits: splits * programs / -(-splits * programs // shares(device, 1, 2**30, per_processor)),
+    )
 
 
 def forward(q: Tensor, v: Tensor, c: Tensor | None, table: Tensor, geometry: Geometry) -> Tensor:
@@ -226,13 +248,13 @@ def window_value_and_table_gradients(
         # [(window of queries, depth), positions of the tile]
         d = expand_window(call.table, call.reach(on_values), own, centre, depth, q.dtype, transposed=True)
     on_table = call.tile("table_gradients")
-    reach = call.reach(on_table)
-    blocks = -(-reach[0] * reach[1] // on_table.block)
-    steps = -(-columns // on_table.columns) * tiles_of(geometry.query_grid, on_table)
-    splits = shares(q.device, blocks, steps, on_table.occupancy)
     if needs[3]:
+        across = -(-geometry.query_grid[1] // on_table.width)
+        blocks, programs = table_blocks(geometry, on_table)
+        steps = -(-columns // on_table.columns) * -(-geometry.query_grid[0] // on_table.rows)
+        splits = even_shares(q.device, programs, steps, on_table.occupancy)
         rows = on_table.rows * on_table.width * depth
-        partial = torch.empty(splits, rows, blocks * on_table.block, device=q.device, dtype=torch.float32)
+        partial = torch.empty(splits, across, rows, blocks * on_table.block, device=q.device, dtype=torch.float32)
 
     for b_first in range(0, B, part):
         kernels.spread_window[(query_shares, batch_tiles, value_tiles)](
@@ -248,12 +270,27 @@ def window_value_and_table_gradients(
                 num_warps=on_values.warps, num_stages=on_values.stages,
             )  # fmt: skip
         if partial is not None:
-            kernels.table_gradients_window[(blocks, splits)](
-                g, v, partial, B, V, *where, splits, b_first, columns, partial.shape[2], *v.stride()[:2],
+            kernels.table_gradients_window[(across * blocks, splits)](
+                g, v, partial, B, V, *where, splits, b_first, columns, blocks, *v.stride()[:2],
                 TY=on_table.rows, TX=on_table.width, KP=depth, VP=values, BV=on_table.columns, C=on_table.block,
-                PRECISION=precision, STAGES=on_table.stages, num_warps=on_table.warps,
+                GROUP=COLUMN_GROUP, PRECISION=precision, STAGES=on_table.stages, num_warps=on_table.warps,
             )  # fmt: skip
     if partial is not None:
-        local = Geometry((on_table.rows, on_table.width), reach, scope, 1, 1)
-        dt = fold_partial(partial, call.table, local, (0, 0), depth)
+        dt = window_table_gradient(call, on_table, partial)
     return dv, dt, None if dc is None else dc.sum(0)
+
+
+def window_table_gradient(call: WindowCall, use: WindowTile, partial: Tensor) -> Tensor:
+    """Parts of dT [splits, columns of tiles, nk, clipped positions of their windows] -> the gradient of the table."""
+    from . import window_kernels as kernels
+
+    geometry, reach = call.geometry, call.reach(use)
+    splits, across, rows, part_columns = partial.shape
+    back, positions, block = geometry.centre[1], reach[0] * reach[1], 128
+    summed = torch.empty(1, rows, positions, device=partial.device, dtype=torch.float32)
+    kernels.sum_table_parts[(rows, -(-positions // block))](
+        partial, summed, geometry.context_grid[1], back, geometry.scope[1] - 1 - back, positions, part_columns, splits,
+        across, TX=use.width, S=8, C=block, num_warps=4,
+    )  # fmt: skip
+    local = Geometry((use.rows, use.width), reach, geometry.scope, 1, 1)
+    return fold_partial(summed, call.table, local, (0, 0), call.depth)
