@@ -258,7 +258,8 @@ class LambdaLayer(nn.Module):
         trains = torch.is_grad_enabled() and self.to_queries.weight.requires_grad
         if self.fused_projection is not None and not trains:
             return project(inputs, self.fused_projection)
-        return project(inputs, merged([Projection.of(linear, norm) for linear, norm in modules]))  # one pass over x
+        whole = merged([Projection.of(linear, norm) for linear, norm in modules])  # one pass over x
+        return project(inputs, whole, self.backend == "fused" or (self.backend == "auto" and inputs.is_cuda))
 
     def _projections(self) -> list[tuple[nn.Linear, nn.Module | None]]:
         """The linear maps of queries, values and (with content) keys, and the norms behind them."""

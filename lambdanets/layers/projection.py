@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from lambdanets.ops.fused import norms
 from lambdanets.ops.operation import accumulation_dtype
 
 
@@ -68,9 +69,12 @@ def project_by_calls(inputs: Tensor, linear: nn.Module, norm: nn.Module | None) 
     return part if norm is None or isinstance(norm, nn.Identity) else normed(norm, part)
 
 
-def project(inputs: Tensor, projection: Projection) -> list[Tensor]:
-    """[B, N, C] -> [B, N, size] for each of the projection's sizes."""
-    parts = nn.functional.linear(inputs, projection.weight, projection.bias).split(projection.sizes, dim=-1)
+def project(inputs: Tensor, projection: Projection, kernels: bool = False) -> list[Tensor]:
+    """[B, N, C] -> [B, N, size] for each of the projection's sizes. `kernels`: the fused ones may norm the parts."""
+    product = nn.functional.linear(inputs, projection.weight, projection.bias)
+    if kernels and norms.takes(product, projection.norms):
+        return norms.normed_parts(product, projection.norms, projection.sizes)
+    parts = product.split(projection.sizes, dim=-1)
     return [
         kept(part) if norm is None else normed(norm, part) for part, norm in zip(parts, projection.norms, strict=True)
     ]

@@ -1,6 +1,7 @@
-"""How a test asks for one of the two forms of the lambda convolution."""
+"""What several tests of the operation share: a form of the lambda convolution, memory that shows what nobody wrote."""
 
 import pytest
+import torch
 
 from lambdanets.ops import conv
 
@@ -16,3 +17,15 @@ def prepare(monkeypatch):
         return "conv"
 
     return prepared
+
+
+@pytest.fixture
+def poisoned_memory(monkeypatch):
+    """What torch.empty returns is full of NaN, so an element nobody writes is noticed."""
+    plain = torch.empty
+
+    def poisoned(*args, **kwargs):
+        tensor = plain(*args, **kwargs)
+        return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+
+    monkeypatch.setattr(torch, "empty", poisoned)

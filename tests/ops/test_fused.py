@@ -14,22 +14,10 @@ from lambdanets.ops.fused import fused_content, fused_dense, fused_relative, why
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 REASON = why_not(DEVICE, torch.float32, 16, 16, 4)
-pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+pytestmark = [pytest.mark.skipif(REASON is not None, reason=str(REASON)), pytest.mark.usefixtures("poisoned_memory")]
 # Half types and float32 take different kernels at small contexts; the interpreter has time for some of each.
 DTYPES = [torch.float32, torch.bfloat16, torch.float16] if CUDA else [torch.float16, torch.float32]
 SLOW_IN_FLOAT32 = {"depth 32", "scope beyond the map", "wide values", "middle context"}
-
-
-@pytest.fixture(autouse=True)
-def poisoned_memory(monkeypatch):
-    """What torch.empty returns is full of NaN, so an element nobody writes is noticed."""
-    plain = torch.empty
-
-    def poisoned(*args, **kwargs):
-        tensor = plain(*args, **kwargs)
-        return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
-
-    monkeypatch.setattr(torch, "empty", poisoned)
 
 
 def dense_of(table, query_grid, context_grid, stride):

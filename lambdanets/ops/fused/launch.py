@@ -154,8 +154,11 @@ def on_device(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
 
 
 def precision_of(dtype: torch.dtype) -> str:
-    """fp32 honours torch.set_float32_matmul_precision; half types have one way only."""
-    return "ieee" if dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest" else "tf32"
+    """fp32 honours torch.set_float32_matmul_precision; half types have one way only.
+
+    "highest" is three TF32 products of split operands, added in float32: as exact as IEEE products (README.md).
+    """
+    return "tf32x3" if dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
 def unit_stride(tensor: Tensor) -> Tensor:

@@ -283,28 +283,6 @@ def value_gradients_window(
     tl.store(dv_ptr + store_offset, tl.trans(acc).to(dv_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit
-def first_turn(begin, low, rows, column_blocks, GROUP: tl.constexpr):
-    """Row of tiles, block of columns and its group's first block of turn `begin`: groups of columns outside, rows of
-    tiles inside, columns of a group innermost."""
-    group = (begin // tl.maximum(rows * GROUP, 1)) * GROUP
-    width = tl.maximum(tl.minimum(GROUP, column_blocks - group), 1)
-    rest = begin - group * rows
-    return low + rest // width, group + rest % width, group
-
-
-@triton.jit
-def next_turn(tile_y, block, group, low, high, column_blocks, GROUP: tl.constexpr):
-    """first_turn of the next turn, without a division."""
-    block += 1
-    row_ends = block == tl.minimum(group + GROUP, column_blocks)
-    tile_y = tl.where(row_ends, tile_y + 1, tile_y)
-    group_ends = tile_y == high
-    tile_y = tl.where(group_ends, low, tile_y)
-    group = tl.where(group_ends, group + GROUP, group)
-    return tile_y, tl.where(row_ends, group, block), group
-
-
 @triton.jit(
     do_not_specialize=["B", "QH", "QW", "CH", "CW", "back_y", "back_x", "forward_y", "forward_x", "splits", "b_first",
                        "blocks"]
@@ -313,7 +291,7 @@ def table_gradients_window(
     g_ptr, v_ptr, de_ptr,
     B, V, QH, QW, CH, CW, back_y, back_x, forward_y, forward_x, splits, b_first, columns, blocks, svb, svm,
     TY: tl.constexpr, TX: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
-    GROUP: tl.constexpr, PRECISION: tl.constexpr, STAGES: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """dT [nk, C positions of the window] of one column of query tiles over a share of (its tiles, columns of g).
 
@@ -342,7 +320,7 @@ def table_gradients_window(
     share = (steps + splits - 1) // splits
     begin = tl.program_id(1) * share
     end = tl.minimum(begin + share, steps)
-    tile_y, block, group = first_turn(begin, low, rows, column_blocks, GROUP)
+    tile_y, block = low + begin % tl.maximum(rows, 1), begin // tl.maximum(rows, 1)
 
     nk = tl.arange(0, T * KP)
     col = tl.arange(0, BV)
@@ -369,7 +347,9 @@ def table_gradients_window(
         v_tile = v_ptr + tl.cast(b0, tl.int64) * svb + (y0 * CW * svm + v0)
         values = tl.load(v_tile + (v_offset[:, None] + (col // VP * svb + col % VP)[None, :]), mask=mask, other=0.0)
         acc = tl.dot(g, tl.trans(values), acc, input_precision=PRECISION)
-        tile_y, block, group = next_turn(tile_y, block, group, low, high, column_blocks, GROUP)
+        tile_y += 1
+        block = tl.where(tile_y == high, block + 1, block)
+        tile_y = tl.where(tile_y == high, low, tile_y)
     tl.store(de_block, acc)
 
 

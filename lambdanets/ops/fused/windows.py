@@ -15,7 +15,7 @@ WINDOW_CONTEXT = 256  # contexts above this take the window mode, where it can r
 WORKSPACE = 256 * 2**20  # bytes of g = dlambda that the backward holds at a time, at most
 SPREAD_ELEMENTS = 8192  # of g that a program makes in one turn
 SPREAD_PROGRAMS = 4  # per multiprocessor: the kernel that writes g has few registers to keep
-COLUMN_GROUP = 8  # blocks of columns of g that dT takes one after the other: whole pages of memory
+THREE_PROGRAMS = 168  # registers a thread with which three programs of 4 warps fit a multiprocessor
 WINDOW_HEADS = 16  # more heads would need more registers than there are
 
 
@@ -49,11 +49,11 @@ def window_tile(kernel: str, depth: int, one_wide: bool, element_size: int) -> W
     """Fixed choices, from measurements on an H200 (README.md); never a function of batch or map size."""
     half = element_size == 2
     if kernel == "value_gradients":
-        rows, width = split_tile(128 if half else 32, one_wide)
-        return WindowTile(rows, width, 128 if half else 32, 32, 4 if half else 1, 4, 2)
+        rows, width = split_tile(128 if half else 64, one_wide)
+        return WindowTile(rows, width, 128, 32, 4 if half else 3, 4, 2)
     rows, width = split_tile(max(1, (128 if half else 64) // depth), one_wide)
     if kernel == "table_gradients":
-        return WindowTile(rows, width, 64 if half else 32, 128 if half else 32, 3 if half else 1, 4, 2)
+        return WindowTile(rows, width, 64 if half else 32, 128 if half else 64, 3, 4, 2)
     return WindowTile(rows, width, 128 if half else 32, 32, 4 if half else 1, 4, 2)
 
 
@@ -142,6 +142,8 @@ def forward(q: Tensor, v: Tensor, c: Tensor | None, table: Tensor, geometry: Geo
     value_tile = min(use.columns, max(16, power_of_two(V)))
     batch_tile = use.columns // value_tile
     reach = (use.rows + geometry.scope[0] - 1, use.width + geometry.scope[1] - 1)
+    # Four above that without a limit, where the tile of heads is the least: 419 us at 28x28x256, 372 with it.
+    registers = {"maxnreg": THREE_PROGRAMS} if q.element_size() == 2 and H <= 8 else {}
     with on_device(q):
         t = expand_window(table, (use.rows, use.width), reach, (0, 0), depth, q.dtype)
         grid = (-(-B // batch_tile), tiles_of(geometry.query_grid, use), -(-V // value_tile))
@@ -149,7 +151,7 @@ def forward(q: Tensor, v: Tensor, c: Tensor | None, table: Tensor, geometry: Geo
             q, v, q if c is None else c, t, y, B, V, *window_geometry(geometry), *q.stride()[:3], *v.stride()[:2],
             K=K, H=H, TY=use.rows, TX=use.width, KP=depth, HP=max(8, power_of_two(H)), VT=value_tile, BB=batch_tile,
             C=use.block, HAS_C=c is not None, PRECISION=precision_of(q.dtype),
-            num_warps=use.warps, num_stages=use.stages,
+            num_warps=use.warps, num_stages=use.stages, **registers,
         )  # fmt: skip
     return y
 
@@ -273,7 +275,7 @@ def window_value_and_table_gradients(
             kernels.table_gradients_window[(across * blocks, splits)](
                 g, v, partial, B, V, *where, splits, b_first, columns, blocks, *v.stride()[:2],
                 TY=on_table.rows, TX=on_table.width, KP=depth, VP=values, BV=on_table.columns, C=on_table.block,
-                GROUP=COLUMN_GROUP, PRECISION=precision, STAGES=on_table.stages, num_warps=on_table.warps,
+                PRECISION=precision, STAGES=on_table.stages, num_warps=on_table.warps,
             )  # fmt: skip
     if partial is not None:
         dt = window_table_gradient(call, on_table, partial)

@@ -1,0 +1,205 @@
+"""Triton kernels for batch norm of queries and values, read from one projection and written apart.
+
+The projection is rows [R, S]: FIRST channels of queries, then values up to NORMED, then keys, which have no norm.
+Tile letters: ROWS x COLS a tile, P shares of the rows, each with its own sums.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def of_parts(first_ptr, second_ptr, c, FIRST: tl.constexpr, NORMED: tl.constexpr):
+    """One number a channel from two vectors, one after the other, in float32."""
+    first = tl.load(first_ptr + c, mask=c < FIRST, other=0.0).to(tl.float32)
+    return first + tl.load(second_ptr + (c - FIRST), mask=(c >= FIRST) & (c < NORMED), other=0.0).to(tl.float32)
+
+
+@triton.jit
+def to_parts(first_ptr, second_ptr, c, x, FIRST: tl.constexpr, NORMED: tl.constexpr):
+    """The reverse of of_parts."""
+    tl.store(first_ptr + c, x.to(first_ptr.dtype.element_ty), mask=c < FIRST)
+    second = (c >= FIRST) & (c < NORMED)
+    tl.store(second_ptr + (c - FIRST), x.to(second_ptr.dtype.element_ty), mask=second)
+
+
+@triton.jit
+def rows_of_parts(
+    q_ptr, v_ptr, k_ptr, r, c, exists, FIRST: tl.constexpr, NORMED: tl.constexpr, S: tl.constexpr
+):  # fmt: skip
+    """Rows [ROWS, COLS] of three tensors side by side, in float32; keys (none where S == NORMED) included."""
+    r = r.to(tl.int64)[:, None]
+    second, third = (c >= FIRST) & (c < NORMED), (c >= NORMED) & (c < S)
+    x = tl.load(q_ptr + (r * FIRST + c[None, :]), mask=exists & (c < FIRST)[None, :], other=0.0).to(tl.float32)
+    v = tl.load(v_ptr + (r * (NORMED - FIRST) + (c - FIRST)[None, :]), mask=exists & second[None, :], other=0.0)
+    x += v.to(tl.float32)
+    if S > NORMED:
+        k = tl.load(k_ptr + (r * (S - NORMED) + (c - NORMED)[None, :]), mask=exists & third[None, :], other=0.0)
+        x += k.to(tl.float32)
+    return x
+
+
+@triton.jit(do_not_specialize=["R", "share"])
+def batch_moments(
+    x_ptr, mean_ptr, square_ptr, R, share,
+    FIRST: tl.constexpr, NORMED: tl.constexpr, S: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """For each share of the rows: mean [P, NORMED] and sum of squared distances from it. Grid: (columns, P).
+
+    Tile by tile around the tile's own mean, merged as in Chan et al.: no difference of large squares.
+    """
+    c = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    first = tl.program_id(1) * share
+    last = tl.minimum(first + share, R)
+    mean = tl.zeros((COLS,), dtype=tl.float32)
+    square = tl.zeros((COLS,), dtype=tl.float32)
+    for start in range(first, last, ROWS):
+        r = start + tl.arange(0, ROWS)
+        exists = (r < last)[:, None] & (c < NORMED)[None, :]
+        x = tl.load(x_ptr + (r.to(tl.int64)[:, None] * S + c[None, :]), mask=exists, other=0.0).to(tl.float32)
+        before = (start - first).to(tl.float32)
+        here = tl.minimum(ROWS, last - start).to(tl.float32)
+        tile_mean = tl.sum(x, axis=0) / here
+        apart = tl.where(exists, x - tile_mean[None, :], 0.0)
+        step = tile_mean - mean
+        mean += step * (here / (before + here))
+        square += tl.sum(apart * apart, axis=0) + step * step * (before * here / (before + here))
+    place = tl.program_id(1) * NORMED + c
+    tl.store(mean_ptr + place, mean, mask=c < NORMED)
+    tl.store(square_ptr + place, square, mask=c < NORMED)
+
+
+@triton.jit
+def sum_of_shares(x_ptr, c, P, NORMED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
+    """[P, NORMED] -> its sum over the shares, in a fixed order."""
+    total = tl.zeros((COLS,), dtype=tl.float32)
+    for start in range(0, P, ROWS):
+        p = start + tl.arange(0, ROWS)
+        mask = (p < P)[:, None] & (c < NORMED)[None, :]
+        total += tl.sum(tl.load(x_ptr + (p[:, None] * NORMED + c[None, :]), mask=mask, other=0.0), axis=0)
+    return total
+
+
+@triton.jit
+def merged_moments(
+    mean_ptr, square_ptr, c, R, share, P, NORMED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr
+):  # fmt: skip
+    """Mean and sum of squared distances of all rows, from those of the shares."""
+    mean = tl.zeros((COLS,), dtype=tl.float32)
+    square = tl.zeros((COLS,), dtype=tl.float32)
+    for start in range(0, P, ROWS):
+        p = start + tl.arange(0, ROWS)
+        mask = (p < P)[:, None] & (c < NORMED)[None, :]
+        count = tl.maximum(tl.minimum(share, R - p * share), 0).to(tl.float32)[:, None]
+        means = tl.load(mean_ptr + (p[:, None] * NORMED + c[None, :]), mask=mask, other=0.0)
+        squares = tl.load(square_ptr + (p[:, None] * NORMED + c[None, :]), mask=mask, other=0.0)
+        before = tl.minimum(start * share, R).to(tl.float32)
+        here = tl.minimum(ROWS * share, R - start * share).to(tl.float32)
+        group_mean = tl.sum(means * count, axis=0) / here
+        apart = tl.where(mask, means - group_mean[None, :], 0.0)
+        step = group_mean - mean
+        mean += step * (here / (before + here))
+        square += tl.sum(squares + apart * apart * count, axis=0) + step * step * (before * here / (before + here))
+    return mean, square
+
+
+@triton.jit(do_not_specialize=["R", "share", "P"])
+def normalise_parts(
+    x_ptr, q_ptr, v_ptr, k_ptr, mean_ptr, square_ptr, moments_ptr,
+    weight_q, weight_v, bias_q, bias_v, mean_q, mean_v, var_q, var_v, count_q, count_v,
+    R, share, P, eps_q, eps_v, momentum_q, momentum_v,
+    FIRST: tl.constexpr, NORMED: tl.constexpr, S: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """Queries and values, normed, and keys, each a tensor of its own; running statistics on the way.
+
+    moments [2, NORMED]: mean and 1 / deviation, for the backward. Grid: (columns, programs that share the rows).
+    """
+    c = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    mean, square = merged_moments(mean_ptr, square_ptr, c, R, share, P, NORMED, GROUP, COLS)
+    eps = tl.where(c < FIRST, eps_q, eps_v)
+    inverse = 1.0 / tl.sqrt_rn(square / R + eps)
+    if tl.program_id(1) == 0:
+        tl.store(moments_ptr + c, mean, mask=c < NORMED)
+        tl.store(moments_ptr + NORMED + c, inverse, mask=c < NORMED)
+        momentum = tl.where(c < FIRST, momentum_q, momentum_v)
+        running = of_parts(mean_q, mean_v, c, FIRST, NORMED)
+        to_parts(mean_q, mean_v, c, running + momentum * (mean - running), FIRST, NORMED)
+        running = of_parts(var_q, var_v, c, FIRST, NORMED)
+        to_parts(var_q, var_v, c, running + momentum * (square / (R - 1) - running), FIRST, NORMED)
+        if tl.program_id(0) == 0:
+            tl.store(count_q, tl.load(count_q) + 1)
+            tl.store(count_v, tl.load(count_v) + 1)
+    normed = c < NORMED
+    mean = tl.where(normed, mean, 0.0)
+    scale = tl.where(normed, inverse * of_parts(weight_q, weight_v, c, FIRST, NORMED), 1.0)
+    bias = of_parts(bias_q, bias_v, c, FIRST, NORMED)
+    for start in range(tl.program_id(1) * ROWS, R, tl.num_programs(1) * ROWS):
+        rows = start + tl.arange(0, ROWS)
+        exists = (rows < R)[:, None] & (c < S)[None, :]
+        r = rows.to(tl.int64)[:, None]
+        x = tl.load(x_ptr + (r * S + c[None, :]), mask=exists, other=0.0).to(tl.float32)
+        y = ((x - mean[None, :]) * scale[None, :] + bias[None, :]).to(q_ptr.dtype.element_ty)
+        second, third = (c >= FIRST) & (c < NORMED), c >= NORMED
+        tl.store(q_ptr + (r * FIRST + c[None, :]), y, mask=exists & (c < FIRST)[None, :])
+        tl.store(v_ptr + (r * (NORMED - FIRST) + (c - FIRST)[None, :]), y, mask=exists & second[None, :])
+        if S > NORMED:
+            tl.store(k_ptr + (r * (S - NORMED) + (c - NORMED)[None, :]), y, mask=exists & third[None, :])
+
+
+@triton.jit(do_not_specialize=["R", "share"])
+def gradient_moments(
+    x_ptr, dq_ptr, dv_ptr, moments_ptr, sum_ptr, product_ptr, R, share,
+    FIRST: tl.constexpr, NORMED: tl.constexpr, S: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
+):  # fmt: skip
+    """For each share of the rows: sums [P, NORMED] of dy and of dy times the normed x. Grid: (columns, P)."""
+    c = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    mean = tl.load(moments_ptr + c, mask=c < NORMED, other=0.0)
+    inverse = tl.load(moments_ptr + NORMED + c, mask=c < NORMED, other=0.0)
+    first = tl.program_id(1) * share
+    last = tl.minimum(first + share, R)
+    total = tl.zeros((COLS,), dtype=tl.float32)
+    product = tl.zeros((COLS,), dtype=tl.float32)
+    for start in range(first, last, ROWS):
+        r = start + tl.arange(0, ROWS)
+        exists = (r < last)[:, None] & (c < NORMED)[None, :]
+        x = tl.load(x_ptr + (r.to(tl.int64)[:, None] * S + c[None, :]), mask=exists, other=0.0).to(tl.float32)
+        dy = rows_of_parts(dq_ptr, dv_ptr, dv_ptr, r, c, exists, FIRST, NORMED, NORMED)
+        total += tl.sum(dy, axis=0)
+        product += tl.sum(dy * (x - mean[None, :]), axis=0)
+    place = tl.program_id(1) * NORMED + c
+    tl.store(sum_ptr + place, total, mask=c < NORMED)
+    tl.store(product_ptr + place, product * inverse, mask=c < NORMED)
+
+
+@triton.jit(do_not_specialize=["R", "P"])
+def gradients_of_parts(
+    x_ptr, dq_ptr, dv_ptr, dk_ptr, dx_ptr, moments_ptr, sum_ptr, product_ptr,
+    weight_q, weight_v, dweight_q, dweight_v, dbias_q, dbias_v, R, P,
+    FIRST: tl.constexpr, NORMED: tl.constexpr, S: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
+    """The gradient of the whole projection, and of weights and biases. Grid: (columns, programs that share the rows).
+
+    dx = weight / deviation * (dy - mean of dy - normed x * mean of (dy * normed x)).
+    """
+    c = tl.program_id(0) * COLS + tl.arange(0, COLS)
+    total = sum_of_shares(sum_ptr, c, P, NORMED, GROUP, COLS)
+    product = sum_of_shares(product_ptr, c, P, NORMED, GROUP, COLS)
+    if tl.program_id(1) == 0:
+        to_parts(dweight_q, dweight_v, c, product, FIRST, NORMED)
+        to_parts(dbias_q, dbias_v, c, total, FIRST, NORMED)
+    normed = c < NORMED
+    mean = tl.load(moments_ptr + c, mask=normed, other=0.0)
+    inverse = tl.load(moments_ptr + NORMED + c, mask=normed, other=0.0)
+    scale = tl.where(normed, inverse * of_parts(weight_q, weight_v, c, FIRST, NORMED), 1.0)
+    total /= R
+    product *= inverse / R
+    for start in range(tl.program_id(1) * ROWS, R, tl.num_programs(1) * ROWS):
+        rows = start + tl.arange(0, ROWS)
+        exists = (rows < R)[:, None] & (c < S)[None, :]
+        place = rows.to(tl.int64)[:, None] * S + c[None, :]
+        x = tl.load(x_ptr + place, mask=exists & normed[None, :], other=0.0).to(tl.float32)
+        dy = rows_of_parts(dq_ptr, dv_ptr, dk_ptr, rows, c, exists, FIRST, NORMED, S)
+        dx = scale[None, :] * (dy - total[None, :] - (x - mean[None, :]) * product[None, :])
+        tl.store(dx_ptr + place, dx.to(dx_ptr.dtype.element_ty), mask=exists)

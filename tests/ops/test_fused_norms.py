@@ -1,0 +1,165 @@
+"""Batch norm of a projection's parts by kernels of their own, against torch's in float64: values, every gradient and
+running statistics. Runs as test_fused.py does.
+"""
+
+import pytest
+import torch
+from torch import nn
+
+from lambdanets import LambdaLayer2d
+from lambdanets.layers import projection
+from lambdanets.ops.fused import norms, why_not
+
+from .test_fused import CUDA, DEVICE, DTYPES, relative_error
+
+REASON = why_not(DEVICE, torch.float32, 16, 16, 4)
+pytestmark = [pytest.mark.skipif(REASON is not None, reason=str(REASON)), pytest.mark.usefixtures("poisoned_memory")]
+
+#        batch positions queries, values(, keys)
+CASES = {
+    "one tile": (3, 7, (8, 4, 4)),
+    "no keys": (2, 9, (16, 8)),
+    "several shares, last one short": (5, 149, (24, 16, 8)),
+    "odd channels over several tiles": (2, 33, (35, 61, 3)),
+    "two rows": (1, 2, (4, 4, 4)),
+}
+
+
+def two_norms(sizes, dtype):
+    torch.manual_seed(1)
+    found = []
+    for size, eps, momentum in zip(sizes[:2], (1e-5, 1e-3), (0.1, 0.25), strict=True):
+        norm = nn.BatchNorm2d(size, eps=eps, momentum=momentum, device=DEVICE, dtype=dtype)
+        nn.init.uniform_(norm.weight, 0.5, 2.0)
+        nn.init.normal_(norm.bias)
+        nn.init.normal_(norm.running_mean)
+        found.append(norm)
+    return found
+
+
+def results(function, product, pair, gradients):
+    """Outputs, gradients of the product, weights and biases, and running statistics."""
+    leaf = product.clone().requires_grad_()
+    outputs = function(leaf, pair)
+    wanted = [leaf, *(p for norm in pair for p in norm.parameters())]
+    found = torch.autograd.grad(outputs, wanted, [g.to(outputs[0].dtype) for g in gradients])
+    return [*outputs, *found, *(b for norm in pair for b in (norm.running_mean, norm.running_var))]
+
+
+@pytest.mark.parametrize("far", [0.0, 30.0], ids=["centred", "far from zero"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_against_torch_in_float64(case, dtype, far, monkeypatch):
+    monkeypatch.setattr(norms, "ROWS", 16)  # several tiles and shares, and several groups of them, for small inputs
+    monkeypatch.setattr(norms, "GROUP", 2)
+    monkeypatch.setattr(norms, "PROGRAMS", 16)
+    batch, count, sizes = CASES[case]
+    torch.manual_seed(0)
+    product = (torch.randn(batch, count, sum(sizes), device=DEVICE) + far * torch.randn(sum(sizes), device=DEVICE)).to(
+        dtype
+    )
+    gradients = [torch.randn(batch, count, size, device=DEVICE).to(dtype) for size in sizes]
+    names = (None,) * (len(sizes) - 2)
+
+    def fused(leaf, pair):
+        assert norms.takes(leaf, (*pair, *names))
+        return norms.normed_parts(leaf, (*pair, *names), sizes)
+
+    def plain(leaf, pair):
+        parts = leaf.split(sizes, dim=-1)
+        normed = [
+            norm(part.flatten(0, 1)[..., None, None]).view_as(part) for norm, part in zip(pair, parts, strict=False)
+        ]
+        return [*normed, *(part.clone() for part in parts[2:])]
+
+    found = results(fused, product, two_norms(sizes, torch.float32), gradients)
+    usual = results(plain, product, two_norms(sizes, torch.float32), gradients)
+    right = results(plain, product.double(), two_norms(sizes, torch.float64), gradients)
+    for i, (mine, theirs, exact) in enumerate(zip(found, usual, right, strict=True)):
+        assert mine.dtype == theirs.dtype, i
+        # float32 knows a mean of 30 to 2e-6 of a deviation, whoever adds it up
+        floor = {torch.float32: 2e-6 + 2e-7 * far, torch.bfloat16: 4e-3, torch.float16: 5e-4}[mine.dtype]
+        assert relative_error(mine, exact) <= max(2 * relative_error(theirs, exact), floor), i
+
+
+def test_batches_are_counted_and_gradients_need_no_layout():
+    pair = two_norms((4, 4), torch.float32)
+    product = torch.randn(2, 9, 12, device=DEVICE, requires_grad=True)
+    outputs = norms.normed_parts(product, (*pair, None), (4, 4, 4))
+    sum(one.sum() * 0.5 for one in outputs).backward()  # gradients without strides
+    assert torch.isfinite(product.grad).all()
+    torch.testing.assert_close(product.grad[..., 8:], torch.full((2, 9, 4), 0.5, device=DEVICE))
+    assert [int(norm.num_batches_tracked) for norm in pair] == [1, 1]
+
+
+def test_a_second_derivative():
+    pair = two_norms((4, 4), torch.float32)
+    product = torch.randn(2, 5, 12, device=DEVICE, requires_grad=True)
+
+    def penalty(function):
+        outputs = function(product)
+        (gradient,) = torch.autograd.grad(sum((one**3).sum() for one in outputs), product, create_graph=True)
+        return torch.autograd.grad(gradient.square().sum(), product)[0]
+
+    found = penalty(lambda x: norms.normed_parts(x, (*pair, None), (4, 4, 4)))
+    weights, biases = [n.weight for n in pair], [n.bias for n in pair]
+    right = penalty(lambda x: norms.plain_parts(x, weights, biases, [n.eps for n in pair], (4, 4, 4)))
+    torch.testing.assert_close(found, right, rtol=1e-3, atol=1e-3 * right.abs().max().item())
+
+
+def test_the_layer_trains_by_them(monkeypatch):
+    """A step through the layer, against the same layer by plain torch in float64."""
+    calls = []
+    plain = norms.normed_parts
+    monkeypatch.setattr(projection.norms, "normed_parts", lambda *a: calls.append(1) or plain(*a))
+    torch.manual_seed(0)
+    layer = LambdaLayer2d(8, heads=2, key_depth=4, scope=3, device=DEVICE, backend="fused")
+    exact = LambdaLayer2d(8, heads=2, key_depth=4, scope=3, device=DEVICE, dtype=torch.float64, backend="reference")
+    exact.load_state_dict(layer.state_dict())
+    x = torch.randn(2, 8, 4, 3, device=DEVICE)
+    for one, image in ((layer, x), (exact, x.double())):
+        one(image).square().sum().backward()
+    assert len(calls) == 1
+    for (name, mine), right in zip(layer.named_parameters(), exact.parameters(), strict=True):
+        assert relative_error(mine.grad, right.grad) < 1e-4, name
+    for (name, mine), right in zip(layer.named_buffers(), exact.buffers(), strict=True):
+        torch.testing.assert_close(mine.double(), right.double(), msg=name)
+
+
+def frozen(pair):
+    pair[0].eval()
+
+
+def hooked(pair):
+    pair[1].register_full_backward_hook(lambda *a: None)
+
+
+def cumulative(pair):
+    pair[0].momentum = None
+
+
+def synchronised(pair):
+    pair[1] = nn.SyncBatchNorm.convert_sync_batchnorm(pair[1])
+
+
+@pytest.mark.parametrize("change", [frozen, hooked, cumulative, synchronised])
+def test_other_norms_are_called_as_the_modules_they_are(change):
+    product, pair = torch.randn(2, 9, 12, device=DEVICE), two_norms((4, 4), torch.float32)
+    assert norms.takes(product, (*pair, None))
+    change(pair)
+    assert not norms.takes(product, (*pair, None))
+
+
+def test_inputs_that_only_torch_takes():
+    pair = two_norms((4, 4), torch.float32)
+    assert not norms.takes(torch.randn(1, 1, 12, device=DEVICE), (*pair, None))  # torch says why one row is too few
+    assert not norms.takes(torch.randn(2, 9, 12, device=DEVICE, dtype=torch.float64), (*pair, None))
+    assert not norms.takes(torch.randn(2, 12, 9, device=DEVICE).mT, (*pair, None))
+    with pytest.raises(ValueError, match="more than 1 value per channel"):
+        LambdaLayer2d(8, heads=2, scope=3, device=DEVICE, backend="fused")(torch.randn(1, 8, 1, 1, device=DEVICE))
+
+
+@pytest.mark.skipif(CUDA, reason="on a GPU the kernels are the usual way")
+def test_a_cpu_takes_torch_unless_asked(monkeypatch):
+    monkeypatch.setattr(projection.norms, "normed_parts", lambda *a: pytest.fail("not asked for"))
+    LambdaLayer2d(8, heads=2, scope=3)(torch.randn(2, 8, 3, 3)).sum().backward()
