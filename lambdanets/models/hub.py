@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lambdanets.models.network import Network
 
 CONFIG, WEIGHTS, KEY = "config.json", "model.safetensors", "lambdanets"
+HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "force_download")
 TIMM_HAS = frozenset({"resnet26", "resnet50", "resnet101", "resnet152"})  # names that are somebody else's there
 
 
@@ -134,8 +135,8 @@ def push_to_hub(network: "Network", repo_id: str, card: Card | None = None, **op
         return str(api.upload_folder(repo_id=repo_id, folder_path=folder, **options))
 
 
-def locate(source: str | Path, filename: str) -> Path:
-    """A file of a folder, or of a hub id (downloaded); `source` itself if it is a file."""
+def locate(source: str | Path, filename: str, **hub_options: Any) -> Path:
+    """A file of a folder, or of a hub id (downloaded, with `hub_options`); `source` itself if it is a file."""
     path = Path(source)
     if path.is_file():
         return path
@@ -147,7 +148,7 @@ def locate(source: str | Path, filename: str) -> Path:
         raise FileNotFoundError(f"{source} is no file or folder, and not an id on the hub (owner/name) either")
     from huggingface_hub import hf_hub_download
 
-    return Path(hf_hub_download(source, filename))
+    return Path(hf_hub_download(source, filename, **hub_options))
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -161,9 +162,9 @@ def read_object(path: Path) -> dict[str, Any]:
     return data
 
 
-def read_description(source: str | Path) -> dict[str, Any]:
+def read_description(source: str | Path, **hub_options: Any) -> dict[str, Any]:
     """Name, arguments and card, from config.json or from the header of a safetensors file."""
-    path = locate(source, CONFIG)
+    path = locate(source, CONFIG, **hub_options)
     if path.suffix == ".safetensors":
         from safetensors import SafetensorError, safe_open
 
@@ -188,21 +189,30 @@ def read_card(source: str | Path) -> Card:
 
 
 def from_pretrained(source: str | Path, **arguments: Any) -> "Network":
-    """The network of a file, folder or hub id, with its weights; `arguments` change it."""
+    """The network of a file, folder or hub id, with its weights.
+
+    `arguments` change it, or are those of the hub's own `from_pretrained`: HUB_OPTIONS.
+    """
     from lambdanets.models.registry import create_model
 
-    data = read_description(source)
-    network = create_model(data["name"], source, **{**data["arguments"], **arguments})
+    hub_options = {name: arguments.pop(name) for name in HUB_OPTIONS if name in arguments}
+    data = read_description(source, **hub_options)
+    network = create_model(data["name"], **{**data["arguments"], **arguments})
+    load_weights(network, source, **hub_options)
     network.card = Card.from_json(data)
     return network
 
 
-def load_weights(network: "Network", source: str | Path) -> None:
-    """Weights from a file, folder or hub id. A classifier for another number of classes is left out."""
-    path = locate(source, WEIGHTS)
+def load_weights(network: "Network", source: str | Path, **hub_options: Any) -> None:
+    """Weights from a file, folder or hub id.
+
+    A classifier for another number of classes is left out, and a convolution for images with other channels is made
+    to fit, as timm does.
+    """
+    path = locate(source, WEIGHTS, **hub_options)
     state = read_state(path)
     wanted = network.state_dict()
-    head = network.classifier_name
+    head, first = network.classifier_name, f"{network.first_conv}.weight"
     classes = len(state.get(f"{head}.bias", ()))
     if classes != network.num_classes:
         if classes and network.num_classes:
@@ -211,6 +221,10 @@ def load_weights(network: "Network", source: str | Path) -> None:
             state.pop(name, None)
             if name in wanted:
                 state[name] = wanted[name]
+    channels = network.config.in_chans
+    if first in state and state[first].ndim == 4 and state[first].shape[1] != channels:
+        warnings.warn(f"{path} is for {state[first].shape[1]} channels, not {channels}: fitted {first}", stacklevel=3)
+        state[first] = for_channels(state[first], channels)
     wrong = [
         f"{name} is {list(state[name].shape)}, expected {list(tensor.shape)}"
         for name, tensor in wanted.items()
@@ -224,6 +238,16 @@ def load_weights(network: "Network", source: str | Path) -> None:
             f"{path} does not fit {network.name}: missing {shorten(result.missing_keys)}; "
             f"not expected {shorten(result.unexpected_keys)}"
         )
+
+
+def for_channels(weight_OCHW: Tensor, channels: int) -> Tensor:
+    """A first convolution for images with other channels: the sum for one, else the same ones in turn, made smaller
+    or larger so that sums over the channels stay of their size."""
+    present = weight_OCHW.shape[1]
+    if channels == 1:
+        return weight_OCHW.sum(1, keepdim=True)
+    repeated = weight_OCHW.repeat(1, -(-channels // present), 1, 1)[:, :channels]
+    return repeated * (present / channels)
 
 
 def read_state(path: Path) -> dict[str, Tensor]:

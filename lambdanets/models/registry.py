@@ -90,7 +90,8 @@ def create_model(
     Args:
         name: one of `list_models()`.
         pretrained: weights: a file (safetensors, or a torch file of tensors), a folder that `save_pretrained`
-            wrote, or an id on the Hugging Face hub. The classifier is left new where the classes differ in number.
+            wrote, or an id on the Hugging Face hub. The classifier is left new where the classes differ in number,
+            and the first convolution is made to fit where the channels do.
         features_only: return the maps of the stages, as a list, in place of class scores.
         out_indices: which stages `features_only` returns (an int: the last n); all if None.
         arguments: fields of the network's row to change: num_classes, in_chans, image_size, drop_rate,
