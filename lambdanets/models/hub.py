@@ -6,8 +6,11 @@ part of the configuration, so that the file alone is enough.
 """
 
 import json
+import re
 import tempfile
 import warnings
+from argparse import Namespace
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
@@ -261,7 +264,8 @@ def read_state(path: Path) -> dict[str, Tensor]:
         except SafetensorError as error:
             raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals([Namespace]):  # timm's checkpoints have one beside the tensors
+            state = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
         raise ValueError(
             f"{path} is refused: it is no torch file, or holds more than tensors, and loading that could run code. "
@@ -277,7 +281,12 @@ def read_state(path: Path) -> dict[str, Tensor]:
             state = state[key]
     if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
         raise ValueError(f"{path} is not a dictionary of tensors")
-    return state
+    return unwrapped(state)
+
+
+def unwrapped(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Names without what DataParallel and torch.compile put before them."""
+    return {re.sub(r"^(module\.|_orig_mod\.)+", "", name): tensor for name, tensor in state.items()}
 
 
 def shorten(names: list[str], limit: int = 4) -> str:

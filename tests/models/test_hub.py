@@ -1,6 +1,7 @@
 """Weights in files and folders: the same network comes back, and a wrong file is refused."""
 
 import json
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,15 @@ def test_round_trip_of_a_state_dict(case: str, tmp_path: Path) -> None:
     again = create_model(name, tmp_path / "weights.pth", **arguments).eval()
     with torch.no_grad():
         assert torch.equal(again(x), network(x))
+
+
+def test_checkpoints_of_timms_script(tmp_path: Path) -> None:
+    network = create_model("lambda_patch_tiny", width=16, depth=4)
+    wrapped = torch.nn.DataParallel(torch.compile(network))  # type: ignore[arg-type]
+    torch.save({"arch": "x", "args": Namespace(lr=0.1), "state_dict": wrapped.state_dict()}, tmp_path / "best.pth.tar")
+    again = create_model("lambda_patch_tiny", tmp_path / "best.pth.tar", width=16, depth=4)
+    for name, tensor in network.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor), name
 
 
 def test_a_file_alone_is_enough_and_says_what_it_is(tmp_path: Path) -> None:
