@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 from lambdanets.layers import LambdaLayer2d, LocalAttention2d, SqueezeExcitation2d
 from lambdanets.models import LAYERS, ROWS, Bottleneck, ResNet, create_model, list_models
@@ -16,8 +17,13 @@ from tests.models.helpers import SMALL, fake, images, meta, randomized, settled,
 
 
 @pytest.mark.parametrize("name", list_models())
-def test_forward_of_an_odd_rectangle(name: str) -> None:
-    assert fake(name, 97, 131).shape == (1, ROWS[name].num_classes)
+def test_a_step_on_odd_rectangles(name: str) -> None:
+    with FakeTensorMode():
+        network = create_model(name).train()
+        scores = network(torch.randn(2, 3, 97, 131))
+        scores.sum().backward()
+    assert scores.shape == (2, ROWS[name].num_classes)
+    assert all(p.grad is not None and p.grad.shape == p.shape for p in network.parameters())
 
 
 @pytest.mark.parametrize("case", SMALL)
