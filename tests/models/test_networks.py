@@ -206,6 +206,13 @@ def test_options_arrive_in_the_lambda_layers() -> None:
     ]
 
 
+def test_options_of_layers_that_are_nowhere_are_named() -> None:
+    with pytest.warns(UserWarning, match="resnet26 has convolutions only, so that layer, heads changes nothing: give"):
+        meta("resnet26", layer="axial_attention", heads=4)
+    with pytest.warns(UserWarning, match=r"mobilenet_v2 has .* scope changes nothing"):
+        meta("mobilenet_v2", scope=7)
+
+
 def test_a_layer_given_as_a_function() -> None:
     def layer(channels: int) -> nn.Module:
         return LocalAttention2d(channels, heads=2, scope=5)
