@@ -1,5 +1,6 @@
 """The command line: parse, call, print. A command is a frozen dataclass of options with `run() -> exit status`."""
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -123,6 +124,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         return parse(arguments).run()
+    except BrokenPipeError:  # `| head` has read enough; what is left to print goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except (ValueError, OSError) as error:  # refused input: the sentence is for the user, the traceback is not
         print(f"lambdanets: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

@@ -21,3 +21,10 @@ def chosen_device(name: str | None) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {name!r}: torch finds no CUDA GPU here; use --device cpu")
     return device
+
+
+def check_positive(**numbers: float | None) -> None:
+    """Refuses numbers that are given and not above 0; they have the names of their options."""
+    for name, number in numbers.items():
+        if number is not None and number <= 0:
+            raise ValueError(f"--{name.replace('_', '-')} must be more than 0, got {number:g}")

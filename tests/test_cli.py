@@ -67,3 +67,9 @@ def test_python_m_gives_the_exit_status():
     )
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_has_enough_is_no_error():
+    command = f"{sys.executable} -u -m lambdanets models --help | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("", "")

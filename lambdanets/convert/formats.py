@@ -10,7 +10,7 @@ from lambdanets.convert import networks
 from lambdanets.convert.layers import D_LI14, LUCIDRAINS, TIMM, LayerNames, build_layer, read_layer
 from lambdanets.layers import LambdaLayer2d
 from lambdanets.models import Network
-from lambdanets.models.hub import shorten
+from lambdanets.models.hub import shorten, unwrapped
 
 Module = LambdaLayer2d | Network
 
@@ -54,7 +54,7 @@ class Converted:
 
 def convert_state(state: Mapping[str, Tensor], source_format: str | None = None) -> Converted:
     """Our module for a state dict of one of FORMATS; which one is seen from its names if it is not said."""
-    state = {name.removeprefix("module."): tensor for name, tensor in state.items()}  # DataParallel's prefix
+    state = unwrapped(state)
     name = source_format or recognise(state)
     if name not in FORMATS:
         raise ValueError(f"unknown format {name!r}; choose one of {', '.join(FORMATS)}")

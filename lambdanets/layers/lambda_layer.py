@@ -217,8 +217,9 @@ class LambdaLayer(nn.Module):
         weights are asked for. After any other change of weights (an optimiser, an EMA copy) call `fuse` again.
         """
         self.eval()
-        with torch.inference_mode(False), torch.no_grad():
-            self.fused_projection = merged([Projection.of(linear, norm) for linear, norm in self._projections()])
+        if self.channels == self.context_channels:  # else queries and context never come from one input
+            with torch.inference_mode(False), torch.no_grad():
+                self.fused_projection = merged([Projection.of(linear, norm) for linear, norm in self._projections()])
         self.kept = None if self.positions is None else Kept(self.positions.table)
         return self
 
@@ -255,7 +256,7 @@ class LambdaLayer(nn.Module):
         if not together:
             queries, *rest = [Projection.of(linear, norm) for linear, norm in modules]
             return [*project(inputs, queries), *project(asked, merged(rest))]
-        trains = torch.is_grad_enabled() and self.to_queries.weight.requires_grad
+        trains = torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters())
         if self.fused_projection is not None and not trains:
             return project(inputs, self.fused_projection)
         whole = merged([Projection.of(linear, norm) for linear, norm in modules])  # one pass over x
@@ -315,6 +316,8 @@ class LambdaLayer(nn.Module):
         if self.positions is not None:
             trains = torch.is_grad_enabled() and self.positions.table.requires_grad
             kept = None if trains or torch.compiler.is_compiling() else self.kept
+            if kept is not None and kept.table is not self.positions.table:  # somebody else's were put in their place
+                kept = self.kept = Kept(self.positions.table)
             return self.positions(query_grid, context_grid, self.stride, kept)
         if self.causal and tuple(query_grid) != tuple(context_grid):
             raise ValueError(

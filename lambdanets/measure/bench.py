@@ -30,7 +30,7 @@ from lambdanets.measure.peers import MODES, Contender, contenders
 from lambdanets.measure.timing import interleaved, once, peak_bytes, threads
 from lambdanets.ops import explain, lambda_op
 from lambdanets.ops.choose import BACKENDS
-from lambdanets.options import chosen_device, optional
+from lambdanets.options import check_positive, chosen_device, optional
 
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 HOPELESS = 30  # a backend that is predicted to be so many times slower than the chosen one is not waited for
@@ -286,9 +286,10 @@ def bench(options: BenchLayer, what: str, *, operation: bool, layers: bool, cons
     """Runs a benchmark; returns the exit status, 1 if a check failed."""
     console = console or Console()
     device = chosen_device(options.device)
+    check_positive(batch=options.batch, heads=options.heads, key_depth=options.key_depth, repeats=options.repeats)
     options = with_defaults(options, device)
     if options.plot is not None:
-        draw.check_plotting()
+        draw.check_plotting(options.plot)
     cases = make_cases(
         tuple(map(Shape.parse, options.shapes)),
         tuple(map(parse_scope, options.scopes)),

@@ -1,12 +1,13 @@
 """Pictures of what `bench` measured, from its JSON: `lambdanets bench plot RESULT.json PICTURE.png`."""
 
 import importlib.util
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
+
+from lambdanets.models.hub import read_object
 
 MIB = 2**20
 GROWTH_SIDES = 4  # from so many sides of the map on, cost is drawn against the side
@@ -25,15 +26,24 @@ class BenchPlot:
     """Where to draw, such as growth.png or growth.svg."""
 
     def run(self) -> int:
-        check_plotting()
-        draw(json.loads(self.result.read_text()), self.picture)
+        check_plotting(self.picture)
+        result = read_object(self.result)
+        if "generation" not in result and not all("shape" in row for row in result.get("rows", [{}])):
+            raise ValueError(f"{self.result} is no result of `bench op`, `bench layer` or `language compare`")
+        draw(result, self.picture)
         print(f"drawn in {self.picture}")
         return 0
 
 
-def check_plotting() -> None:
+def check_plotting(picture: Path) -> None:
+    """Refuses what cannot be drawn, before anything is measured."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ValueError("a plot needs matplotlib: pip install 'lambdanets[bench]'")
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    known = FigureCanvasBase.get_supported_filetypes()
+    if picture.suffix.removeprefix(".").lower() not in known:
+        raise ValueError(f"{picture}: a picture's name ends in .{', .'.join(sorted(known))}")
 
 
 def draw(result: dict[str, Any], path: Path) -> None:

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lambdanets.layers import AxialAttention2d, GlobalAttention2d, LinearAttention, LocalAttention2d
 from lambdanets.layers.lambda_layer import LambdaLayer
-from lambdanets.measure.trace import Call, trace
+from lambdanets.measure.trace import Call, evaluating, trace
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,11 @@ def paper_flops(network: nn.Module, shape: Sequence[int]) -> Flops:
 
 
 def executed_flops(network: nn.Module, shape: Sequence[int]) -> int:
-    """What torch's counter sees: for lambda layers the work of the implementation that runs, padding included."""
+    """What torch's counter sees: for lambda layers the work of the implementation that runs, padding included.
+
+    It counts no Fourier transforms, which some implementations use on the CPU, only the products around them.
+    """
     like = next(network.parameters())
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    with torch.no_grad(), evaluating(network), FlopCounterMode(display=False) as counter:
         network(torch.zeros(tuple(shape), device=like.device, dtype=like.dtype))
     return counter.get_total_flops()

@@ -18,13 +18,13 @@ from rich.table import Table
 from torch import nn
 
 from lambdanets.measure.machine import describe, installed
-from lambdanets.measure.parameters import count_parameters
+from lambdanets.measure.parameters import count_parameters, meta_network
 from lambdanets.measure.show import wide
 from lambdanets.measure.throughput import Precision, Protocol, Throughput, free_memory, measure_network
 from lambdanets.measure.timing import threads
 from lambdanets.models import create_model
 from lambdanets.models.registry import configure
-from lambdanets.options import chosen_device, optional
+from lambdanets.options import check_positive, chosen_device, optional
 
 TIMM = "timm:"
 ATTENTION = ("axial_attention", "local_attention")
@@ -73,9 +73,9 @@ class Entry:
         """Refuses what cannot be built, before anything is measured."""
         if not self.from_timm:
             try:
-                configure(self.name, **self.arguments)
-            except TypeError as error:
-                raise ValueError(str(error)) from error
+                meta_network(self.name, **self.arguments)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{self.text}: {error}") from error
             return
         if installed("timm") is None:
             raise ValueError(f"{self.text}: timm is not installed (pip install 'lambdanets[bench]')")
@@ -173,6 +173,9 @@ def bench_networks(options: BenchNetwork) -> int:
     texts = (*PRESETS.get(options.preset or "", ()), *options.names)
     if not texts:
         raise ValueError("which networks? Give names, such as resnet50 lambda_resnet50, or --preset")
+    check_positive(
+        batch=options.batch, memory_batch=options.memory_batch, image_size=options.image_size, repeats=options.repeats
+    )
     entries = [Entry.parse(text) for text in texts]
     for entry in entries:
         entry.check()

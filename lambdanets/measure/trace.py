@@ -1,6 +1,7 @@
 """Which modules a network calls, with which shapes: what the formulas for FLOPs and memory walk over."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -41,9 +42,21 @@ def trace(network: nn.Module, shape: Sequence[int], kinds: tuple[type[nn.Module]
             hooks.append(module.register_forward_hook(partial(record, name)))
     like = next(network.parameters())
     try:
-        with torch.no_grad():
+        with torch.no_grad(), evaluating(network):
             network(torch.zeros(tuple(shape), device=like.device, dtype=like.dtype))
     finally:
         for hook in hooks:
             hook.remove()
     return calls
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode while it lasts: zeros, or a single image, must not enter the running statistics."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

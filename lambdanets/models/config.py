@@ -73,8 +73,12 @@ class NetworkConfig(SpatialOptions):
             raise ValueError(f"unknown global_pool {self.global_pool!r}; choose one of 'avg', 'max', ''")
         if not self.global_pool and self.num_classes:
             raise ValueError("global_pool='' keeps the map, which no classifier can take: also pass num_classes=0")
-        if self.num_classes < 0 or self.in_chans < 1:
-            raise ValueError(f"num_classes={self.num_classes}, in_chans={self.in_chans}: at least 0 and 1 are needed")
+        if not are_whole((self.num_classes,), 1, least=0):
+            raise ValueError(f"num_classes must be a whole number, 0 for no classifier, got {self.num_classes!r}")
+        if not are_whole((self.in_chans,), 1):
+            raise ValueError(f"in_chans must be a whole number from 1 on, got {self.in_chans!r}")
+        if not are_whole(self.image_grid):
+            raise ValueError(f"image_size must be a number of pixels, or (height, width), got {self.image_size!r}")
         for name in ("drop_rate", "drop_path_rate"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
@@ -110,6 +114,14 @@ class ResNetConfig(NetworkConfig):
     se_reduction: int = 16
     placement: Placement = "CCCC"
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("depths", "widths"):
+            if not are_whole(getattr(self, name), 4):
+                raise ValueError(f"{name} must be 4 numbers from 1 on, one for each stage, got {getattr(self, name)!r}")
+        if not isinstance(self.se, bool) and (not isinstance(self.se, tuple) or len(self.se) != 4):
+            raise ValueError(f"se must be True, False or 4 of them, one for each stage, got {self.se!r}")
+
 
 @dataclass(frozen=True, kw_only=True)
 class MobileNetConfig(NetworkConfig):
@@ -133,6 +145,11 @@ class PatchConfig(NetworkConfig):
     width: int
     depth: int
     expansion: int = 4
+
+
+def are_whole(values: Any, count: int = 2, least: int = 1) -> bool:
+    """Whether it is a tuple of so many ints, none of them smaller than `least`."""
+    return isinstance(values, tuple) and len(values) == count and all(isinstance(v, int) and v >= least for v in values)
 
 
 def as_tuples(value: Any) -> Any:

@@ -6,8 +6,11 @@ part of the configuration, so that the file alone is enough.
 """
 
 import json
+import re
 import tempfile
 import warnings
+from argparse import Namespace
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from lambdanets.models.network import Network
 
 CONFIG, WEIGHTS, KEY = "config.json", "model.safetensors", "lambdanets"
+HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "force_download")
 TIMM_HAS = frozenset({"resnet26", "resnet50", "resnet101", "resnet152"})  # names that are somebody else's there
 
 
@@ -134,8 +138,8 @@ def push_to_hub(network: "Network", repo_id: str, card: Card | None = None, **op
         return str(api.upload_folder(repo_id=repo_id, folder_path=folder, **options))
 
 
-def locate(source: str | Path, filename: str) -> Path:
-    """A file of a folder, or of a hub id (downloaded); `source` itself if it is a file."""
+def locate(source: str | Path, filename: str, **hub_options: Any) -> Path:
+    """A file of a folder, or of a hub id (downloaded, with `hub_options`); `source` itself if it is a file."""
     path = Path(source)
     if path.is_file():
         return path
@@ -147,7 +151,7 @@ def locate(source: str | Path, filename: str) -> Path:
         raise FileNotFoundError(f"{source} is no file or folder, and not an id on the hub (owner/name) either")
     from huggingface_hub import hf_hub_download
 
-    return Path(hf_hub_download(source, filename))
+    return Path(hf_hub_download(source, filename, **hub_options))
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -161,9 +165,9 @@ def read_object(path: Path) -> dict[str, Any]:
     return data
 
 
-def read_description(source: str | Path) -> dict[str, Any]:
+def read_description(source: str | Path, **hub_options: Any) -> dict[str, Any]:
     """Name, arguments and card, from config.json or from the header of a safetensors file."""
-    path = locate(source, CONFIG)
+    path = locate(source, CONFIG, **hub_options)
     if path.suffix == ".safetensors":
         from safetensors import SafetensorError, safe_open
 
@@ -188,21 +192,30 @@ def read_card(source: str | Path) -> Card:
 
 
 def from_pretrained(source: str | Path, **arguments: Any) -> "Network":
-    """The network of a file, folder or hub id, with its weights; `arguments` change it."""
+    """The network of a file, folder or hub id, with its weights.
+
+    `arguments` change it, or are those of the hub's own `from_pretrained`: HUB_OPTIONS.
+    """
     from lambdanets.models.registry import create_model
 
-    data = read_description(source)
-    network = create_model(data["name"], source, **{**data["arguments"], **arguments})
+    hub_options = {name: arguments.pop(name) for name in HUB_OPTIONS if name in arguments}
+    data = read_description(source, **hub_options)
+    network = create_model(data["name"], **{**data["arguments"], **arguments})
+    load_weights(network, source, **hub_options)
     network.card = Card.from_json(data)
     return network
 
 
-def load_weights(network: "Network", source: str | Path) -> None:
-    """Weights from a file, folder or hub id. A classifier for another number of classes is left out."""
-    path = locate(source, WEIGHTS)
+def load_weights(network: "Network", source: str | Path, **hub_options: Any) -> None:
+    """Weights from a file, folder or hub id.
+
+    A classifier for another number of classes is left out, and a convolution for images with other channels is made
+    to fit, as timm does.
+    """
+    path = locate(source, WEIGHTS, **hub_options)
     state = read_state(path)
     wanted = network.state_dict()
-    head = network.classifier_name
+    head, first = network.classifier_name, f"{network.first_conv}.weight"
     classes = len(state.get(f"{head}.bias", ()))
     if classes != network.num_classes:
         if classes and network.num_classes:
@@ -211,6 +224,10 @@ def load_weights(network: "Network", source: str | Path) -> None:
             state.pop(name, None)
             if name in wanted:
                 state[name] = wanted[name]
+    channels = network.config.in_chans
+    if first in state and state[first].ndim == 4 and state[first].shape[1] != channels:
+        warnings.warn(f"{path} is for {state[first].shape[1]} channels, not {channels}: fitted {first}", stacklevel=3)
+        state[first] = for_channels(state[first], channels)
     wrong = [
         f"{name} is {list(state[name].shape)}, expected {list(tensor.shape)}"
         for name, tensor in wanted.items()
@@ -226,6 +243,16 @@ def load_weights(network: "Network", source: str | Path) -> None:
         )
 
 
+def for_channels(weight_OCHW: Tensor, channels: int) -> Tensor:
+    """A first convolution for images with other channels: the sum for one, else the same ones in turn, made smaller
+    or larger so that sums over the channels stay of their size."""
+    present = weight_OCHW.shape[1]
+    if channels == 1:
+        return weight_OCHW.sum(1, keepdim=True)
+    repeated = weight_OCHW.repeat(1, -(-channels // present), 1, 1)[:, :channels]
+    return repeated * (present / channels)
+
+
 def read_state(path: Path) -> dict[str, Tensor]:
     """The tensors of a file. Nothing in it can run code."""
     if path.suffix == ".safetensors":
@@ -237,7 +264,8 @@ def read_state(path: Path) -> dict[str, Tensor]:
         except SafetensorError as error:
             raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        with torch.serialization.safe_globals([Namespace]):  # timm's checkpoints have one beside the tensors
+            state = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
         raise ValueError(
             f"{path} is refused: it is no torch file, or holds more than tensors, and loading that could run code. "
@@ -253,7 +281,12 @@ def read_state(path: Path) -> dict[str, Tensor]:
             state = state[key]
     if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
         raise ValueError(f"{path} is not a dictionary of tensors")
-    return state
+    return unwrapped(state)
+
+
+def unwrapped(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Names without what DataParallel and torch.compile put before them."""
+    return {re.sub(r"^(module\.|_orig_mod\.)+", "", name): tensor for name, tensor in state.items()}
 
 
 def shorten(names: list[str], limit: int = 4) -> str:

@@ -79,9 +79,9 @@ class MobileNetV2(Network):
 
     def __init__(self, config: MobileNetConfig) -> None:
         super().__init__(config)
-        wrong = [i for i in config.placement if not (isinstance(i, int) and 1 <= i <= len(BLOCKS))]
-        if wrong:
-            raise ValueError(f"placement must be block numbers from 1 to {len(BLOCKS)}, got {config.placement!r}")
+        chosen = config.placement
+        if not isinstance(chosen, tuple) or not all(isinstance(i, int) and 1 <= i <= len(BLOCKS) for i in chosen):
+            raise ValueError(f"placement must be block numbers from 1 to {len(BLOCKS)}, got {chosen!r}")
         scope = scope_of_stage(config.scope, 0, 1)
         size, reduction, channels = smaller(config.image_grid, 2), 2, STEM
         layers = [conv_norm_act(config.in_chans, STEM, 3, stride=2)]

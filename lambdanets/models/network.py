@@ -27,7 +27,7 @@ class Network(nn.Module, ABC):
     """
 
     classifier_name: ClassVar[str] = "fc"
-    first_conv: ClassVar[str] = "conv1"
+    first_conv: str  # the name of the convolution that sees the image
     config: NetworkConfig
     name: str | None = None  # in the registry
     card: "Card | None" = None  # preprocessing, class names, metrics, recipe of weights that were loaded
@@ -84,15 +84,30 @@ class Network(nn.Module, ABC):
         x = self.head_drop(x)
         return x if pre_logits else self.get_classifier()(x)
 
-    def forward_intermediates(self, x: Tensor, indices: Sequence[int] | int | None = None) -> list[Tensor]:
-        """The maps of the stages `indices` (all if None, the last n if an int)."""
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: Sequence[int] | int | None = None,
+        *,
+        stop_early: bool = False,
+        intermediates_only: bool = False,
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        """As in timm: the last map, and those of the stages `indices` (all if None, the last n if an int).
+
+        Args:
+            x: images.
+            indices: which stages.
+            stop_early: leave out the stages after the last one of `indices`, whose map is then the last.
+            intermediates_only: return the list alone.
+        """
         wanted = stage_indices(indices, len(self.feature_info))
         maps = {}
-        for stage in range(max(wanted) + 1):
+        for stage in range(max(wanted) + 1 if stop_early else len(self.feature_info)):
             x = self.forward_stage(stage, x)
             if stage in wanted:
                 maps[stage] = x
-        return [maps[stage] for stage in wanted]
+        found = [maps[stage] for stage in wanted]
+        return found if intermediates_only else (x, found)
 
     def get_classifier(self) -> nn.Module:
         return getattr(self, self.classifier_name)
@@ -164,7 +179,7 @@ class FeatureNetwork(nn.Module):
         self.feature_info = FeatureInfo(network.feature_info, self.out_indices)
 
     def forward(self, x: Tensor) -> list[Tensor]:
-        return self.network.forward_intermediates(x, self.out_indices)
+        return self.network.forward_intermediates(x, self.out_indices, intermediates_only=True)  # type: ignore
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         self.network.set_grad_checkpointing(enable)
@@ -176,25 +191,28 @@ class FeatureInfo:
     def __init__(self, info: list[dict[str, Any]], out_indices: Sequence[int]) -> None:
         self.info, self.out_indices = info, tuple(out_indices)
 
-    def _values(self, key: str, index: int | Sequence[int] | None) -> Any:
+    def get(self, key: str, index: int | Sequence[int] | None = None) -> Any:
         if isinstance(index, int):
             return self.info[index][key]
         return [self.info[i][key] for i in (self.out_indices if index is None else index)]
 
     def channels(self, index: int | Sequence[int] | None = None) -> Any:
-        return self._values("num_chs", index)
+        return self.get("num_chs", index)
 
     def reduction(self, index: int | Sequence[int] | None = None) -> Any:
-        return self._values("reduction", index)
+        return self.get("reduction", index)
 
     def module_name(self, index: int | Sequence[int] | None = None) -> Any:
-        return self._values("module", index)
+        return self.get("module", index)
 
     def get_dicts(self) -> list[dict[str, Any]]:
         return [self.info[i] for i in self.out_indices]
 
+    def __getitem__(self, stage: int) -> dict[str, Any]:
+        return self.info[stage]
+
     def __len__(self) -> int:
-        return len(self.out_indices)
+        return len(self.info)
 
 
 def stage_indices(indices: Sequence[int] | int | None, stages: int) -> tuple[int, ...]:
@@ -212,8 +230,8 @@ def _frozen_statistics(block: nn.Module) -> Iterator[None]:
     """Computing a block again must not update its running statistics again."""
     norms = [m for m in block.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
-    for norm in norms:
-        norm.momentum, norm.num_batches_tracked = 0.0, None
+    for norm, (_, batches) in zip(norms, before, strict=True):  # a copy to count in: SyncBatchNorm insists on one
+        norm.momentum, norm.num_batches_tracked = 0.0, None if batches is None else batches.clone()
     try:
         yield
     finally:
@@ -222,11 +240,22 @@ def _frozen_statistics(block: nn.Module) -> Iterator[None]:
 
 
 def _complete_shared_parameters(network: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """safetensors stores a shared table once: gives it back under each of its names."""
+    """safetensors stores a shared table once: gives it back under each of its names. Several ones are refused."""
     owners: dict[int, list[str]] = {}
     for name, parameter in network.named_parameters(remove_duplicate=False):
         owners.setdefault(id(parameter), []).append(prefix + name)
     for names in owners.values():
         found = [name for name in names if name in state]
+        other = next((name for name in found[1:] if not are_equal(state[name], state[found[0]])), None)
+        if other is not None:
+            raise ValueError(
+                f"{found[0]} and {other} differ in the weights, and this network shares one table in their place: "
+                f"build it with share_positions=False"
+            )
         for name in names if found else []:
             state.setdefault(name, state[found[0]])
+
+
+def are_equal(a: Tensor, b: Tensor) -> bool:
+    """Whether they are one tensor as far as anyone can tell: NaN equals NaN, and meta tensors say nothing."""
+    return a is b or a.is_meta or torch.equal(a.nan_to_num(), b.nan_to_num())

@@ -1,5 +1,6 @@
 """Networks by name."""
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from difflib import get_close_matches
@@ -7,7 +8,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from lambdanets.models.config import MobileNetConfig, NetworkConfig, PatchConfig, ResNetConfig
+from lambdanets.models.config import MobileNetConfig, NetworkConfig, PatchConfig, ResNetConfig, SpatialOptions
 from lambdanets.models.hub import load_weights
 from lambdanets.models.mobilenet import MobileNetV2
 from lambdanets.models.network import FeatureNetwork, Network
@@ -21,6 +22,7 @@ FAMILIES: dict[type[NetworkConfig], type[Network]] = {
     MobileNetConfig: MobileNetV2,
     PatchConfig: PatchNetwork,
 }
+SPATIAL = frozenset(f.name for f in fields(SpatialOptions))
 NO_WEIGHTS = (
     "no weights are published for {name!r}: pass pretrained='weights.safetensors', a folder that save_pretrained "
     "wrote, or the id of a model on the Hugging Face hub; `lambdanets train` makes weights"
@@ -47,6 +49,12 @@ def configure(name: str, **arguments: Any) -> NetworkConfig:
         raise TypeError(f"{name} has no argument {', '.join(unknown)}; {hint}")
     config = replace(row, **arguments)
     check_options(config.layer, list(arguments))
+    unused = [argument for argument in arguments if argument in SPATIAL]
+    if unused and "placement" not in arguments and getattr(row, "placement", "L") in ("CCCC", ()):
+        warnings.warn(
+            f"{name} has convolutions only, so that {', '.join(unused)} changes nothing: give a placement too",
+            stacklevel=3,
+        )
     return config
 
 
@@ -90,7 +98,8 @@ def create_model(
     Args:
         name: one of `list_models()`.
         pretrained: weights: a file (safetensors, or a torch file of tensors), a folder that `save_pretrained`
-            wrote, or an id on the Hugging Face hub. The classifier is left new where the classes differ in number.
+            wrote, or an id on the Hugging Face hub. The classifier is left new where the classes differ in number,
+            and the first convolution is made to fit where the channels do.
         features_only: return the maps of the stages, as a list, in place of class scores.
         out_indices: which stages `features_only` returns (an int: the last n); all if None.
         arguments: fields of the network's row to change: num_classes, in_chans, image_size, drop_rate,

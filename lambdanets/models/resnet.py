@@ -132,6 +132,7 @@ class ResNet(Network):
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__(config)
         stem = config.widths[0]
+        self.first_conv = "conv1.0" if config.stem in ("deep", "strided") else "conv1"
         self.conv1, self.maxpool = make_stem(config.stem, config.in_chans, stem)
         self.bn1 = nn.BatchNorm2d(stem)
         self.act1 = nn.ReLU(inplace=True)
@@ -172,13 +173,13 @@ class ResNet(Network):
 
 def blocks_of_stage(placement: Placement, stage: int, depth: int) -> frozenset[int]:
     """Which blocks of a stage, counted from 1, have the other layer."""
-    if len(placement) != STAGES:
+    if not isinstance(placement, str | tuple) or len(placement) != STAGES:
         raise ValueError(f"placement must name {STAGES} stages, for example 'CCLL', got {placement!r}")
     chosen = placement[stage]
     if chosen == "C":
         return frozenset()
     if chosen == "L":
         return frozenset(range(1, depth + 1))
-    if isinstance(chosen, str) or not all(isinstance(i, int) and 1 <= i <= depth for i in chosen):
+    if not isinstance(chosen, tuple) or not all(isinstance(i, int) and 1 <= i <= depth for i in chosen):
         raise ValueError(f"placement of stage c{stage + 2}: give 'C', 'L' or blocks from 1 to {depth}, got {chosen!r}")
     return frozenset(chosen)

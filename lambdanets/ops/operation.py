@@ -80,6 +80,8 @@ def lambda_op(
             # An opaque operator: the choice is made when it runs, with real sizes, so that no size recompiles.
             return registered.lambda_op(queries_BNHK, keys, values, positions, **options, backend=backend)
         backend = "fused"  # operators of their own for every size; what stands around them is fused by the compiler
+    elif torch._C._get_tracing_state() is not None:  # sizes are tensors there
+        raise RuntimeError("torch.jit.trace cannot follow lambdas: use torch.compile, torch.export, lambdanets export")
     return compute(queries_BNHK, keys, values, positions, **options, backend=backend)
 
 

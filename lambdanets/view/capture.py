@@ -10,8 +10,7 @@ The two terms in brackets are the effective interactions: how much of value m th
 where it is.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from lambdanets.layers import LambdaLayer2d
+from lambdanets.measure.trace import evaluating
 from lambdanets.ops.gemm import relation_rows
 from lambdanets.ops.positions import gather_relations
 from lambdanets.ops.reference import causal_mask, normalise, normalise_masked
@@ -173,15 +173,3 @@ def grouped(tensor: Tensor, layer: LambdaLayer2d) -> Tensor:
 
 def accumulated(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode while it lasts: batch statistics of one image would change what is looked at."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

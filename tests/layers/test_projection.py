@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lambdanets import LambdaLayer1d, LambdaLayer2d
+from lambdanets import LambdaLayer1d, LambdaLayer2d, RelativePositions
 from lambdanets.ops import Relation, lambda_op
 
 X = torch.randn(3, 8, 5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -95,6 +95,32 @@ def test_gradients_reach_the_weights_of_a_fused_layer(layer):
     layer.fuse()
     layer(X).sum().backward()
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in (layer.to_queries.weight, layer.to_keys.weight))
+
+
+@pytest.mark.parametrize("trains", ["to_values.weight", "norm_queries.bias"])
+def test_gradients_reach_the_only_weight_that_trains(layer, trains):
+    layer.fuse().requires_grad_(False)
+    weight = layer.get_parameter(trains).requires_grad_()
+    layer(X).square().sum().backward()
+    assert weight.grad.abs().max() > 0
+
+
+def test_fused_layer_with_a_context_of_other_channels():
+    layer = LambdaLayer2d(8, context_channels=6, heads=2, key_depth=4, scope=3).double().eval()
+    context = X[:, :6]
+    with torch.no_grad():
+        expected = layer(X, context)
+        close(layer.fuse()(X, context), expected)
+
+
+def test_fused_layer_with_other_positions(layer):
+    layer.fuse()
+    with torch.no_grad():
+        before = layer(X)
+        layer.positions = RelativePositions(2, 3, 4).double()
+        found = layer(X)
+        close(found, copy.deepcopy(layer).unfuse()(X))
+    assert (found - before).abs().max() > 0.1
 
 
 def test_synchronised_batch_norm_is_batch_norm():

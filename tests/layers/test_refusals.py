@@ -136,3 +136,10 @@ def test_a_stride_counts_against_the_input_size():
     assert layer(X).shape == (2, 8, 2, 3)
     with pytest.raises(ValueError, match="larger than the input_size"):
         layer(torch.zeros(2, 8, 4, 7))
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # it is deprecated; TensorBoard's graphs still use it
+def test_tracing_says_what_to_use_instead():
+    with pytest.raises(RuntimeError, match=r"use torch\.compile, torch\.export"):
+        torch.jit.trace(LambdaLayer2d(8), torch.randn(1, 8, 5, 5))

@@ -1,6 +1,7 @@
 """The benchmark runs, writes what it promises, and gives no number for a wrong result. Nothing here times anything."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -169,3 +170,24 @@ def test_growth_is_drawn_against_the_side(tmp_path):
     (tmp_path / "result.json").write_text(json.dumps({"rows": rows}))
     assert main(["bench", "plot", str(tmp_path / "result.json"), str(tmp_path / "growth.svg")]) == 0
     assert "side of the map" in (tmp_path / "growth.svg").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["layer", "--batch", "-3"], "--batch must be more than 0, got -3"),
+        (["op", "--repeats", "0"], "--repeats must be more than 0, got 0"),
+        (["op", "--key-depth", "0"], "--key-depth must be more than 0, got 0"),
+        (["op", "--plot", "times.xyz"], "times.xyz: a picture's name ends in .*, .png, .*, .svg"),
+        (["plot", "networks.json", "a.png"], "networks.json is no result of `bench op`, `bench layer`"),
+        (["plot", "broken.json", "a.png"], "broken.json is not JSON"),
+    ],
+)
+def test_refusals(arguments, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "networks.json").write_text(json.dumps({"rows": [{"network": "resnet50"}]}))
+    (tmp_path / "broken.json").write_text("{")
+    quickly = [] if arguments[0] == "plot" else ["--device", "cpu", "--quick"]
+    assert main(["bench", *arguments, *quickly]) == 2
+    assert re.search(words, capsys.readouterr().err)
+    assert not (tmp_path / "benchmarks").exists()  # before anything is measured

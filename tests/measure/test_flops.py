@@ -115,3 +115,12 @@ def test_counting_leaves_no_hooks():
         paper_flops(network, (1, 5, 64, 64))
     assert not any(module._forward_hooks for module in network.modules())
     assert torch.is_grad_enabled()
+
+
+def test_counting_changes_nothing_in_a_network_that_trains():
+    network = nn.Sequential(nn.BatchNorm2d(8), LambdaLayer2d(8)).train()
+    network[1].norm_queries.eval()
+    before = {name: buffer.clone() for name, buffer in network.named_buffers()}
+    assert paper_flops(network, (2, 8, 5, 5)).total > 0 < executed_flops(network, (2, 8, 5, 5))
+    assert all(torch.equal(buffer, before[name]) for name, buffer in network.named_buffers())
+    assert [name for name, module in network.named_modules() if not module.training] == ["1.norm_queries"]

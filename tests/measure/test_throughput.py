@@ -224,6 +224,9 @@ def test_presets_can_be_built(preset):
         (["resnet51"], ["resnet51", "resnet50"]),
         (["resnet50,placemet=CCLL"], ["placemet", "placement"]),
         (["timm:nothing"], ["timm:nothing"]),
+        (["resnet_tiny", "resnet50,placement=CCXL"], ["resnet50,placement=CCXL: placement of stage c4", "got 'X'"]),
+        (["resnet_tiny", "--batch", "0"], ["--batch must be more than 0, got 0"]),
+        (["resnet_tiny", "--image-size", "-1"], ["--image-size must be more than 0, got -1"]),
         (["resnet50", "--no-train", "--no-infer"], ["nothing to measure"]),
     ],
 )

@@ -1,6 +1,7 @@
 """Weights in files and folders: the same network comes back, and a wrong file is refused."""
 
 import json
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,15 @@ def test_round_trip_of_a_state_dict(case: str, tmp_path: Path) -> None:
     again = create_model(name, tmp_path / "weights.pth", **arguments).eval()
     with torch.no_grad():
         assert torch.equal(again(x), network(x))
+
+
+def test_checkpoints_of_timms_script(tmp_path: Path) -> None:
+    network = create_model("lambda_patch_tiny", width=16, depth=4)
+    wrapped = torch.nn.DataParallel(torch.compile(network))  # type: ignore[arg-type]
+    torch.save({"arch": "x", "args": Namespace(lr=0.1), "state_dict": wrapped.state_dict()}, tmp_path / "best.pth.tar")
+    again = create_model("lambda_patch_tiny", tmp_path / "best.pth.tar", width=16, depth=4)
+    for name, tensor in network.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor), name
 
 
 def test_a_file_alone_is_enough_and_says_what_it_is(tmp_path: Path) -> None:
@@ -93,6 +103,44 @@ def test_another_number_of_classes_keeps_the_rest(tmp_path: Path) -> None:
     features = create_model(name, tmp_path, features_only=True, placement=arguments["placement"])
     kept = features.network.state_dict()
     assert all(torch.equal(kept[key], network.state_dict()[key]) for key in kept)
+
+
+@pytest.mark.parametrize("name", ["resnet26_d", "mobilenet_v2", "lambda_patch_tiny"])
+def test_other_channels_fit_the_first_convolution(name: str, tmp_path: Path) -> None:
+    network = create_model(name).eval()
+    network.save_pretrained(tmp_path)
+    x = torch.randn(1, 1, 32, 32)
+    with pytest.warns(UserWarning, match="is for 3 channels, not 1: fitted .*weight"):
+        grey = create_model(name, tmp_path, in_chans=1).eval()
+    with pytest.warns(UserWarning, match="is for 3 channels, not 6"):
+        six = from_pretrained(tmp_path, in_chans=6).eval()
+    with torch.no_grad():
+        expected = network(x.expand(1, 3, 32, 32))
+        torch.testing.assert_close(grey(x), expected)
+        torch.testing.assert_close(six(x.expand(1, 6, 32, 32)), expected)
+
+
+def test_tables_that_differ_are_not_taken_for_a_shared_one(tmp_path: Path) -> None:
+    alone = create_model("lambda_resnet_tiny")
+    with pytest.raises(ValueError, match=r"layer3.0.*layer3.1.* differ in the weights.*share_positions=False"):
+        from_pretrained(alone.save_pretrained(tmp_path), share_positions=True)
+    sharing = create_model("lambda_resnet_tiny", share_positions=True)
+    alone.load_state_dict(sharing.state_dict())  # the other way round nothing is lost
+    sharing.layer4[0].conv2.positions.table.data[0, 0, 0] = float("nan")  # type: ignore[index]
+    sharing.load_state_dict(sharing.state_dict())
+
+
+def test_options_of_the_hub_reach_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    folder = create_model("lambda_patch_tiny", width=16, depth=4).save_pretrained(tmp_path)
+    asked = []
+
+    def download(repo_id: str, filename: str, **options: object) -> str:
+        asked.append((repo_id, filename, options))
+        return str(folder / filename)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    from_pretrained("somebody/something", revision="v1", depth=4)
+    assert asked == [("somebody/something", name, {"revision": "v1"}) for name in ("config.json", "model.safetensors")]
 
 
 @pytest.mark.parametrize("size", [0, 7, 100, 5000])

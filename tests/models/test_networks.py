@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 from lambdanets.layers import LambdaLayer2d, LocalAttention2d, SqueezeExcitation2d
 from lambdanets.models import LAYERS, ROWS, Bottleneck, ResNet, create_model, list_models
@@ -16,8 +17,13 @@ from tests.models.helpers import SMALL, fake, images, meta, randomized, settled,
 
 
 @pytest.mark.parametrize("name", list_models())
-def test_forward_of_an_odd_rectangle(name: str) -> None:
-    assert fake(name, 97, 131).shape == (1, ROWS[name].num_classes)
+def test_a_step_on_odd_rectangles(name: str) -> None:
+    with FakeTensorMode():
+        network = create_model(name).train()
+        scores = network(torch.randn(2, 3, 97, 131))
+        scores.sum().backward()
+    assert scores.shape == (2, ROWS[name].num_classes)
+    assert all(p.grad is not None and p.grad.shape == p.shape for p in network.parameters())
 
 
 @pytest.mark.parametrize("case", SMALL)
@@ -200,6 +206,13 @@ def test_options_arrive_in_the_lambda_layers() -> None:
     ]
 
 
+def test_options_of_layers_that_are_nowhere_are_named() -> None:
+    with pytest.warns(UserWarning, match="resnet26 has convolutions only, so that layer, heads changes nothing: give"):
+        meta("resnet26", layer="axial_attention", heads=4)
+    with pytest.warns(UserWarning, match=r"mobilenet_v2 has .* scope changes nothing"):
+        meta("mobilenet_v2", scope=7)
+
+
 def test_a_layer_given_as_a_function() -> None:
     def layer(channels: int) -> nn.Module:
         return LocalAttention2d(channels, heads=2, scope=5)
@@ -241,7 +254,18 @@ def test_two_lambda_layers_in_one_block_warn() -> None:
         ("resnet50", {"global_pool": "mean"}, ValueError, "'avg', 'max', ''"),
         ("resnet50", {"global_pool": ""}, ValueError, "num_classes=0"),
         ("resnet50", {"drop_rate": 1.0}, ValueError, "drop_rate"),
-        ("resnet50", {"num_classes": -1}, ValueError, "num_classes=-1"),
+        ("resnet50", {"num_classes": -1}, ValueError, "0 for no classifier, got -1"),
+        ("resnet50", {"num_classes": None}, ValueError, "0 for no classifier, got None"),
+        ("resnet50", {"in_chans": 0}, ValueError, "in_chans .* got 0"),
+        ("resnet50", {"image_size": "224"}, ValueError, r"\(height, width\), got '224'"),
+        ("resnet50", {"image_size": 0}, ValueError, r"\(height, width\), got 0"),
+        ("resnet50", {"placement": None}, ValueError, "name 4 stages, .* got None"),
+        ("resnet50", {"placement": ("C", "C", 3, "L")}, ValueError, "blocks from 1 to 6, got 3"),
+        ("resnet50", {"depths": (3, 4, 6)}, ValueError, r"depths must be 4 numbers .* got \(3, 4, 6\)"),
+        ("resnet50", {"depths": (3, 4, 0, 3)}, ValueError, "depths must be 4 numbers from 1 on"),
+        ("resnet50", {"widths": 64}, ValueError, "widths must be 4 numbers .* got 64"),
+        ("resnet50", {"se": (True, False)}, ValueError, "se must be True, False or 4"),
+        ("mobilenet_v2", {"placement": 10}, ValueError, "block numbers from 1 to 17.* 10"),
         ("lambda_mobilenet_v2", {"placement": (18,)}, ValueError, "from 1 to 17"),
         ("lambda_patch_tiny", {"depth": 2}, ValueError, "at least 4"),
         ("resnet50", {"pretrained": True}, ValueError, "no weights are published"),

@@ -21,8 +21,11 @@ def test_features_are_the_maps_of_the_whole_network(case: str) -> None:
     stages = len(network.feature_info)
     assert len(kept) < len(network.state_dict()) - 2  # without the later stages
     with torch.no_grad():
-        expected = network.forward_intermediates(x)
-        torch.testing.assert_close(expected[-1], network.forward_features(x))
+        last, expected = network.forward_intermediates(x)
+        assert torch.equal(last, network.forward_features(x))
+        assert torch.equal(last, expected[-1])
+        assert torch.equal(network.forward_intermediates(x, 1, intermediates_only=True)[0], last)
+        assert torch.equal(network.forward_intermediates(x, [1], stop_early=True)[0], expected[1])
         maps = features(x)
     assert len(maps) == 2
     for index, feature_map, channels, reduction in zip(
@@ -44,7 +47,9 @@ def test_feature_info(name: str) -> None:
     maps = fake(name, 65, 95, features_only=True)
     assert [m.shape[1] for m in maps] == [info["num_chs"] for info in network.feature_info]
     assert [m.shape[2] for m in maps] == [-(-65 // info["reduction"]) for info in network.feature_info]
-    assert isinstance(names[network.first_conv], nn.Conv2d | nn.Sequential)
+    first = names[network.first_conv]
+    assert isinstance(first, nn.Conv2d)
+    assert first.in_channels == 3
     assert names[network.classifier_name] is network.get_classifier()
 
 
@@ -93,6 +98,14 @@ def test_checkpointing_changes_no_gradient_and_no_statistics(case: str) -> None:
     for (name, a), (_, b) in zip(plain.named_buffers(), saving.named_buffers(), strict=True):
         torch.testing.assert_close(a, b, msg=name)
     assert saving.state_dict().keys() == plain.state_dict().keys()
+
+
+def test_checkpointing_of_norms_that_many_processes_share() -> None:
+    network = create_model("lambda_resnet_tiny").train()
+    network.set_grad_checkpointing()
+    shared = nn.SyncBatchNorm.convert_sync_batchnorm(network)
+    shared(torch.randn(2, 3, 8, 8)).sum().backward()
+    assert shared.layer4[0].bn1.num_batches_tracked == 1  # type: ignore[union-attr]
 
 
 def test_weight_decay_spares_norms_and_biases_only() -> None:
@@ -149,7 +162,8 @@ def test_feature_network_is_typed_and_checkpointed() -> None:
     assert features.out_indices == (3, 4)
     assert features.feature_info.get_dicts()[0] == {"num_chs": 1024, "reduction": 16, "module": "layer3"}
     assert features.feature_info.module_name() == ["layer3", "layer4"]
-    assert (len(features.feature_info), features.feature_info.channels(1)) == (2, 256)
+    assert (len(features.feature_info), features.feature_info.channels(1)) == (5, 256)
+    assert features.feature_info[0]["num_chs"] == features.feature_info.get("num_chs", 0) == 64
     features.set_grad_checkpointing()
     assert features.network.grad_checkpointing
     assert sum(p.requires_grad for p in randomized(features).parameters()) == len(list(features.parameters()))

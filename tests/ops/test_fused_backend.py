@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lambdanets.ops import Dense, Relation, Relative, explain, fused
+from lambdanets.ops import Dense, Relation, Relative, explain, fused, lambda_op
 from lambdanets.ops.fused import backend
 from lambdanets.ops.problem import problems
 
@@ -34,8 +34,6 @@ def test_the_papers_layers_can(a_gpu):
         ({"dtype": torch.float64}, "not float64"),
         ({"dims": 3}, "not 3-d"),
         ({"dilation": 2}, "no dilation"),
-        ({"masked": True}, "no masks"),
-        ({"multi_head": True}, "loop over heads"),
         ({"key_depth": 65}, "not 65"),
         ({"value_depth": 2000}, "not 2000"),
         ({"heads": 500}, "not 500"),
@@ -58,7 +56,8 @@ def test_other_gpus_get_a_reason(a_gpu, monkeypatch):
 
 def test_a_cpu_needs_the_interpreter(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "0")
-    assert "need a CUDA GPU" in fused.why_not(torch.device("cpu"), torch.float32, 16, 16, 4)
+    with pytest.raises(ValueError, match=r"here: the fused kernels need a CUDA GPU .*, not cpu\. For this input: auto"):
+        lambda_op(torch.randn(2, 12, 4, 16), torch.randn(2, 12, 16), torch.randn(2, 12, 8), grid(), backend="fused")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert fused.why_not(torch.device("cpu"), torch.float32, 16, 16, 4) is None
     assert "bfloat16" in fused.why_not(torch.device("cpu"), torch.bfloat16, 16, 16, 4)

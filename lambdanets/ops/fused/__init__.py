@@ -39,41 +39,35 @@ def capability(index: int) -> tuple[int, int]:
 @constant_when_compiling
 def why_not(
     device: torch.device, dtype: torch.dtype, key_depth: int, value_depth: int, heads: int,
-    intra_depth: int = 1, dims: int = 2, *, dilation: int = 1, multi_head: bool = False, masked: bool = False,
+    intra_depth: int = 1, dims: int = 2, *, dilation: int = 1,
 ) -> str | None:  # fmt: skip
-    """None if the fused kernels can run this, else one sentence with the reason."""
+    """None if the fused kernels can run this, else the reason."""
     if importlib.util.find_spec("triton") is None:
-        return "The fused kernels need Triton, which is not installed."
+        return "the fused kernels need Triton, which is not installed"
     if device.type == "cuda":
         if torch.version.hip is not None:
-            return "The fused kernels were never run on AMD GPUs."
+            return "the fused kernels were never run on AMD GPUs"
         index = torch.cuda.current_device() if device.index is None else device.index
         if capability(index) < (8, 0):
-            return (
-                f"The fused kernels need compute capability 8.0; this GPU has {'.'.join(map(str, capability(index)))}."
-            )
+            return f"the fused kernels need capability 8.0; this GPU has {'.'.join(map(str, capability(index)))}"
     elif not (device.type == "cpu" and interpreted()):
-        return f"The fused kernels need a CUDA GPU (or TRITON_INTERPRET=1 on the CPU), not {device.type}."
+        return f"the fused kernels need a CUDA GPU (or TRITON_INTERPRET=1 on the CPU), not {device.type}"
     if device.type == "cpu" and dtype == torch.bfloat16:
-        return "Triton's interpreter has no bfloat16: numpy does not know it. Use float16 or float32 there."
+        return "Triton's interpreter has no bfloat16, which numpy does not know: use float16 or float32 there"
     if dtype not in TYPES:
-        return f"The fused kernels take bfloat16, float16 and float32, not {str(dtype).removeprefix('torch.')}."
+        return f"the fused kernels take bfloat16, float16 and float32, not {str(dtype).removeprefix('torch.')}"
     if dims > 2:
-        return f"The fused kernels take 1-d and 2-d positions, not {dims}-d."
+        return f"the fused kernels take 1-d and 2-d positions, not {dims}-d"
     if dilation != 1:
-        return "The fused kernels have no dilation."
-    if masked:
-        return "The fused kernels take no masks."
-    if multi_head:
-        return "The fused kernels share keys, values and embeddings between heads; loop over heads for multi_head."
+        return "the fused kernels have no dilation"
     if not 1 <= key_depth <= 64:
-        return f"The fused kernels take a key depth of 1 to 64, not {key_depth}."
+        return f"the fused kernels take a key depth of 1 to 64, not {key_depth}"
     if not 1 <= value_depth <= 1024:
-        return f"The fused kernels take a value depth of 1 to 1024, not {value_depth}."
+        return f"the fused kernels take a value depth of 1 to 1024, not {value_depth}"
     if not 1 <= heads <= 128:
-        return f"The fused kernels take 1 to 128 heads, not {heads}."
+        return f"the fused kernels take 1 to 128 heads, not {heads}"
     if not 1 <= intra_depth <= 64:
-        return f"The fused kernels take an intra-depth of 1 to 64, not {intra_depth}."
+        return f"the fused kernels take an intra-depth of 1 to 64, not {intra_depth}"
     return None
 
 
