@@ -55,6 +55,79 @@ def test_evaluate_and_score_agree(run, tmp_path, capsys):
     assert "AP50" in capsys.readouterr().out
 
 
+def test_a_run_evaluates_what_it_held_out_and_never_saw(tmp_path, capsys):
+    """One file, pictures elsewhere: by default the held-out tenth, not the pictures that it learnt."""
+    data, folder = write_shapes(tmp_path / "data", 20), tmp_path / "run"
+    place = ["--data.path", str(data / "instances_train.json"), "--data.images", str(data / "train")]
+    assert main(["detect", "train", "debug", "--out", str(folder), *QUICK, *place]) == 0
+    capsys.readouterr()
+    assert main(["detect", "evaluate", str(folder), "--device", "cpu", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["split"], found["pictures"]) == ("held_out", 2)
+    assert main(["detect", "evaluate", str(folder), "--device", "cpu", "--json", "--split", "train"]) == 0
+    assert json.loads(capsys.readouterr().out)["pictures"] == 20
+
+
+def test_a_detector_with_masks_is_evaluated_on_boxes_alone_and_bad_entries_are_named(run, tmp_path, capsys):
+    data = write_shapes(tmp_path / "data", 4)
+    path = data / "instances_train.json"
+    content = json.loads(path.read_text())
+    for one in content["annotations"]:
+        del one["segmentation"]
+    content["annotations"][0]["bbox"] = [5, 5, 0, 5]
+    path.write_text(json.dumps(content))
+    assert main(["detect", "evaluate", str(run), str(data), "--split", "train", "--device", "cpu", "--json"]) == 0
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert (list(found["classes"]), found["bad_annotations"], found["box_ap"] is None) == (["box"], 1, False)
+    assert "is empty" in said.err
+
+
+WRONG = {
+    "image_id": [1],
+    "category_id": "x",
+    "score": None,
+    "bbox": [1, 2],
+    "segmentation": "here",
+}
+
+
+@pytest.mark.parametrize("key", WRONG)
+def test_a_wrong_result_file_is_one_sentence(tmp_path, capsys, key):
+    data = write_shapes(tmp_path / "data", 1)
+    right = {"image_id": 1, "category_id": 1, "score": 0.5, "bbox": [1, 2, 3, 4]}
+    (tmp_path / "found.json").write_text(json.dumps([right, right | {key: WRONG[key]}]))
+    assert main(["detect", "score", str(tmp_path / "found.json"), str(data / "instances_train.json")]) == 2
+    assert f"detection 1 has the {key} {WRONG[key]}" in capsys.readouterr().err
+
+
+def test_results_with_masks_alone_and_of_other_classes(tmp_path, capsys):
+    data = write_shapes(tmp_path / "data", 4)
+    path, found = data / "instances_train.json", tmp_path / "found.json"
+    truth = json.loads(path.read_text())["annotations"]
+    keys = ("image_id", "category_id", "segmentation")
+    results = [{key: one[key] for key in keys} | {"score": 0.5} for one in truth]
+    found.write_text(json.dumps([*results, results[0] | {"category_id": 77}]))
+    assert main(["detect", "score", str(found), str(path), "--json"]) == 0
+    said = capsys.readouterr()
+    scores = json.loads(said.out)
+    assert scores["mask_ap"] == pytest.approx(1.0)
+    assert "box_ap" not in scores
+    assert "no category 77" in said.err
+
+
+def test_pictures_that_are_looked_at_are_not_drawn_over(run, tmp_path):
+    """Also not by the drawing of another of the same name."""
+    for name in ("a.jpg", "a.png"):
+        Image.new("RGB", (90, 70), (30, 160, 90)).save(tmp_path / name)
+    before = {name: (tmp_path / name).read_bytes() for name in ("a.jpg", "a.png")}
+    words = ["detect", "predict", str(run), str(tmp_path), "--output", str(tmp_path), "--score", "0"]
+    assert main([*words, "--device", "cpu"]) == 0
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+    lines = [json.loads(line) for line in (tmp_path / "detections.jsonl").read_text().splitlines()]
+    assert [line["drawn"] for line in lines] == ["a-2.jpg", "a-3.jpg"]
+
+
 def test_predict_draws_and_writes(run, tmp_path, capsys):
     (tmp_path / "in").mkdir()
     for i in range(2):
