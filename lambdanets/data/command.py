@@ -137,7 +137,8 @@ class Data:
 
 
 def same(group: tuple) -> str:
-    return " = ".join(f"{place.split}: {place.name} (label {place.label})" for place in group)
+    labels = (f" (label {place.label})" if place.label >= 0 else "" for place in group)
+    return " = ".join(f"{place.split}: {place.name}{label}" for place, label in zip(group, labels, strict=True))
 
 
 def listing(title: str, lines: list[str]) -> None:

@@ -267,7 +267,8 @@ class PredictObjects:
 class CheckAnnotations:
     """Names every bad entry of COCO annotations: missing files, wrong boxes and outlines, unknown categories.
 
-    Training leaves them out and goes on; the exit status is 1 if there are any.
+    Then reads every picture: which cannot be used, which are there more than once or in more than one part. Training
+    leaves bad entries out and goes on; the exit status is 1 if there are any, or pictures that are broken or leaked.
     """
 
     data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
@@ -278,11 +279,15 @@ class CheckAnnotations:
     """Whether every object needs an outline; auto: if most have one."""
 
     def run(self) -> int:
+        from lambdanets.data.check import check
+        from lambdanets.data.command import listing, progress, same
+        from lambdanets.detect.check import Pixels
         from lambdanets.detect.coco import open_set, splits_of
 
-        count = 0
+        count, sets = 0, {}
         for split in splits_of(self.data) or ("train",):
-            scenes = open_set(self.data, split, images=self.images, masks=self.masks).scenes
+            data = open_set(self.data, split, images=self.images, masks=self.masks)
+            scenes, sets[split] = data.scenes, Pixels(data.scenes, data.files)
             for problem in scenes.problems:
                 print(f"{split}: {problem}")
             count += len(scenes.problems)
@@ -291,7 +296,12 @@ class CheckAnnotations:
                 f"{split}: {len(scenes):,} pictures, {scenes.objects:,} objects of {len(scenes.categories)} classes, "
                 f"{outlines}, {len(scenes.problems)} bad entries"
             )
-        return 1 if count else 0
+        with progress("reading pictures", sum(map(len, sets.values()))) as done:
+            read = check(sets, done=done)
+        listing("pictures cannot be used", [f"{one.name}: {one.reason}" for one in read.unreadable])
+        listing("pictures are in more than one part", [same(group) for group in read.leaked])
+        listing("pictures are more than once in a part", [same(group) for group in read.duplicates])
+        return 1 if count or read.unreadable or read.leaked else 0
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,10 @@ class Preprocessing:
     crop: float = 0.875
     interpolation: str = "bicubic"
 
+    def __post_init__(self) -> None:
+        if min(self.std) <= 0:
+            raise ValueError(f"std is above 0 in every channel, not {self.std}")
+
 
 @dataclass(frozen=True)
 class Card:

@@ -157,11 +157,38 @@ def test_check_names_bad_entries(tmp_path, capsys):
     assert "unknown category 44" in capsys.readouterr().out
 
 
+def test_check_reads_the_pictures(tmp_path, capsys):
+    """One of another size than annotated, one that is cut off, and one of the validation pictures among the others."""
+    data = write_shapes(tmp_path / "data", 4)
+    first, second, third, _ = sorted((data / "train").iterdir())
+    (data / "val").mkdir()
+    (data / "val" / third.name).write_bytes(third.read_bytes())
+    (data / "instances_val.json").write_text((data / "instances_train.json").read_text())
+    Image.new("RGB", (7, 5)).save(first)
+    second.write_bytes(second.read_bytes()[:200])
+    assert main(["detect", "check", str(data)]) == 1
+    said = capsys.readouterr().out
+    assert "2 pictures cannot be used" in said
+    assert f"train: {first.name}: the picture is 7 x 5, its annotations are for" in said
+    assert f"train: {second.name}: cannot be decoded" in said
+    assert f"train: {third.name} = validation: {third.name}\n" in said
+
+
+def test_a_picture_of_a_telephone_is_looked_at_upright(run, tmp_path):
+    image, exif = Image.new("RGB", (90, 60), (30, 160, 90)), Image.Exif()
+    exif[0x0112] = 6  # turn by a quarter
+    image.save(tmp_path / "a.jpg", exif=exif)
+    words = ["detect", "predict", str(run), str(tmp_path / "a.jpg"), "--output", str(tmp_path / "out")]
+    assert main([*words, "--device", "cpu"]) == 0
+    assert Image.open(tmp_path / "out" / "a.jpg").size == (60, 90)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["evaluate", "nowhere"], "neither the folder of a run"),
         (["train", "debug", "--data.path", "nowhere"], "no such folder or COCO file"),
+        (["train", "debug", "--data.std", "0", "0", "0"], "std is above 0"),
         (["bench", "resnet50", "--sizes", "big"], "WIDTHxHEIGHT"),
         (["bench", "resnet51"], "resnet51"),
         (["report", "nowhere"], "not a folder"),
@@ -189,6 +216,13 @@ def test_settings_that_make_no_sense_are_refused():
         Jitter(scale=(2.0, 1.0))
     with pytest.raises(ValueError, match="detections is at least 1"):
         Heads(detections=0)
+    for name, value in {"ratios": (), "anchors": (0.0, 1.0, 2.0, 3.0, 4.0), "overlap": 2.0, "canonical": 0.5}.items():
+        with pytest.raises(ValueError, match=name):
+            Heads(**{name: value})
+    with pytest.raises(ValueError, match="flip"):
+        Jitter(flip=3.0)
+    with pytest.raises(ValueError, match=r"model.options: resnet50 has no argument nonsense"):
+        make_backbone(ModelConfig(name="resnet50", options=("nonsense=1",)), 64)
     with pytest.raises(ValueError, match="feature pyramid"):
         make_backbone(ModelConfig(name="lambda_patch_tiny"), 64)
 
