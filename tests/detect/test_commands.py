@@ -209,6 +209,11 @@ def test_weights_of_something_else_are_refused(tmp_path, capsys):
     assert "holds no detector" in capsys.readouterr().err
 
 
+def test_a_detector_is_no_classifier(run, capsys):
+    assert main(["predict", str(run), "x.png"]) == 2
+    assert "holds a detector, no classifier: `lambdanets detect`" in capsys.readouterr().err
+
+
 def test_settings_that_make_no_sense_are_refused():
     with pytest.raises(ValueError, match="5 levels"):
         Heads(anchors=(8.0, 16.0))
