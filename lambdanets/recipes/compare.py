@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from rich.console import Console
 from rich.table import Table
 
+from lambdanets.data.source import splits_of
 from lambdanets.measure.machine import describe
 from lambdanets.options import chosen_device, optional
 from lambdanets.recipes.small import imagenette
@@ -102,6 +103,10 @@ class Compare:
     """torch.compile."""
 
     def run(self) -> int:
+        if not self.networks:
+            raise ValueError(f"--networks: at least one of {', '.join(CONTESTANTS)}")
+        if "validation" not in splits_of(self.data):  # or the first final run would fail, after all the trials
+            raise ValueError(f"{self.data} has no validation images, which the final runs are judged by")
         base = imagenette()
         data = replace(base.data, path=self.data, workers=self.workers, cache="memory")
         base = replace(base, data=data, device=self.device, compile=self.compile, checkpoint_minutes=1e6)
