@@ -209,6 +209,18 @@ def test_weights_of_something_else_are_refused(tmp_path, capsys):
     assert "holds no detector" in capsys.readouterr().err
 
 
+def test_a_run_of_another_kind_is_named_and_its_report_is_kept(run, tmp_path, capsys):
+    before = (run / "report.html").read_bytes()
+    assert main(["report", str(run)]) == 2
+    assert f"`lambdanets detect report {run}`" in capsys.readouterr().err
+    assert (run / "report.html").read_bytes() == before
+    assert main(["train", "resume", str(run)]) == 2
+    assert f"`lambdanets detect train resume {run}`" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text('{"augment": {}}')
+    assert main(["detect", "train", "resume", str(tmp_path)]) == 2
+    assert f"`lambdanets train resume {tmp_path}`" in capsys.readouterr().err
+
+
 def test_a_detector_is_no_classifier(run, capsys):
     assert main(["predict", str(run), "x.png"]) == 2
     assert "holds a detector, no classifier: `lambdanets detect`" in capsys.readouterr().err
