@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 
 SHOWN = 20  # names in the message; the error holds all of them
-ADVICE = "Mend or remove them (`lambdanets data check` lists them all), or allow more (a run's --data.max-broken)"
+ADVICE = (
+    "Mend or remove them (`lambdanets data check` lists them all, for detection `lambdanets detect check`), or allow "
+    "more (a run's --data.max-broken)"
+)
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,8 @@ class Data:
 
 
 def same(group: tuple) -> str:
-    return " = ".join(f"{place.split}: {place.name} (label {place.label})" for place in group)
+    labels = (f" (label {place.label})" if place.label >= 0 else "" for place in group)
+    return " = ".join(f"{place.split}: {place.name}{label}" for place, label in zip(group, labels, strict=True))
 
 
 def listing(title: str, lines: list[str]) -> None:
@@ -155,6 +156,7 @@ def progress(title: str, total: int) -> Iterator[Callable[[int], object]]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(title, total=total)
         yield lambda images: bar.update(task, completed=images)

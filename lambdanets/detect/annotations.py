@@ -5,13 +5,15 @@ A picture stays whatever happens to its annotations; it goes only if it cannot b
 
 import json
 import math
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 import numpy as np
 
-from lambdanets.data.decode import BrokenImageError, open_image
+from lambdanets.data.decode import EXTENSIONS, BrokenImageError, open_image
+from lambdanets.data.folders import is_image
 from lambdanets.data.strings import printable
 from lambdanets.detect import rle
 from lambdanets.detect.images import ImageFiles
@@ -20,7 +22,7 @@ from lambdanets.detect.scenes import Category, Problem, Scenes, Segment, make_pi
 LEAST_SIDE = 1e-3  # pixels of a box inside its picture
 LARGEST_SIDE = 1_000_000
 LARGEST_ID = 2**62
-MASKS_AT_LEAST = 0.5  # of the boxes: below, a set is one of boxes
+MASKS_ABOVE = 0.5  # of the annotations; otherwise a set is one of boxes
 
 Masks = Literal["auto", "yes", "no"]
 Entry = dict[str, Any]
@@ -42,7 +44,7 @@ def read_scenes(
     Args:
         path: the JSON.
         files: the pictures' files; None: they are not looked for.
-        masks: whether every object needs an outline; "auto": if at least half of them have one.
+        masks: whether every object needs an outline; "auto": if more than half of them have one.
         categories: the classes that there have to be, in their order; the file's own without it.
     """
     data = read_json(path)
@@ -126,6 +128,7 @@ def read_images(
 ) -> dict[int, tuple[str, tuple[int, int]]]:
     """{id: (name of its file, (height, width))}."""
     found: dict[int, tuple[str, tuple[int, int]]] = {}
+    named = {str(entry.get("file_name")) for entry in data.get("images", []) if isinstance(entry, dict)}
 
     def read(entry: Entry) -> None:
         number = identity(entry.get("id"))
@@ -136,7 +139,9 @@ def read_images(
             refuse("it has no file_name")
         if files is not None:
             there = files.find(name)
-            if there is None:
+            if there is None and not is_image(os.path.basename(name)):
+                refuse(f"{printable(name)[:200]} is no file of {', '.join(EXTENSIONS)}")
+            if there is None or (there != name and there in named):  # b/1.jpg is not there, and a/1.jpg is another's
                 refuse(f"the file {printable(name)[:200]} is missing")
             name = there
         height, width = side(entry.get("height")), side(entry.get("width"))
@@ -200,7 +205,7 @@ def read_objects(
 
 def mostly_outlined(data: Entry) -> bool:
     given = [entry for entry in data.get("annotations", []) if isinstance(entry, dict)]
-    return sum(bool(entry.get("segmentation")) for entry in given) > MASKS_AT_LEAST * max(len(given), 1)
+    return sum(bool(entry.get("segmentation")) for entry in given) > MASKS_ABOVE * max(len(given), 1)
 
 
 def read_box(value: Any, size: tuple[int, int]) -> list[float]:
@@ -237,6 +242,8 @@ def read_polygons(value: Any, size: tuple[int, int]) -> Segment:
             refuse("a polygon reaches far out of the picture")
         polygons.append(found)
     x, y = np.concatenate(polygons).reshape(-1, 2).T  # drawing them all would take minutes
+    if x.min() == x.max() or y.min() == y.max():
+        refuse("the outline has no area")
     if x.max() <= 0 or y.max() <= 0 or x.min() >= size[1] or y.min() >= size[0]:
         refuse("the outline is outside of the picture")
     return Segment(tuple(polygons))

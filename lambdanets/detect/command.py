@@ -55,7 +55,7 @@ class EvaluateDetector:
     what: What
     """The folder of a run or a .safetensors file."""
     data: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[DATA]", help_behavior_hint="")] = None
-    """Annotated pictures, as `lambdanets detect train` takes them; for a run by default its own."""
+    """Annotated pictures, as `lambdanets detect train` takes them; by default those that the run was evaluated on."""
     split: Literal["train", "validation", "test"] = "validation"
     """Which part of the data."""
     images: Annotated[str | None, optional("PATH")] = None
@@ -70,20 +70,27 @@ class EvaluateDetector:
 
     def run(self) -> int:
         from lambdanets.detect import precision
-        from lambdanets.detect.coco import open_set
         from lambdanets.detect.results import write_results
         from lambdanets.detect.use import look_through
 
+        if self.batch_size < 1:
+            raise ValueError(f"--batch-size {self.batch_size}: at least 1")
+        if self.results is None and not precision.available():
+            raise ValueError(f"{precision.MISSING}; or write what is found with --results")
         trained = self.using.open(self.what)
         about = trained.about
-        where = self.data or about.recipe.get("data", {}).get("path")
-        if not where:
-            raise ValueError("on which pictures? Give a data set")
-        masks = "yes" if about.masks else "no"
-        data = open_set(where, self.split, images=self.images, masks=masks, categories=about.categories)
+        data, indices, split = self.pictures(about)
+        if data.scenes.problems:
+            count = len(data.scenes.problems)
+            print(f"{count} bad entries are left out, the first: {data.scenes.problems[0]}", file=sys.stderr)
         seen, results, seconds, broken = [], [], 0.0, 0
         for one in look_through(
-            trained, data, size=self.using.size, batch_size=self.batch_size, workers=self.using.workers()
+            trained,
+            data,
+            indices=indices,
+            size=self.using.size,
+            batch_size=self.batch_size,
+            workers=self.using.workers(),
         ):
             if one.error:
                 print(f"left out: {data.name(one.index)}: {one.error}", file=sys.stderr)
@@ -97,21 +104,39 @@ class EvaluateDetector:
             write_results(self.results, results)
         if not precision.available():
             print(f"lambdanets: {precision.MISSING}", file=sys.stderr)
-            if self.results is not None:
-                print(f"{self.results} has {len(results)} detections: `lambdanets detect score` measures them anywhere")
-                return 0
-            return 2
+            print(f"{self.results} has {len(results)} detections: `lambdanets detect score` measures them anywhere")
+            return 0
         scores = precision.average_precision(
-            data.scenes.as_coco(seen), results, masks=about.masks, detections=about.heads.detections
+            data.scenes.as_coco(seen), results, masks=data.scenes.masks, detections=about.heads.detections
         )
         facts: dict[str, Any] = {
+            "split": split,
             "pictures": len(seen),
+            "bad_annotations": len(data.scenes.problems),
             "broken": broken,
             "detections_counted": max(100, about.heads.detections),
         }
         facts["pictures_per_second"] = round(len(seen) / max(seconds, 1e-9), 2)
         report(scores, {c.id: c.name for c in about.categories}, facts, self.json)
         return 0
+
+    def pictures(self, about: Any) -> tuple[Any, Any, str]:
+        """The set, which of its pictures (None: all), and what that part is called."""
+        from lambdanets.detect.coco import open_set
+        from lambdanets.detect.config import DetectConfig
+        from lambdanets.detect.task import evaluated_set
+        from lambdanets.train.jsonable import from_json
+
+        where, images = self.data, self.images
+        if where is None:
+            if not about.recipe:
+                raise ValueError("on which pictures? Give a data set")
+            config = from_json(DetectConfig, about.recipe)
+            if self.split == "validation" and images is None:
+                return evaluated_set(config)
+            where, images = config.data.path, images or config.data.images
+        masks = "auto" if about.masks else "no"  # a set of boxes can be evaluated on, too
+        return open_set(where, self.split, images=images, masks=masks, categories=about.categories), None, self.split
 
 
 @dataclass(frozen=True)
@@ -133,12 +158,23 @@ class ScoreResults:
         from lambdanets.detect.results import read_results
 
         results = read_results(self.results)
-        masks = any("segmentation" in one for one in results)
+        boxes, masks = (any(key in one for one in results) for key in ("bbox", "segmentation"))
         scenes = read_scenes(self.annotations, None, masks="auto" if masks else "no")
+        if results and not boxes and not scenes.masks:
+            raise ValueError(f"{self.results} has masks alone, and {self.annotations} has none")
         unknown = {one["image_id"] for one in results} - {picture.id for picture in scenes.pictures}
         if unknown:
             raise ValueError(f"{self.results} has detections for {len(unknown)} pictures that {self.annotations} lacks")
-        scores = average_precision(scenes.as_coco(), results, masks=masks and scenes.masks, detections=self.detections)
+        others = {one["category_id"] for one in results} - {category.id for category in scenes.categories}
+        if others:
+            print(f"{self.annotations} has no category {min(others)}: such detections do not count", file=sys.stderr)
+        scores = average_precision(
+            scenes.as_coco(),
+            results,
+            boxes=boxes or not results,
+            masks=masks and scenes.masks,
+            detections=self.detections,
+        )
         facts = {"pictures": len(scenes), "bad_annotations": len(scenes.problems)}
         report(scores, {c.id: c.name for c in scenes.categories}, facts, self.json)
         return 0
@@ -231,7 +267,8 @@ class PredictObjects:
 class CheckAnnotations:
     """Names every bad entry of COCO annotations: missing files, wrong boxes and outlines, unknown categories.
 
-    Training leaves them out and goes on; the exit status is 1 if there are any.
+    Then reads every picture: which cannot be used, which are there more than once or in more than one part. Training
+    leaves bad entries out and goes on; the exit status is 1 if there are any, or pictures that are broken or leaked.
     """
 
     data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
@@ -242,11 +279,15 @@ class CheckAnnotations:
     """Whether every object needs an outline; auto: if most have one."""
 
     def run(self) -> int:
+        from lambdanets.data.check import check
+        from lambdanets.data.command import listing, progress, same
+        from lambdanets.detect.check import Pixels
         from lambdanets.detect.coco import open_set, splits_of
 
-        count = 0
+        count, sets = 0, {}
         for split in splits_of(self.data) or ("train",):
-            scenes = open_set(self.data, split, images=self.images, masks=self.masks).scenes
+            data = open_set(self.data, split, images=self.images, masks=self.masks)
+            scenes, sets[split] = data.scenes, Pixels(data.scenes, data.files)
             for problem in scenes.problems:
                 print(f"{split}: {problem}")
             count += len(scenes.problems)
@@ -255,7 +296,12 @@ class CheckAnnotations:
                 f"{split}: {len(scenes):,} pictures, {scenes.objects:,} objects of {len(scenes.categories)} classes, "
                 f"{outlines}, {len(scenes.problems)} bad entries"
             )
-        return 1 if count else 0
+        with progress("reading pictures", sum(map(len, sets.values()))) as done:
+            read = check(sets, done=done)
+        listing("pictures cannot be used", [f"{one.name}: {one.reason}" for one in read.unreadable])
+        listing("pictures are in more than one part", [same(group) for group in read.leaked])
+        listing("pictures are more than once in a part", [same(group) for group in read.duplicates])
+        return 1 if count or read.unreadable or read.leaked else 0
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,13 @@ class Heads:
     def __post_init__(self) -> None:
         at_least(self, 1, "channels", "hidden", "mask_convolutions", "proposals", "sampled", "detections")
         at_least(self, 0, "convolutions")
+        for name in ("anchors", "ratios"):
+            if not getattr(self, name) or min(getattr(self, name)) <= 0:
+                raise ValueError(f"heads.{name} are numbers above 0, not {getattr(self, name)}")
+        for name in ("least_score", "overlap"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"heads.{name} is between 0 and 1, not {getattr(self, name)}")
+        at_least(self, 1, "canonical")
         if len(self.anchors) != 5:
             raise ValueError(f"heads.anchors has one side for each of the 5 levels, not {len(self.anchors)}")
 
@@ -87,6 +94,8 @@ class Jitter:
     def __post_init__(self) -> None:
         if not 0 < self.scale[0] <= self.scale[1]:
             raise ValueError(f"jitter.scale is two positive numbers, the smaller one first, not {self.scale}")
+        if not 0 <= self.flip <= 1:
+            raise ValueError(f"jitter.flip is between 0 and 1, not {self.flip}")
 
 
 @dataclass(frozen=True, kw_only=True)

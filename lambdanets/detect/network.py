@@ -215,6 +215,7 @@ class Detector(GeneralizedRCNN):
 
 def make_backbone(model: ModelConfig, size: int | Size) -> FeatureNetwork:
     """The stages of a network, with weights for classification if `model.pretrained` says so."""
+    model.row()  # its arguments are checked
     arguments = model.arguments()
     arguments.pop("drop_rate", None)
     if model.pretrained is None or model.image_size is None:

@@ -146,7 +146,7 @@ def looked_at(folder: Path, config: DetectConfig, pictures: int) -> tuple[list[A
         return [], [], "The run has no detections yet: they are written when it ends."
     try:
         results = read_results(path)
-        data, indices = evaluated_set(config)
+        data, indices, _ = evaluated_set(config)
     except (ValueError, OSError) as error:
         return [], [], f"No pictures: {error}"
     found = by_picture(results, data.scenes.categories)

@@ -31,14 +31,20 @@ def available() -> bool:
 
 
 def average_precision(
-    truth: dict[str, Any], results: Sequence[Result], *, masks: bool, detections: int = COCO_DETECTIONS
+    truth: dict[str, Any],
+    results: Sequence[Result],
+    *,
+    masks: bool,
+    boxes: bool = True,
+    detections: int = COCO_DETECTIONS,
 ) -> Scores:
     """Scores of results on a COCO data set.
 
     Args:
         truth: as `Scenes.as_coco` makes it, of the pictures that were looked at.
         results: as in a COCO result file.
-        masks: also of masks.
+        masks: of masks.
+        boxes: of boxes.
         detections: the best so many of a picture count, and never fewer than COCO's 100.
     """
     try:
@@ -47,11 +53,10 @@ def average_precision(
         raise ValueError(MISSING) from error
     numbers: dict[str, float] = {}
     classes: dict[str, dict[int, float]] = {}
-    for name in ("box", "mask") if masks else ("box",):
-        kept = [one for one in results if name == "box" or "segmentation" in one]
+    for name in [name for name, wanted in (("box", boxes), ("mask", masks)) if wanted]:
         # with a box beside its mask, a detection would count as large as the box
-        dropped = "segmentation" if name == "box" else "bbox"
-        found = [{key: value for key, value in one.items() if key != dropped} for one in kept]
+        key, dropped = ("bbox", "segmentation") if name == "box" else ("segmentation", "bbox")
+        found = [{k: value for k, value in one.items() if k != dropped} for one in results if key in one]
         given = COCO(truth, use_deepcopy=True)
         evaluation = COCOeval_faster(given, given.loadRes(found), KINDS[name])  # type: ignore[arg-type]
         evaluation.params.maxDets = [1, 10, max(COCO_DETECTIONS, detections)]

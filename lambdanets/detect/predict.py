@@ -25,10 +25,11 @@ def predict(
     draw_pictures: bool = True,
 ) -> Iterator[dict[str, Any]]:
     """One record for each picture, {"image", "width", "height", "objects", "drawn"} or {"image", "error"}, also as a
-    line of `output`/detections.jsonl."""
+    line of `output`/detections.jsonl. No given picture is drawn over, wherever `output` is."""
     output.mkdir(parents=True, exist_ok=True)
     names = trained.class_names
-    taken: set[str] = set()
+    here = output.resolve()
+    taken = {path.name for path in (Path(one.path).resolve() for one in given if one.path) if path.parent == here}
     with (output / LINES).open("w", encoding="utf-8") as lines:
         for one in given:
             record: dict[str, Any] = {"image": one.name}

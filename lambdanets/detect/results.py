@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from lambdanets.data.strings import printable
 from lambdanets.detect import rle
 from lambdanets.detect.scenes import Category
 
@@ -98,4 +99,29 @@ def read_results(path: Path) -> list[Result]:
     for i, one in enumerate(data):
         if not {"image_id", "category_id", "score"} <= one.keys() or not {"bbox", "segmentation"} & one.keys():
             raise ValueError(f"{path}: detection {i} needs image_id, category_id, score, and bbox or segmentation")
+        for key, right in FIELDS.items():
+            if key in one and not right(one[key]):
+                raise ValueError(f"{path}: detection {i} has the {key} {printable(str(one[key]))[:80]}")
     return data
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_box(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 4 and all(map(is_number, value)) and min(value[2:]) >= 0
+
+
+def is_mask(value: Any) -> bool:
+    """Run lengths as text, which is what COCO's result files have; the evaluator looks into it."""
+    return isinstance(value, dict) and isinstance(value.get("counts"), str) and isinstance(value.get("size"), list)
+
+
+FIELDS = {
+    "image_id": lambda value: type(value) is int,
+    "category_id": lambda value: type(value) is int,
+    "score": is_number,
+    "bbox": is_box,
+    "segmentation": is_mask,
+}

@@ -91,7 +91,7 @@ class Detect(Task):
         key = ("train", share.micro_batch)
         if key not in self.loaders:
             transform = Training(self.config.size, self.config.jitter, self.masks)
-            options = self.loader_options(share.rank, share.world, share.micro_batch)
+            options = replace(self.loader_options(share.rank, share.world, share.micro_batch), parts=share.parts)
             self.loaders[key] = SceneLoader(
                 self.data, transform, self.config.size, options, indices=self.indices, training=True
             )
@@ -210,7 +210,8 @@ class Detect(Task):
         self.loaders.clear()  # and with them their worker processes
 
 
-def evaluated_set(config: DetectConfig) -> tuple[DetectionSet, np.ndarray]:
-    """What a run was evaluated on, and which of its pictures."""
+def evaluated_set(config: DetectConfig) -> tuple[DetectionSet, np.ndarray, str]:
+    """What a run was evaluated on, which of its pictures, and what that part is called."""
     task = Detect(config)
-    return task.evaluated, task.held if task.split == "held_out" else np.arange(len(task.evaluated))
+    held = task.split == "held_out"
+    return task.evaluated, task.held if held else np.arange(len(task.evaluated)), task.split

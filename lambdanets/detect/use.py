@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from lambdanets.data.broken import BrokenImages
-from lambdanets.data.decode import BrokenImageError, decode
+from lambdanets.data.decode import BrokenImageError, load, open_image, upright
 from lambdanets.data.loader import LoaderOptions
 from lambdanets.detect.coco import DetectionSet
 from lambdanets.detect.loader import SceneBatch, SceneLoader
@@ -54,8 +54,8 @@ class Trained:
         return torch.from_numpy(np.array(resized)).permute(2, 0, 1)
 
     def read(self, data: bytes, size: int | None = None) -> tuple[Image.Image, list[Detection]]:
-        """What is in an encoded picture, and the picture. A BrokenImageError if it is none."""
-        image = decode(data)
+        """What is in an encoded picture, and the picture, upright. A BrokenImageError if it is none."""
+        image = load(upright(open_image(data)))
         return image, self.look(image, size)
 
 

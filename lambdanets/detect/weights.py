@@ -10,11 +10,10 @@ from lambdanets.detect.config import DetectConfig, Heads
 from lambdanets.detect.network import Detector, make_detector
 from lambdanets.detect.scenes import Category
 from lambdanets.files import whole_path
-from lambdanets.models.hub import Preprocessing, read_state
+from lambdanets.models.hub import DETECTOR_KEY, Preprocessing, read_state
 from lambdanets.train.config import ModelConfig
 from lambdanets.train.jsonable import from_json, to_json
 
-KEY = "lambdanets_detector"
 FILES = {"ema": "weights.safetensors", "raw": "weights_raw.safetensors"}
 
 
@@ -68,7 +67,7 @@ def save_detector(detector: Detector, path: Path, card: About) -> Path:
     from safetensors.torch import save_model
 
     with whole_path(path) as part:
-        save_model(detector, str(part), metadata={"format": "pt", KEY: json.dumps(to_json(card))})
+        save_model(detector, str(part), metadata={"format": "pt", DETECTOR_KEY: json.dumps(to_json(card))})
     return path
 
 
@@ -95,7 +94,7 @@ def read_about(path: Path) -> About:
 
     try:
         with safe_open(str(path), framework="pt") as file:
-            text = (file.metadata() or {}).get(KEY)
+            text = (file.metadata() or {}).get(DETECTOR_KEY)
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
     if text is None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 CONFIG, WEIGHTS, KEY = "config.json", "model.safetensors", "lambdanets"
 HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "force_download")
+DETECTOR_KEY = "lambdanets_detector"  # in the header of weights that `lambdanets.detect` wrote
 TIMM_HAS = frozenset({"resnet26", "resnet50", "resnet101", "resnet152"})  # names that are somebody else's there
 
 
@@ -39,6 +40,10 @@ class Preprocessing:
     size: int | tuple[int, int] = 224
     crop: float = 0.875
     interpolation: str = "bicubic"
+
+    def __post_init__(self) -> None:
+        if any(not std > 0 for std in self.std):
+            raise ValueError(f"std is above 0 in every channel, not {self.std}")
 
 
 @dataclass(frozen=True)
@@ -173,9 +178,12 @@ def read_description(source: str | Path, **hub_options: Any) -> dict[str, Any]:
 
         try:
             with safe_open(str(path), framework="pt") as file:
-                text = (file.metadata() or {}).get(KEY)
+                metadata = file.metadata() or {}
         except SafetensorError as error:
             raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
+        if DETECTOR_KEY in metadata:
+            raise ValueError(f"{path} holds a detector, no classifier: `lambdanets detect` has commands for it")
+        text = metadata.get(KEY)
         data = None if text is None else json.loads(text)
     else:
         data = read_object(path).get(KEY)

@@ -84,6 +84,8 @@ class Resume(RunFolder):
 
     def config(self) -> TrainConfig:
         data = self.read()
+        if "heads" in data:
+            raise ValueError(f"{self.run} is the run of a detector: `lambdanets detect train resume {self.run}`")
         kind = CoTrainConfig if "pseudo" in data else TrainConfig
         return replace(from_json(kind, data), out=self.run)
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from rich.console import Console
 from rich.table import Table
 
+from lambdanets.data.source import splits_of
 from lambdanets.measure.machine import describe
 from lambdanets.options import chosen_device, optional
 from lambdanets.recipes.small import imagenette
@@ -102,12 +103,17 @@ class Compare:
     """torch.compile."""
 
     def run(self) -> int:
+        if not self.networks:
+            raise ValueError(f"--networks: at least one of {', '.join(CONTESTANTS)}")
+        if "validation" not in splits_of(self.data):  # or the first final run would fail, after all the trials
+            raise ValueError(f"{self.data} has no validation images, which the final runs are judged by")
         base = imagenette()
         data = replace(base.data, path=self.data, workers=self.workers, cache="memory")
         base = replace(base, data=data, device=self.device, compile=self.compile, checkpoint_minutes=1e6)
-        base = replace(base, epochs=self.epochs or base.epochs)
+        base = replace(base, epochs=base.epochs if self.epochs is None else self.epochs)
         contest = Contest.open(self.out, base, {name: CONTESTANTS[name] for name in self.networks})
         tuning = base.epochs / 2 if self.tuning_epochs is None else self.tuning_epochs
+        contest.check(tuning)
         contest.go(self.seeds, tuning, self.minutes)
         contest.show(Console(highlight=False))
         return 0
@@ -128,6 +134,16 @@ class Contest:
         path = folder / "compare.json"
         rows = json.loads(path.read_text())["rows"] if path.exists() else []
         return cls(folder, base, contestants, rows)
+
+    def check(self, tuning_epochs: float) -> None:
+        """Rows of runs of another length would be compared with, or chosen among, those of this one."""
+        for phase, epochs in (("final", self.base.epochs), ("tuning", tuning_epochs or None)):
+            for row in self.rows:
+                if row["phase"] == phase and epochs is not None and row["epochs"] != epochs:
+                    raise ValueError(
+                        f"{self.folder} has {phase} runs of {row['epochs']:g} epochs, and {epochs:g} are asked for: "
+                        f"give those, or another --out"
+                    )
 
     def go(self, seeds: Iterable[int], tuning_epochs: float, minutes: float | None = None) -> None:
         """The trials, then seed by seed every network, so that an early end leaves a fair comparison."""

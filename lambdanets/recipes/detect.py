@@ -36,7 +36,10 @@ class ResumeDetector(RunFolder):
     """Go on with a run, by its own configuration, from its newest whole checkpoint."""
 
     def config(self) -> DetectConfig:
-        return replace(from_json(DetectConfig, self.read()), out=self.run)
+        data = self.read()
+        if "heads" not in data:
+            raise ValueError(f"{self.run} is not the run of a detector: `lambdanets train resume {self.run}`")
+        return replace(from_json(DetectConfig, data), out=self.run)
 
 
 @dataclass(frozen=True, kw_only=True)

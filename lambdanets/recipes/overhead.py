@@ -55,12 +55,14 @@ class BenchEngine:
     """The JSON file."""
 
     def run(self) -> int:
+        if self.steps < WINDOW or self.turns < 1:
+            raise ValueError(f"--steps {self.steps} --turns {self.turns}: at least {WINDOW} steps and one turn")
         base = imagenette()
         base = replace(
             base,
             model=replace(base.model, placement=self.placement),
             data=replace(base.data, path=self.data, cache="memory", workers=self.workers),
-            batch_size=self.batch or base.batch_size,
+            batch_size=base.batch_size if self.batch is None else self.batch,
             compile=self.compile,
             device=self.device,
         )

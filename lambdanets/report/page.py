@@ -35,6 +35,8 @@ def write_report(run: Path, *, beside: Sequence[Path] = (), pictures: int = 24) 
         pictures: how many of the hardest mistakes are shown.
     """
     shown = read_run(Path(run))
+    if "heads" in shown.config:  # its own page would be overwritten by one that shows none of it
+        raise ValueError(f"{run} is the run of a detector: `lambdanets detect report {run}`")
     others = [read_run(Path(folder)) for folder in beside]
     text = render(shown, others, pictures)
     with whole_file(shown.folder / REPORT) as file:

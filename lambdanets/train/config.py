@@ -1,6 +1,7 @@
 """What a run does, as data: everything that `config.json` holds. Written and read by `lambdanets.train.jsonable`."""
 
 import ast
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,6 +14,12 @@ from lambdanets.models.hub import Preprocessing
 from lambdanets.options import optional
 
 Precision = Literal["float32", "bfloat16", "float16", "float64"]
+
+
+def at_least(config: object, least: int, *names: str) -> None:
+    for name in names:
+        if not getattr(config, name) >= least:  # nor NaN
+            raise ValueError(f"{name} is at least {least}, not {getattr(config, name)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +148,12 @@ class Optimizer:
     eps: float = 1e-3
     """RMSProp and AdamW; AdamW's is usually 1e-8."""
 
+    def __post_init__(self) -> None:
+        for name in ("momentum", "alpha"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"optimizer.{name} is at least 0 and below 1, not {getattr(self, name)}")
+        at_least(self, 0, "weight_decay", "eps")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
@@ -160,6 +173,14 @@ class Schedule:
     """exponential: epochs."""
     drops: tuple[float, ...] = (0.9, 0.95, 0.975)
     """drops: fractions of the run."""
+
+    def __post_init__(self) -> None:
+        for name in ("rate", "factor", "every"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"schedule.{name} is more than 0, not {getattr(self, name)}")
+        at_least(self, 0, "per_batch", "warmup_epochs")
+        if not all(0 < drop < 1 for drop in self.drops):
+            raise ValueError(f"schedule.drops are between 0 and 1, fractions of the run, not {self.drops}")
 
     def peak(self, batch_size: int) -> float:
         return self.rate * batch_size / self.per_batch if self.per_batch else self.rate
@@ -227,7 +248,7 @@ class RunConfig:
     def __post_init__(self) -> None:
         at_least(self, 1, "batch_size", "evaluate_every", "log_every", "keep", "max_skipped")
         at_least(self, 0, "clip_norm", "checkpoint_minutes", "early_stopping")
-        if self.epochs <= 0:
+        if not 0 < self.epochs < math.inf:
             raise ValueError(f"epochs is more than 0, not {self.epochs}")
         if self.micro_batch is not None and self.micro_batch < 1:
             raise ValueError(f"micro_batch is at least 1, not {self.micro_batch}")
@@ -249,9 +270,3 @@ class TrainConfig(RunConfig):
         super().__post_init__()
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing is at least 0 and below 1, not {self.label_smoothing}")
-
-
-def at_least(config: object, least: int, *names: str) -> None:
-    for name in names:
-        if getattr(config, name) < least:
-            raise ValueError(f"{name} is at least {least}, not {getattr(config, name)}")

@@ -55,6 +55,79 @@ def test_evaluate_and_score_agree(run, tmp_path, capsys):
     assert "AP50" in capsys.readouterr().out
 
 
+def test_a_run_evaluates_what_it_held_out_and_never_saw(tmp_path, capsys):
+    """One file, pictures elsewhere: by default the held-out tenth, not the pictures that it learnt."""
+    data, folder = write_shapes(tmp_path / "data", 20), tmp_path / "run"
+    place = ["--data.path", str(data / "instances_train.json"), "--data.images", str(data / "train")]
+    assert main(["detect", "train", "debug", "--out", str(folder), *QUICK, *place]) == 0
+    capsys.readouterr()
+    assert main(["detect", "evaluate", str(folder), "--device", "cpu", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["split"], found["pictures"]) == ("held_out", 2)
+    assert main(["detect", "evaluate", str(folder), "--device", "cpu", "--json", "--split", "train"]) == 0
+    assert json.loads(capsys.readouterr().out)["pictures"] == 20
+
+
+def test_a_detector_with_masks_is_evaluated_on_boxes_alone_and_bad_entries_are_named(run, tmp_path, capsys):
+    data = write_shapes(tmp_path / "data", 4)
+    path = data / "instances_train.json"
+    content = json.loads(path.read_text())
+    for one in content["annotations"]:
+        del one["segmentation"]
+    content["annotations"][0]["bbox"] = [5, 5, 0, 5]
+    path.write_text(json.dumps(content))
+    assert main(["detect", "evaluate", str(run), str(data), "--split", "train", "--device", "cpu", "--json"]) == 0
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert (list(found["classes"]), found["bad_annotations"], found["box_ap"] is None) == (["box"], 1, False)
+    assert "is empty" in said.err
+
+
+WRONG = {
+    "image_id": [1],
+    "category_id": "x",
+    "score": None,
+    "bbox": [1, 2],
+    "segmentation": "here",
+}
+
+
+@pytest.mark.parametrize("key", WRONG)
+def test_a_wrong_result_file_is_one_sentence(tmp_path, capsys, key):
+    data = write_shapes(tmp_path / "data", 1)
+    right = {"image_id": 1, "category_id": 1, "score": 0.5, "bbox": [1, 2, 3, 4]}
+    (tmp_path / "found.json").write_text(json.dumps([right, right | {key: WRONG[key]}]))
+    assert main(["detect", "score", str(tmp_path / "found.json"), str(data / "instances_train.json")]) == 2
+    assert f"detection 1 has the {key} {WRONG[key]}" in capsys.readouterr().err
+
+
+def test_results_with_masks_alone_and_of_other_classes(tmp_path, capsys):
+    data = write_shapes(tmp_path / "data", 4)
+    path, found = data / "instances_train.json", tmp_path / "found.json"
+    truth = json.loads(path.read_text())["annotations"]
+    keys = ("image_id", "category_id", "segmentation")
+    results = [{key: one[key] for key in keys} | {"score": 0.5} for one in truth]
+    found.write_text(json.dumps([*results, results[0] | {"category_id": 77}]))
+    assert main(["detect", "score", str(found), str(path), "--json"]) == 0
+    said = capsys.readouterr()
+    scores = json.loads(said.out)
+    assert scores["mask_ap"] == pytest.approx(1.0)
+    assert "box_ap" not in scores
+    assert "no category 77" in said.err
+
+
+def test_pictures_that_are_looked_at_are_not_drawn_over(run, tmp_path):
+    """Also not by the drawing of another of the same name."""
+    for name in ("a.jpg", "a.png"):
+        Image.new("RGB", (90, 70), (30, 160, 90)).save(tmp_path / name)
+    before = {name: (tmp_path / name).read_bytes() for name in ("a.jpg", "a.png")}
+    words = ["detect", "predict", str(run), str(tmp_path), "--output", str(tmp_path), "--score", "0"]
+    assert main([*words, "--device", "cpu"]) == 0
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+    lines = [json.loads(line) for line in (tmp_path / "detections.jsonl").read_text().splitlines()]
+    assert [line["drawn"] for line in lines] == ["a-2.jpg", "a-3.jpg"]
+
+
 def test_predict_draws_and_writes(run, tmp_path, capsys):
     (tmp_path / "in").mkdir()
     for i in range(2):
@@ -84,11 +157,38 @@ def test_check_names_bad_entries(tmp_path, capsys):
     assert "unknown category 44" in capsys.readouterr().out
 
 
+def test_check_reads_the_pictures(tmp_path, capsys):
+    """One of another size than annotated, one that is cut off, and one of the validation pictures among the others."""
+    data = write_shapes(tmp_path / "data", 4)
+    first, second, third, _ = sorted((data / "train").iterdir())
+    (data / "val").mkdir()
+    (data / "val" / third.name).write_bytes(third.read_bytes())
+    (data / "instances_val.json").write_text((data / "instances_train.json").read_text())
+    Image.new("RGB", (7, 5)).save(first)
+    second.write_bytes(second.read_bytes()[:200])
+    assert main(["detect", "check", str(data)]) == 1
+    said = capsys.readouterr().out
+    assert "2 pictures cannot be used" in said
+    assert f"train: {first.name}: the picture is 7 x 5, its annotations are for" in said
+    assert f"train: {second.name}: cannot be decoded" in said
+    assert f"train: {third.name} = validation: {third.name}\n" in said
+
+
+def test_a_picture_of_a_telephone_is_looked_at_upright(run, tmp_path):
+    image, exif = Image.new("RGB", (90, 60), (30, 160, 90)), Image.Exif()
+    exif[0x0112] = 6  # turn by a quarter
+    image.save(tmp_path / "a.jpg", exif=exif)
+    words = ["detect", "predict", str(run), str(tmp_path / "a.jpg"), "--output", str(tmp_path / "out")]
+    assert main([*words, "--device", "cpu"]) == 0
+    assert Image.open(tmp_path / "out" / "a.jpg").size == (60, 90)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["evaluate", "nowhere"], "neither the folder of a run"),
         (["train", "debug", "--data.path", "nowhere"], "no such folder or COCO file"),
+        (["train", "debug", "--data.std", "0", "0", "0"], "std is above 0"),
         (["bench", "resnet50", "--sizes", "big"], "WIDTHxHEIGHT"),
         (["bench", "resnet51"], "resnet51"),
         (["report", "nowhere"], "not a folder"),
@@ -109,6 +209,23 @@ def test_weights_of_something_else_are_refused(tmp_path, capsys):
     assert "holds no detector" in capsys.readouterr().err
 
 
+def test_a_run_of_another_kind_is_named_and_its_report_is_kept(run, tmp_path, capsys):
+    before = (run / "report.html").read_bytes()
+    assert main(["report", str(run)]) == 2
+    assert f"`lambdanets detect report {run}`" in capsys.readouterr().err
+    assert (run / "report.html").read_bytes() == before
+    assert main(["train", "resume", str(run)]) == 2
+    assert f"`lambdanets detect train resume {run}`" in capsys.readouterr().err
+    (tmp_path / "config.json").write_text('{"augment": {}}')
+    assert main(["detect", "train", "resume", str(tmp_path)]) == 2
+    assert f"`lambdanets train resume {tmp_path}`" in capsys.readouterr().err
+
+
+def test_a_detector_is_no_classifier(run, capsys):
+    assert main(["predict", str(run), "x.png"]) == 2
+    assert "holds a detector, no classifier: `lambdanets detect`" in capsys.readouterr().err
+
+
 def test_settings_that_make_no_sense_are_refused():
     with pytest.raises(ValueError, match="5 levels"):
         Heads(anchors=(8.0, 16.0))
@@ -116,6 +233,13 @@ def test_settings_that_make_no_sense_are_refused():
         Jitter(scale=(2.0, 1.0))
     with pytest.raises(ValueError, match="detections is at least 1"):
         Heads(detections=0)
+    for name, value in {"ratios": (), "anchors": (0.0, 1.0, 2.0, 3.0, 4.0), "overlap": 2.0, "canonical": 0.5}.items():
+        with pytest.raises(ValueError, match=name):
+            Heads(**{name: value})
+    with pytest.raises(ValueError, match="flip"):
+        Jitter(flip=3.0)
+    with pytest.raises(ValueError, match=r"model.options: resnet50 has no argument nonsense"):
+        make_backbone(ModelConfig(name="resnet50", options=("nonsense=1",)), 64)
     with pytest.raises(ValueError, match="feature pyramid"):
         make_backbone(ModelConfig(name="lambda_patch_tiny"), 64)
 

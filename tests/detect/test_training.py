@@ -24,6 +24,7 @@ from lambdanets.recipes.coco import COCO_IMAGES, coco_mask_rcnn, coco_one_gpu, s
 from lambdanets.train.config import ModelConfig
 from lambdanets.train.loop import fit
 from lambdanets.train.schedule import learning_rate
+from lambdanets.train.task import Share
 from tests.detect.helpers import TINY, config, write_shapes
 
 
@@ -101,6 +102,13 @@ def test_a_run_that_stops_and_resumes_is_the_run_that_did_not(tmp_path, run):
         assert whole.keys() == again.keys()
         assert all(torch.equal(whole[key], again[key]) for key in whole)
     assert (tmp_path / "detections.json").read_text() == (run / "detections.json").read_text()
+
+
+def test_an_epoch_has_whole_steps_of_micro_batches(tmp_path):
+    """Left-over micro-batches would end the stream that the workers read ahead in."""
+    settings = config(tmp_path, batch_size=24, micro_batch=4)  # of 64 pictures
+    batches = Detect(settings).batches(0, 0, Share(rank=0, world=1, micro_batch=4, parts=6))
+    assert len(list(batches)) == 12
 
 
 def test_without_the_evaluator_results_are_written(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from lambdanets.cli import main
 from lambdanets.recipes import compare, debug
 from lambdanets.recipes.compare import CONTESTANTS, Contest, Contestant, Trial, paired
 
@@ -63,6 +64,31 @@ def test_another_grid_tries_what_is_new_and_chooses_from_itself(base, tmp_path):
     tried = [row["settings"] for row in contest.rows if row["phase"] == "tuning"]
     assert tried == [vars(old), vars(both), vars(new)]
     assert contest.final("CCLL")[0]["settings"] in (vars(both), vars(new))
+
+
+def test_runs_of_another_length_are_not_compared(base, tmp_path):
+    Contest.open(tmp_path, base, SMALL).go([0], FEW_STEPS)
+    again = Contest.open(tmp_path, base, SMALL)
+    again.check(FEW_STEPS)
+    again.check(0)  # no trials: none to choose among
+    with pytest.raises(ValueError, match=r"tuning runs of .* epochs, and 3 are asked for"):
+        again.check(3.0)
+    with pytest.raises(ValueError, match=r"final runs of .* epochs, and 7 are asked for"):
+        Contest.open(tmp_path, replace(base, epochs=7.0), SMALL).check(FEW_STEPS)
+
+
+def test_images_to_judge_by_are_there_before_anything_is_trained(tmp_path, capsys):
+    for name in ("cat", "dog"):
+        (tmp_path / "pets" / name).mkdir(parents=True)
+    assert main(["compare", "--data", str(tmp_path / "pets"), "--out", str(tmp_path / "out")]) == 2
+    assert "pets has no validation images" in capsys.readouterr().err
+    assert main(["compare", "--data", "mnist", "--networks", "--out", str(tmp_path / "out")]) == 2
+    assert "at least one of convolution" in capsys.readouterr().err
+
+
+def test_a_length_of_nothing_is_not_the_recipes(tmp_path, capsys):
+    assert main(["compare", "--data", "mnist", "--epochs", "0", "--out", str(tmp_path)]) == 2
+    assert "epochs is more than 0" in capsys.readouterr().err
 
 
 def test_a_network_whose_trials_were_not_reached_has_no_final_run(base, tmp_path):

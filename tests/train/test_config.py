@@ -1,6 +1,7 @@
 """Configurations: JSON and back, and sentences for what is wrong in one."""
 
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -66,6 +67,15 @@ def test_what_is_wrong_is_named(path, value, words):
         (lambda: RunConfig(batch_size=0), "batch_size is at least 1, not 0"),
         (lambda: RunConfig(epochs=0.0), "epochs is more than 0"),
         (lambda: RunConfig(micro_batch=0), "micro_batch is at least 1"),
+        (lambda: RunConfig(epochs=math.nan), "epochs is more than 0, not nan"),
+        (lambda: RunConfig(clip_norm=math.nan), "clip_norm is at least 0, not nan"),
+        (lambda: Optimizer(momentum=2.0), "optimizer.momentum is at least 0 and below 1, not 2.0"),
+        (lambda: Optimizer(weight_decay=-1.0), "weight_decay is at least 0, not -1.0"),
+        (lambda: Schedule(rate=-1.0), "schedule.rate is more than 0, not -1.0"),
+        (lambda: Schedule(rate=math.nan), "schedule.rate is more than 0, not nan"),
+        (lambda: Schedule(every=0.0), "schedule.every is more than 0"),
+        (lambda: Schedule(warmup_epochs=-3.0), "warmup_epochs is at least 0"),
+        (lambda: Schedule(drops=(0.9, 3.0)), "schedule.drops are between 0 and 1"),
         (lambda: TrainConfig(label_smoothing=1.0), "label_smoothing"),
         (lambda: Ema(decay=1.0), "ema.decay"),
         (lambda: DataConfig(channels=1), "one number for each of 1 channels"),
