@@ -75,6 +75,8 @@ class NetworkConfig(SpatialOptions):
             raise ValueError("global_pool='' keeps the map, which no classifier can take: also pass num_classes=0")
         if self.num_classes < 0 or self.in_chans < 1:
             raise ValueError(f"num_classes={self.num_classes}, in_chans={self.in_chans}: at least 0 and 1 are needed")
+        if min(self.image_grid) < 1:
+            raise ValueError(f"image_size={self.image_size}: at least 1 pixel a side is needed")
         for name in ("drop_rate", "drop_path_rate"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")

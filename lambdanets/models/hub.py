@@ -143,11 +143,19 @@ def locate(source: str | Path, filename: str) -> Path:
         if not (path / filename).is_file():
             raise FileNotFoundError(f"{path} has no {filename}: is it a folder that save_pretrained wrote?")
         return path / filename
-    if isinstance(source, Path) or source.startswith((".", "/", "~")) or source.count("/") != 1:
+    if isinstance(source, Path) or not may_be_on_hub(source):
         raise FileNotFoundError(f"{source} is no file or folder, and not an id on the hub (owner/name) either")
     from huggingface_hub import hf_hub_download
 
-    return Path(hf_hub_download(source, filename))
+    try:
+        return Path(hf_hub_download(source, filename))
+    except Exception as error:  # of many classes
+        raise ValueError(f"{source} is no file or folder, and the hub said: {error}") from error
+
+
+def may_be_on_hub(source: str) -> bool:
+    """owner/name, and not below a folder that is here: that is a path with a slip in it."""
+    return source.count("/") == 1 and not source.startswith((".", "/", "~")) and not Path(source).parent.is_dir()
 
 
 def read_object(path: Path) -> dict[str, Any]:

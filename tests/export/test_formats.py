@@ -188,5 +188,10 @@ def test_command_without_weights(tmp_path: Path, capsys: pytest.CaptureFixture) 
     said = json.loads(capsys.readouterr().out)
     assert said["shapes"][0] == [1, 3, 32, 32]
     assert from_pretrained(tmp_path).num_classes == 3
-    assert main([*arguments, "--options", "placment=CCCL"]) == 2
-    assert "placement" in capsys.readouterr().err
+    for wrong, sentence in (
+        (["--options", "placment=CCCL"], "placement"),
+        (["--options", "scope"], "name=value"),
+        (["--image-size", "0"], "at least 1"),
+    ):
+        assert main([*arguments, *wrong]) == 2
+        assert sentence in capsys.readouterr().err

@@ -11,6 +11,7 @@ from torch import nn
 from lambdanets.layers import LambdaLayer2d
 from lambdanets.models import Card, MobileNetV2, Network, Preprocessing, create_model, from_pretrained, read_card
 from lambdanets.models.registry import changes
+from lambdanets.train.trained import open_trained
 from tests.models.helpers import SMALL, images, small
 
 CARD = Card(
@@ -165,3 +166,18 @@ def test_configuration_is_what_timm_reads(tmp_path: Path) -> None:
     assert config["model_args"] == {"num_classes": 7, "placement": "CLLL"}
     assert config["pretrained_cfg"]["input_size"] == [3, 31, 21]
     assert config["label_names"] == list(CARD.class_names)
+
+
+def test_a_slip_in_a_path_is_not_asked_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(source: str, filename: str) -> str:
+        raise ConnectionError("no network here")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", unreachable)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(FileNotFoundError, match="runs/mine is no run folder"):
+        open_trained("runs/mine")
+    with pytest.raises(FileNotFoundError, match="runs/mine is no file or folder"):
+        from_pretrained("runs/mine")
+    with pytest.raises(ValueError, match="somebody/network is no file or folder, and the hub said: no network here"):
+        open_trained("somebody/network")

@@ -242,6 +242,8 @@ def test_two_lambda_layers_in_one_block_warn() -> None:
         ("resnet50", {"global_pool": ""}, ValueError, "num_classes=0"),
         ("resnet50", {"drop_rate": 1.0}, ValueError, "drop_rate"),
         ("resnet50", {"num_classes": -1}, ValueError, "num_classes=-1"),
+        ("resnet50", {"image_size": 0}, ValueError, "image_size=0: at least 1"),
+        ("resnet50", {"image_size": (32, -1)}, ValueError, "at least 1 pixel a side"),
         ("lambda_mobilenet_v2", {"placement": (18,)}, ValueError, "from 1 to 17"),
         ("lambda_patch_tiny", {"depth": 2}, ValueError, "at least 4"),
         ("resnet50", {"pretrained": True}, ValueError, "no weights are published"),
