@@ -198,7 +198,8 @@ class Contest:
 
     def write(self) -> None:
         device = chosen_device(self.base.device)
-        result = {"name": "compare", **describe(device), "image_size": self.base.model.size, "rows": self.rows}
+        about = {"data": Path(self.base.data.path).name, "image_size": self.base.model.size}
+        result = {"name": "compare", **describe(device), **about, "rows": self.rows}
         part = self.folder / "compare.json.part"
         part.write_text(json.dumps(result, indent=1) + "\n")
         part.replace(self.folder / "compare.json")

@@ -24,7 +24,7 @@ from lambdanets.reproduce.compare import MARKS, Comparison, Quantity, compare
 from lambdanets.reproduce.experiments import EXPERIMENTS
 from lambdanets.reproduce.jobs import FILE, Compile, Settings
 from lambdanets.reproduce.numbers import COLUMNS, as_json, read_accuracy
-from lambdanets.reproduce.page import HTML, MARKDOWN, comments
+from lambdanets.reproduce.page import HTML, MARKDOWN, comments, markdown_line
 from lambdanets.reproduce.run import listing, reproduce
 from lambdanets.reproduce.tables import ROWS
 
@@ -80,6 +80,10 @@ class Reproduce:
         if self.list:
             print_table(("name", "what", "in the paper's source"), listing(), self.format)
             return 0
+        for name, least in (("minutes", 0), ("seconds", 0), ("threads", 1), ("batch", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"--{name} {value:g}: {least} or more")
         for what in self.names:
             if what in COUNTS:
                 self.count(what)  # type: ignore[arg-type]
@@ -231,7 +235,7 @@ def print_table(
     if form == "markdown":
         rule = ["---:" if i in numbers else "---" for i in range(len(titles))]
         for line in (titles, rule, *lines):
-            print(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |")
+            print(markdown_line(line), end="")
         return
     table = Table()
     for i, title in enumerate(titles):
