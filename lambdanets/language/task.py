@@ -5,11 +5,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+import tyro
 from torch import Tensor, nn
 
 from lambdanets.data import order
@@ -17,6 +18,7 @@ from lambdanets.files import whole_path
 from lambdanets.language.corpus import PYTHON, Corpus, read_corpus
 from lambdanets.language.network import BYTES, ByteModel, ByteModelConfig
 from lambdanets.models.hub import read_state
+from lambdanets.options import optional
 from lambdanets.train.classify import RAW_WEIGHTS, WEIGHTS
 from lambdanets.train.config import Ema, Optimizer, RunConfig, Schedule
 from lambdanets.train.distributed import World
@@ -53,8 +55,11 @@ class LanguageConfig(RunConfig):
     ema: Ema = field(default_factory=lambda: Ema(decay=0.99))
     clip_norm: float = 1.0
     """Gradients with a larger norm are made as small; 0: none are."""
-    channels_last: bool = False
-    """Means nothing here."""
+    micro_batch: Annotated[int | None, optional("WINDOWS")] = None
+    """Windows that a process takes at once; by default as many as fit: halved on the first step while memory ends.
+    The gradients of a step are summed up."""
+    channels_last: Annotated[bool, tyro.conf.Suppress] = False  # of images
+    sync_batch_norm: Annotated[bool, tyro.conf.Suppress] = False  # there is none
 
     def __post_init__(self) -> None:
         super().__post_init__()

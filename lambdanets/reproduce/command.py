@@ -80,7 +80,7 @@ class Reproduce:
         if self.list:
             print_table(("name", "what", "in the paper's source"), listing(), self.format)
             return 0
-        for name, least in (("minutes", 0), ("seconds", 0), ("threads", 1), ("batch", 1)):
+        for name, least in (("minutes", 0), ("seconds", 0), ("batch", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"--{name} {value:g}: {least} or more")
@@ -100,7 +100,7 @@ class Reproduce:
         accuracy = read_accuracy(self.accuracy) if self.accuracy is not None else {}
         folder = self.out or Path("runs") / ("reproduce-quick" if self.quick else "reproduce")
         progress = redirect_stdout(sys.stderr) if self.format == "json" else nullcontext()
-        with progress, threads(self.threads or (1 if self.quick else None)):
+        with progress, threads(1 if self.quick and self.threads is None else self.threads):
             found, headlines = reproduce(
                 names,
                 folder,
