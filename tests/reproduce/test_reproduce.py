@@ -226,6 +226,11 @@ def test_quick_has_no_headline(measured):
     ]
 
 
+def test_a_figure_alone_is_not_blown_up(tmp_path, measured):
+    assert main(["reproduce", "pareto", "--quick", "--out", str(tmp_path), "--device", "cpu"]) == 0
+    assert '<div class="chart alone"><h3>Published' in (tmp_path / "reproduce.html").read_text()
+
+
 # Growth ---------------------------------------------------------------------------------------------------------------
 
 
@@ -360,12 +365,27 @@ def test_the_list(capsys):
     assert main(["reproduce", "--list"]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in EXPERIMENTS)
+    assert main(["reproduce", "--list", "--format", "json"]) == 0
+    assert [one["name"] for one in json.loads(capsys.readouterr().out)] == list(EXPERIMENTS)
 
 
 def test_json_is_json(tmp_path, measured, capsys):
-    assert main(["reproduce", "hybrids", "--format", "json", "--out", str(tmp_path), "--device", "cpu"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    words = ["hybrids", "memory", "--format", "json", "--out", str(tmp_path), "--device", "cpu"]
+    assert main(["reproduce", *words]) == 0
+    found = json.loads(capsys.readouterr().out)  # one document, whatever is asked for
     assert found["hybrids"][0]["ours"] == "25.56"
+    assert found["memory"][0]["unit"] == "GB"
+
+
+def test_markdown_is_nothing_but_markdown(tmp_path, measured, capsys):
+    assert main(["reproduce", "mobilenet", "--format", "markdown", "--out", str(tmp_path), "--device", "cpu"]) == 0
+    assert measured
+    assert "ex/s with batch" not in capsys.readouterr().out  # progress
+
+
+def test_a_wrong_name_is_said_before_anything_is_printed(capsys):
+    assert main(["reproduce", "memory", "nonsense"]) == 2
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("arguments", [[], ["everything"], ["scope", "--dtype", "tf32", "--device", "cpu"]])
