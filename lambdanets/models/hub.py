@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from lambdanets.models.network import Network
 
 CONFIG, WEIGHTS, KEY = "config.json", "model.safetensors", "lambdanets"
+OTHERS = {"lambdanets_detector": "detect", "lambdanets_language": "language"}  # keys of other weights, their commands
 TIMM_HAS = frozenset({"resnet26", "resnet50", "resnet101", "resnet152"})  # names that are somebody else's there
 
 
@@ -177,10 +178,12 @@ def read_description(source: str | Path) -> dict[str, Any]:
 
         try:
             with safe_open(str(path), framework="pt") as file:
-                text = (file.metadata() or {}).get(KEY)
+                metadata = file.metadata() or {}
         except SafetensorError as error:
             raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
-        data = None if text is None else json.loads(text)
+        for command in (OTHERS[key] for key in metadata if key in OTHERS):
+            raise ValueError(f"{path} is no classifier: `lambdanets {command} --help` says what it is for")
+        data = json.loads(metadata[KEY]) if KEY in metadata else None
     else:
         data = read_object(path).get(KEY)
     if not isinstance(data, dict) or "name" not in data:

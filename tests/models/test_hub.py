@@ -6,8 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import nn
 
+from lambdanets.detect import weights as detector
+from lambdanets.language import task as language
 from lambdanets.layers import LambdaLayer2d
 from lambdanets.models import Card, MobileNetV2, Network, Preprocessing, create_model, from_pretrained, read_card
 from lambdanets.models.registry import changes
@@ -166,6 +169,13 @@ def test_configuration_is_what_timm_reads(tmp_path: Path) -> None:
     assert config["model_args"] == {"num_classes": 7, "placement": "CLLL"}
     assert config["pretrained_cfg"]["input_size"] == [3, 31, 21]
     assert config["label_names"] == list(CARD.class_names)
+
+
+@pytest.mark.parametrize(("key", "command"), [(detector.KEY, "detect"), (language.KEY, "language")])
+def test_weights_of_other_kinds(tmp_path: Path, key: str, command: str) -> None:
+    save_file({"weight": torch.ones(1)}, tmp_path / "weights.safetensors", {key: "{}"})
+    with pytest.raises(ValueError, match=f"no classifier: `lambdanets {command} --help`"):
+        open_trained(str(tmp_path))
 
 
 def test_a_slip_in_a_path_is_not_asked_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
