@@ -19,11 +19,10 @@ from lambdanets.language.corpus import PYTHON, Corpus, read_corpus
 from lambdanets.language.network import BYTES, ByteModel, ByteModelConfig
 from lambdanets.models.hub import read_state
 from lambdanets.options import optional
-from lambdanets.train.classify import RAW_WEIGHTS, WEIGHTS
 from lambdanets.train.config import Ema, Optimizer, RunConfig, Schedule
 from lambdanets.train.distributed import World
 from lambdanets.train.jsonable import from_json, to_json
-from lambdanets.train.task import Outcome, Share, Task
+from lambdanets.train.task import RAW_WEIGHTS, WEIGHTS, Outcome, Share, Task
 
 KEY = "lambdanets_language"
 REGION = 4096  # bytes of validation text in a row, so that windows of any length up to this see the same bytes

@@ -29,11 +29,12 @@ from lambdanets.models.network import Network
 from lambdanets.models.registry import FAMILIES, create_model
 from lambdanets.models.rows import ROWS
 from lambdanets.options import chosen_device
+from lambdanets.train import task
 from lambdanets.train.config import parse_option
 from lambdanets.train.precision import autocast
 from lambdanets.train.use import Using
 
-RUN_WEIGHTS = {"ema": "weights.safetensors", "raw": "weights_raw.safetensors"}
+RUN_WEIGHTS = {"ema": task.WEIGHTS, "raw": task.RAW_WEIGHTS}
 RUN_LOG = "log.jsonl"
 
 
