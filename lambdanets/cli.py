@@ -99,6 +99,8 @@ COMMANDS = {
     "view": View,
 }
 
+EXTRAS = {"timm": "bench", "safetensors": "hub", "huggingface_hub": "hub"}  # which brings a package, if not `train`
+
 
 def parse(arguments: Sequence[str]) -> Any:
     """The command that a command line asks for, not run yet."""
@@ -129,6 +131,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 141
     except (ValueError, OSError) as error:  # refused input: the sentence is for the user, the traceback is not
         print(f"lambdanets: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", "lambdanets"):
+            raise  # ours to mend
+        print(
+            f"lambdanets: this needs {package}: pip install 'lambdanets[{EXTRAS.get(package, 'train')}]'",
+            file=sys.stderr,
+        )
         return 2
     except KeyboardInterrupt:
         return 130

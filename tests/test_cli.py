@@ -8,6 +8,11 @@ import pytest
 from lambdanets import __version__
 from lambdanets.cli import COMMANDS, main
 
+EXTRA_PACKAGES = [
+    *("PIL", "timm", "torchvision", "matplotlib", "safetensors", "huggingface_hub", "tensorboard", "webdataset"),
+    *("mlxtend", "imagehash", "scipy", "faster_coco_eval", "gradio", "onnx", "onnxscript", "onnxruntime"),
+]
+
 
 def stopped(arguments, capsys):
     """Exit status, stdout and stderr of a command line that the parser ends."""
@@ -73,3 +78,28 @@ def test_a_reader_that_has_enough_is_no_error():
     command = f"{sys.executable} -u -m lambdanets models --help | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "sentence"),
+    [
+        (["--help"], 0, ""),
+        (["models", "lambda_resnet50"], 0, ""),
+        (["reproduce", "memory"], 0, ""),
+        (
+            ["reproduce", "extra-data", "--no-measure", "--device", "cpu"],
+            2,
+            "this needs timm: pip install 'lambdanets[bench]'",
+        ),
+        (["view", "resnet50", "a.png"], 2, "pip install 'lambdanets[train]'"),
+    ],
+)
+def test_without_what_only_extras_bring(words, status, sentence, tmp_path):
+    """Whoever has torch, numpy, rich and tyro, the plain install, can use what needs no more."""
+    code = (
+        f"import sys; sys.modules |= dict.fromkeys({EXTRA_PACKAGES})\n"
+        f"from lambdanets.cli import main; sys.exit(main({words}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert "Traceback" not in done.stderr
+    assert (done.returncode, sentence in done.stderr) == (status, True)

@@ -58,9 +58,8 @@ class Export:
         from lambdanets.measure.machine import describe
         from lambdanets.measure.timing import threads
 
-        for name, least in (("threads", self.threads), ("rounds", self.rounds)):
-            if least < 1:
-                raise ValueError(f"--{name} {least}: at least 1")
+        if self.rounds < 1:
+            raise ValueError(f"--rounds {self.rounds}: at least 1")
         network = new_network(self.what, self.options, self.image_size) if self.untrained else self.trained_network()
         with threads(self.threads), Console(file=sys.stderr).status("exporting and comparing"):
             done = export(network, self.output, formats=self.formats, size=self.size, rounds=self.rounds)
@@ -110,8 +109,12 @@ def new_network(name: str, options: tuple[str, ...], image_size: int | None) -> 
 
 
 def show(done: "Done", threads: int, console: Console) -> None:
-    table = Table("format", "file")
-    for column in ("MB", "difference", "ms", "CPU ms", "speed-up"):
+    from lambdanets.models.hub import WEIGHTS
+    from lambdanets.report.show import some
+
+    table = Table("format")
+    table.add_column("file", no_wrap=True)
+    for column in ("MB", "off by", "ms", "CPU ms", "speed-up"):
         table.add_column(column, justify="right")
     eager = done.eager
     table.add_row("eager", "", "", "", f"{eager.wall:.1f}", f"{eager.cpu:.1f}", "1.00")
@@ -119,7 +122,7 @@ def show(done: "Done", threads: int, console: Console) -> None:
         found = one.latency
         table.add_row(
             one.format,
-            "config.json, model.safetensors" if one.path.is_dir() else one.path.name,
+            WEIGHTS if one.path.is_dir() else one.path.name,
             f"{one.bytes / 1e6:.1f}",
             f"{one.difference:.1e}",
             f"{found.wall:.1f}",
@@ -132,8 +135,8 @@ def show(done: "Done", threads: int, console: Console) -> None:
         f"Each was loaded again and is equal to the original within {done.tolerance:.0e} of its largest score, on "
         f"{len(done.shapes)} batches of noise ({', '.join(f'{down}x{across}' for down, across in sides)} pixels); "
         f"float32 itself changes the original by {done.rounding:.0e}.\n"
-        f"Times: one image, {threads} CPU thread(s), medians. The speed-up is over eager PyTorch and of the CPU time, "
-        f"which other work on the machine disturbs less.\n{done.folder}",
+        f"Times: one image, {some(threads, 'CPU thread', 'CPU threads')}, medians. The speed-up is over eager PyTorch "
+        f"and of the CPU time, which other work on the machine disturbs less.\n{done.folder}",
         highlight=False,
     )
     if done.left:

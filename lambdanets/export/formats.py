@@ -265,7 +265,9 @@ def as_pair(size: int | tuple[int, int]) -> tuple[int, int]:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Exporters speak of their own affairs; what is wrong with a result, the comparison says."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    loggers = [
+        logging.getLogger(name) for name in ("torch.onnx", "torch.export", "torch.utils", "onnxscript", "onnx_ir")
+    ]
     before = [logger.level for logger in loggers]
     try:
         for logger in loggers:

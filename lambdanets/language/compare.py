@@ -87,10 +87,13 @@ class CompareLanguage:
 
 def compare(options: CompareLanguage, corpus: Corpus, base: LanguageConfig, console: Console) -> dict[str, Any]:
     """All that is measured, as JSON has it."""
-    if options.evaluations < 1 or options.minutes <= 0 or options.turn < 1:
-        raise ValueError(
-            f"--evaluations {options.evaluations}, --minutes {options.minutes:g}, --turn {options.turn}: all above 0"
-        )
+    for name in ("minutes", "turn", "evaluations", "context", "lengths"):
+        given = getattr(options, name)
+        for value in given if isinstance(given, tuple) else (given,):
+            if value is not None and value <= 0:
+                raise ValueError(f"--{name} {value:g}: above 0")
+    if not options.context or not options.lengths:
+        raise ValueError("--context and --lengths: at least one each")
     base = replace(base, schedule=replace(base.schedule, kind="constant"), ema=replace(base.ema, horizon=0.0))
     contestants: dict[Kind, Contestant] = {kind: Contestant(kind, base, corpus) for kind in KINDS}
     train_in_turns(list(contestants.values()), options, console)

@@ -5,25 +5,25 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+import tyro
 from torch import Tensor, nn
 
 from lambdanets.data import order
 from lambdanets.files import whole_path
 from lambdanets.language.corpus import PYTHON, Corpus, read_corpus
 from lambdanets.language.network import BYTES, ByteModel, ByteModelConfig
-from lambdanets.models.hub import read_state
-from lambdanets.train.classify import RAW_WEIGHTS, WEIGHTS
+from lambdanets.models.hub import LANGUAGE_KEY, read_state
+from lambdanets.options import optional
 from lambdanets.train.config import Ema, Optimizer, RunConfig, Schedule
 from lambdanets.train.distributed import World
 from lambdanets.train.jsonable import from_json, to_json
-from lambdanets.train.task import Outcome, Share, Task
+from lambdanets.train.task import RAW_WEIGHTS, WEIGHTS, Outcome, Share, Task
 
-KEY = "lambdanets_language"
 REGION = 4096  # bytes of validation text in a row, so that windows of any length up to this see the same bytes
 
 
@@ -53,8 +53,11 @@ class LanguageConfig(RunConfig):
     ema: Ema = field(default_factory=lambda: Ema(decay=0.99))
     clip_norm: float = 1.0
     """Gradients with a larger norm are made as small; 0: none are."""
-    channels_last: bool = False
-    """Means nothing here."""
+    micro_batch: Annotated[int | None, optional("WINDOWS")] = None
+    """Windows that a process takes at once; by default as many as fit: halved on the first step while memory ends.
+    The gradients of a step are summed up."""
+    channels_last: Annotated[bool, tyro.conf.Suppress] = False  # of images
+    sync_batch_norm: Annotated[bool, tyro.conf.Suppress] = False  # there is none
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -177,7 +180,7 @@ def save_language(model: nn.Module, path: Path, about: About) -> Path:
     from safetensors.torch import save_model
 
     with whole_path(path) as part:
-        save_model(model, str(part), metadata={"format": "pt", KEY: json.dumps(to_json(about))})
+        save_model(model, str(part), metadata={"format": "pt", LANGUAGE_KEY: json.dumps(to_json(about))})
     return path
 
 
@@ -196,7 +199,7 @@ def load_language(what: str) -> tuple[ByteModel, About]:
         raise FileNotFoundError(f"{what} is neither the folder of a run nor a .safetensors file")
     try:
         with safe_open(str(path), framework="pt") as file:
-            text = (file.metadata() or {}).get(KEY)
+            text = (file.metadata() or {}).get(LANGUAGE_KEY)
     except SafetensorError as error:
         raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
     if text is None:

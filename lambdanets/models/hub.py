@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 CONFIG, WEIGHTS, KEY = "config.json", "model.safetensors", "lambdanets"
 HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "force_download")
-DETECTOR_KEY = "lambdanets_detector"  # in the header of weights that `lambdanets.detect` wrote
+DETECTOR_KEY, LANGUAGE_KEY = "lambdanets_detector", "lambdanets_language"  # of weights that other commands wrote
+OTHERS = {DETECTOR_KEY: "detect", LANGUAGE_KEY: "language"}
 TIMM_HAS = frozenset({"resnet26", "resnet50", "resnet101", "resnet152"})  # names that are somebody else's there
 
 
@@ -152,11 +153,19 @@ def locate(source: str | Path, filename: str, **hub_options: Any) -> Path:
         if not (path / filename).is_file():
             raise FileNotFoundError(f"{path} has no {filename}: is it a folder that save_pretrained wrote?")
         return path / filename
-    if isinstance(source, Path) or source.startswith((".", "/", "~")) or source.count("/") != 1:
+    if isinstance(source, Path) or not may_be_on_hub(source):
         raise FileNotFoundError(f"{source} is no file or folder, and not an id on the hub (owner/name) either")
     from huggingface_hub import hf_hub_download
 
-    return Path(hf_hub_download(source, filename, **hub_options))
+    try:
+        return Path(hf_hub_download(source, filename, **hub_options))
+    except Exception as error:  # of many classes
+        raise ValueError(f"{source} is no file or folder, and the hub said: {error}") from error
+
+
+def may_be_on_hub(source: str) -> bool:
+    """owner/name, and not below a folder that is here: that is a path with a slip in it."""
+    return source.count("/") == 1 and not source.startswith((".", "/", "~")) and not Path(source).parent.is_dir()
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -181,10 +190,9 @@ def read_description(source: str | Path, **hub_options: Any) -> dict[str, Any]:
                 metadata = file.metadata() or {}
         except SafetensorError as error:
             raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
-        if DETECTOR_KEY in metadata:
-            raise ValueError(f"{path} holds a detector, no classifier: `lambdanets detect` has commands for it")
-        text = metadata.get(KEY)
-        data = None if text is None else json.loads(text)
+        for command in (OTHERS[key] for key in metadata if key in OTHERS):
+            raise ValueError(f"{path} is no classifier: `lambdanets {command} --help` says what it is for")
+        data = json.loads(metadata[KEY]) if KEY in metadata else None
     else:
         data = read_object(path).get(KEY)
     if not isinstance(data, dict) or "name" not in data:

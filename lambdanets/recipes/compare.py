@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal
 from rich.console import Console
 from rich.table import Table
 
-from lambdanets.data.source import splits_of
 from lambdanets.measure.machine import describe
 from lambdanets.options import chosen_device, optional
 from lambdanets.recipes.small import imagenette
@@ -103,6 +102,8 @@ class Compare:
     """torch.compile."""
 
     def run(self) -> int:
+        from lambdanets.data.source import splits_of
+
         if not self.networks:
             raise ValueError(f"--networks: at least one of {', '.join(CONTESTANTS)}")
         if "validation" not in splits_of(self.data):  # or the first final run would fail, after all the trials
@@ -214,7 +215,8 @@ class Contest:
 
     def write(self) -> None:
         device = chosen_device(self.base.device)
-        result = {"name": "compare", **describe(device), "image_size": self.base.model.size, "rows": self.rows}
+        about = {"data": Path(self.base.data.path).name, "image_size": self.base.model.size}
+        result = {"name": "compare", **describe(device), **about, "rows": self.rows}
         part = self.folder / "compare.json.part"
         part.write_text(json.dumps(result, indent=1) + "\n")
         part.replace(self.folder / "compare.json")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from rich.console import Console
@@ -16,13 +16,15 @@ from lambdanets.measure.machine import describe
 from lambdanets.options import chosen_device, optional
 from lambdanets.recipes.small import imagenette
 from lambdanets.report.log import read_log
-from lambdanets.train.classify import Classify
 from lambdanets.train.config import TrainConfig
 from lambdanets.train.log import LOG
 from lambdanets.train.loop import fit
 from lambdanets.train.precision import autocast
 from lambdanets.train.prefetch import moved
 from lambdanets.train.task import Share
+
+if TYPE_CHECKING:
+    from lambdanets.train.classify import Classify
 
 WINDOW = 20  # steps that are timed together: at the end of each window the host waits for the device
 
@@ -101,6 +103,8 @@ def compare_loops(base: TrainConfig, steps: int, turns: int) -> dict[str, Any]:
 
 def bare_windows(config: TrainConfig, device: torch.device, steps: int) -> list[float]:
     """Images per second of every window of a loop that does the least that training needs."""
+    from lambdanets.train.classify import Classify
+
     torch.manual_seed(config.seed)
     task = Classify(config)
     network = task.model().to(device)
@@ -132,7 +136,7 @@ def bare_windows(config: TrainConfig, device: torch.device, steps: int) -> list[
     return rates
 
 
-def endless(task: Classify, config: TrainConfig) -> Any:
+def endless(task: "Classify", config: TrainConfig) -> Any:
     """The batches of one epoch after the other."""
 
     def batches() -> Iterator[Any]:
@@ -146,6 +150,8 @@ def endless(task: Classify, config: TrainConfig) -> Any:
 
 def our_windows(config: TrainConfig, steps: int) -> list[float]:
     """Images per second of every window, as the log says."""
+    from lambdanets.train.classify import Classify
+
     with tempfile.TemporaryDirectory() as folder:
         task = Classify(config)
         epochs = (steps + WINDOW) / (task.examples // config.batch_size)

@@ -80,10 +80,16 @@ class Run:
 
 
 def read_run(folder: Path) -> Run:
-    """Raises only where there is no run at all; a damaged file is left out with a sentence."""
+    """Raises only where there is no run of a classifier at all; a damaged file is left out with a sentence."""
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder: give the one that `lambdanets train` wrote")
     log = read_log(folder / LOG)
+    if "masks" in log.start:
+        raise ValueError(f"{folder} is a run of detection: `lambdanets detect report {folder}` writes its page")
+    if "corpus" in log.start:
+        raise ValueError(
+            f"{folder} is a language model: its curves are in TensorBoard, `tensorboard --logdir {folder}`"
+        )
     problems: list[str] = []
 
     def attempt(what: str, read: Callable[[], Any], otherwise: Any) -> Any:

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,15 +23,15 @@ from lambdanets.options import chosen_device, optional
 from lambdanets.reproduce.compare import MARKS, Comparison, Quantity, compare
 from lambdanets.reproduce.experiments import EXPERIMENTS
 from lambdanets.reproduce.jobs import FILE, Compile, Settings
-from lambdanets.reproduce.numbers import COLUMNS, as_json, read_accuracy
-from lambdanets.reproduce.page import HTML, MARKDOWN, comments
+from lambdanets.reproduce.numbers import COLUMNS, Number, as_json, read_accuracy
+from lambdanets.reproduce.page import HTML, MARKDOWN, comments, markdown_line
 from lambdanets.reproduce.run import listing, reproduce
 from lambdanets.reproduce.tables import ROWS
 
 Format = Literal["table", "markdown", "json"]
 COLORS = {"match": "green", "near": "green", "reading": "yellow", "misprint": "red", "cited": "dim"}
 KIND_COLORS = {"exact": "green", "measured": "blue", "paper": "dim"}
-COUNTS = ("params", "flops", "memory")
+COUNTS: tuple[Quantity, ...] = ("params", "flops", "memory")
 
 
 @dataclass(frozen=True)
@@ -78,26 +78,48 @@ class Reproduce:
 
     def run(self) -> int:
         if self.list:
-            print_table(("name", "what", "in the paper's source"), listing(), self.format)
+            titles = ("name", "what", "in the paper's source")
+            if self.format == "json":
+                print(json.dumps([dict(zip(titles, line, strict=True)) for line in listing()], indent=1))
+            else:
+                print_table(titles, listing(), self.format)
             return 0
-        for what in self.names:
-            if what in COUNTS:
-                self.count(what)  # type: ignore[arg-type]
+        for name, least in (("minutes", 0), ("seconds", 0), ("batch", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"--{name} {value:g}: {least} or more")
         names = self.experiments()
-        if not names:
+        folder = self.out or Path("runs") / ("reproduce-quick" if self.quick else "reproduce")
+        counts = {what: compare(what) for what in COUNTS if what in self.names}
+        if self.format != "json":
+            for lines in counts.values():
+                self.show_counts(lines)
+        found, headlines = self.reproduced(names, folder) if names else ({}, [])
+        if self.format == "json":
+            counted = {what: [asdict(one) for one in lines] for what, lines in counts.items()}
+            print(json.dumps(counted | {name: as_json(lines) for name, lines in found.items()}, indent=1))
             return 0
-        dtype = self.dtype
+        for name, lines in found.items():
+            print(f"\n{'## ' if self.format == 'markdown' else ''}{EXPERIMENTS[name].title} ({name})\n")
+            cells = [[getattr(one, column) for column in COLUMNS] for one in lines]
+            print_table(COLUMNS, cells, self.format, numbers=(3, 4), colors=[KIND_COLORS[one.kind] for one in lines])
+        for text in (*headlines, *(comments() if headlines else ())):
+            print(text)
+        if names:
+            print(f"written to {folder / HTML}, {MARKDOWN} and {FILE}")
+        return 0
+
+    def reproduced(self, names: tuple[str, ...], folder: Path) -> tuple[Mapping[str, Sequence[Number]], Sequence[str]]:
         device = chosen_device(self.device)
-        if dtype == "tf32" and device.type != "cuda":
+        if self.dtype == "tf32" and device.type != "cuda":
             raise ValueError("--dtype tf32 is for CUDA GPUs: use float32")
         if self.compile == "graphs" and device.type != "cuda":
             raise ValueError("--compile graphs is for CUDA GPUs: use yes")
-        settings = Settings(device, self.quick, dtype, self.compile, self.batch, self.seconds)
+        settings = Settings(device, self.quick, self.dtype, self.compile, self.batch, self.seconds)
         accuracy = read_accuracy(self.accuracy) if self.accuracy is not None else {}
-        folder = self.out or Path("runs") / ("reproduce-quick" if self.quick else "reproduce")
-        progress = redirect_stdout(sys.stderr) if self.format == "json" else nullcontext()
-        with progress, threads(self.threads or (1 if self.quick else None)):
-            found, headlines = reproduce(
+        progress = nullcontext() if self.format == "table" else redirect_stdout(sys.stderr)  # what is printed is read
+        with progress, threads(1 if self.quick and self.threads is None else self.threads):
+            return reproduce(
                 names,
                 folder,
                 settings,
@@ -106,17 +128,6 @@ class Reproduce:
                 measure=self.measure,
                 retry=self.retry,
             )
-        if self.format == "json":
-            print(json.dumps({name: as_json(lines) for name, lines in found.items()}, indent=1))
-            return 0
-        for name, lines in found.items():
-            print(f"\n{'## ' if self.format == 'markdown' else ''}{EXPERIMENTS[name].title} ({name})\n")
-            cells = [[getattr(one, column) for column in COLUMNS] for one in lines]
-            print_table(COLUMNS, cells, self.format, numbers=(3, 4), colors=[KIND_COLORS[one.kind] for one in lines])
-        for text in (*headlines, *(comments() if headlines else ())):
-            print(text)
-        print(f"written to {folder / HTML}, {MARKDOWN} and {FILE}")
-        return 0
 
     def experiments(self) -> tuple[str, ...]:
         if not self.names and not self.quick:
@@ -129,12 +140,8 @@ class Reproduce:
             return tuple(EXPERIMENTS)
         return tuple(dict.fromkeys(chosen))
 
-    def count(self, what: Quantity) -> None:
-        """Every count of one quantity, of all tables. Nothing is measured."""
-        found = compare(what)
-        if self.format == "json":
-            print(json.dumps([asdict(one) for one in found], indent=1))
-            return
+    def show_counts(self, found: Sequence[Comparison]) -> None:
+        """Every count of one quantity, of all tables."""
         lines = [comparison_line(one) for one in found]
         titles = ("table", "row", "paper", "ours", "mark", "note")
         print_table(titles, lines, self.format, numbers=(2, 3), colors=[COLORS[one.mark] for one in found])
@@ -231,7 +238,7 @@ def print_table(
     if form == "markdown":
         rule = ["---:" if i in numbers else "---" for i in range(len(titles))]
         for line in (titles, rule, *lines):
-            print(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |")
+            print(markdown_line(line), end="")
         return
     table = Table()
     for i, title in enumerate(titles):

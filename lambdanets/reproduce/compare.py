@@ -17,7 +17,7 @@ MARKS = {
     "near": f"within {NEAR:.1%}",
     "reading": "not as it is written; equal, or near, under another reading",
     "misprint": "no reading gives it",
-    "cited": "another paper's number, of a network that is not here",
+    "cited": "another paper's number; the network is not here, or is timm's",
 }
 DEFAULT_SIZE = 224
 

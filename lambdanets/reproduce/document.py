@@ -6,7 +6,7 @@ from typing import Any
 from lambdanets.reproduce.compare import MARKS
 from lambdanets.reproduce.experiments import EXPERIMENTS
 from lambdanets.reproduce.numbers import MISSING, Number, from_json
-from lambdanets.reproduce.page import GROWTH, comments, count, is_missing
+from lambdanets.reproduce.page import GROWTH, comments, count, is_missing, markdown_line
 
 Data = Mapping[str, Any]
 # Parts of notes that the table shows by itself.
@@ -46,10 +46,6 @@ def tables(data: Data) -> str:
         parts.append(table(lines, formula=name in GROWTH))
         parts.append(notes(lines, formula=name in GROWTH))
     return "".join(parts)
-
-
-def markdown_line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
 
 
 def table(lines: Sequence[Number], *, formula: bool) -> str:

@@ -19,7 +19,8 @@ Kind = Literal["exact", "measured", "paper"]
 KINDS = {
     "exact": "a count: the same on every machine",
     "measured": "speed or memory, measured on the hardware that stands beside it; the paper's is of 8 TPUv3 cores",
-    "paper": "accuracies that the paper or the cited one reports, on ImageNet or COCO: not trained here",
+    "paper": "as the paper or the one it cites reports it, never ours: accuracies on ImageNet and COCO, and counts of "
+    "networks that are not here",
 }
 IMAGE_SIZE = 224
 DETECTION_SIZE = 1024
@@ -136,11 +137,11 @@ def compare_peer(row: Row, quantity: Quantity, network: str, size: int) -> Compa
     printed = getattr(row, quantity)
     name = unit(row, quantity)[0]
     ours = peer_counts(network, size)[0 if quantity == "params" else 1] / UNITS[name]
-    mark = fits(ours, printed) or "near"
+    mark = fits(ours, printed)
     note = f"as cited from {row.cited}; ours is {network}"
-    if mark == "near" and fits(ours, printed) is None:
+    if mark is None:
         note += f", {ours / float(printed) - 1:+.1%}"
-    return Comparison(row.table, row.label, name, printed, ours, None, mark, note)
+    return Comparison(row.table, row.label, name, printed, ours, None, mark or "cited", note)
 
 
 @cache

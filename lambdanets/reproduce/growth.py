@@ -145,7 +145,7 @@ TABLES: dict[str, dict[str, Operation]] = {
         "Relative attention": attention_row(relative=True),
         "Linear attention": Operation(
             "bnkd",
-            "bkd",
+            "bkd (ours also has the output, bnd)",
             lambda s: s.b * s.n * s.k * s.d,
             lambda s: s.b * s.k * s.d,
             linear_attention,

@@ -10,7 +10,7 @@ from typing import Any
 
 from lambdanets.reproduce import growth
 from lambdanets.reproduce.experiments import EXPERIMENTS, Cell, Kind
-from lambdanets.reproduce.jobs import OUT_OF_MEMORY, GrowthJob, NetworkJob, Settings, Store
+from lambdanets.reproduce.jobs import OUT_OF_MEMORY, GrowthJob, NetworkJob, Settings, Store, hardware
 from lambdanets.reproduce.pareto import Headline, headlines, published
 
 MISSING = "-"
@@ -41,6 +41,8 @@ class Accuracy:
     top1: float
     spread: float | None
     runs: int
+    data: str
+    hardware: str
 
 
 def read_accuracy(file: str) -> dict[str, Accuracy]:
@@ -50,14 +52,17 @@ def read_accuracy(file: str) -> dict[str, Accuracy]:
     if not path.exists():
         raise ValueError(f"{path} is not there: `lambdanets compare` writes it, --accuracy takes it")
     try:
-        rows = [row for row in json.loads(path.read_text(encoding="utf-8"))["rows"] if row["phase"] == "final"]
+        about = json.loads(path.read_text(encoding="utf-8"))
         found: dict[str, list[float]] = {}
-        for row in rows:
-            found.setdefault(str(row["network"]), []).append(100 * float(row["top1"]))
+        for row in about["rows"]:
+            if row["phase"] == "final":
+                found.setdefault(str(row["network"]), []).append(100 * float(row["top1"]))
+        data = str(about.get("data", "Imagenette"))  # files from before it stood there are of Imagenette
+        where = hardware(about)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is no compare.json of `lambdanets compare` ({error!r})") from None
     return {
-        name: Accuracy(fmean(scores), stdev(scores) if len(scores) > 1 else None, len(scores))
+        name: Accuracy(fmean(scores), stdev(scores) if len(scores) > 1 else None, len(scores), data, where)
         for name, scores in found.items()
     }
 
@@ -99,7 +104,7 @@ def exact(cell: Cell) -> Number:
     if one.unit == "" and one.ours is None:  # blocks: the number is a text
         return number(cell, one.note, note=one.mark)
     if one.ours is None:
-        return number(cell, MISSING, note=join(one.mark, one.note))
+        return number(replace(cell, kind="paper"), MISSING, note=join(one.mark, one.note))
     digits = len(one.paper.partition(".")[2]) + 1
     reading = "" if one.reading is None else f"{one.reading:.{digits}f}: "
     note = join(one.mark, reading + one.note)
@@ -143,9 +148,9 @@ def network_note(cell: Cell, job: NetworkJob, result: Mapping[str, Any], setting
 
 def own_accuracy(cell: Cell, found: Accuracy) -> Number:
     spread = "" if found.spread is None else f" ± {found.spread:.2f}"
-    note = f"trained here on Imagenette, mean of {found.runs}: not to be compared with ImageNet"
-    line = Number(cell.row, "top-1 of Imagenette", "%", MISSING, f"{found.top1:.2f}{spread}", "measured", MISSING, note)
-    return replace(line, value=found.top1)
+    note = f"trained here on {found.data}, mean of {found.runs}: not to be compared with ImageNet"
+    own = replace(cell, quantity=f"top-1 of {found.data}", paper=None, kind="measured")
+    return number(own, f"{found.top1:.2f}{spread}", note=note, hardware=found.hardware, value=found.top1)
 
 
 def found_headlines(store: Store, settings: Settings) -> list[Headline]:

@@ -44,10 +44,12 @@ def is_missing(one: Number) -> bool:
     return one.kind == "measured" and one.value is None and one.ours != "OOM"
 
 
-def markdown(found: Mapping[str, Sequence[Number]], headlines: Sequence[str]) -> str:
-    def line(cells: Sequence[str]) -> str:
-        return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
+def markdown_line(cells: Sequence[str]) -> str:
+    """A row of a table."""
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
 
+
+def markdown(found: Mapping[str, Sequence[Number]], headlines: Sequence[str]) -> str:
     parts = ["# The paper, reproduced side by side\n\n", INTRODUCTION, "\n\n"]
     parts += [f"- **{kind}**: {meaning}\n" for kind, meaning in KINDS.items()]
     if headlines:
@@ -56,8 +58,8 @@ def markdown(found: Mapping[str, Sequence[Number]], headlines: Sequence[str]) ->
     for name, lines in found.items():
         one = EXPERIMENTS[name]
         parts += [f"\n## {one.title}\n\n`lambdanets reproduce {name}` ({one.label}): {count(lines)}.\n\n"]
-        parts += [line(COLUMNS), line(["---:" if c in ("paper", "ours") else "---" for c in COLUMNS])]
-        parts += [line([getattr(number, column) for column in COLUMNS]) for number in lines]
+        parts += [markdown_line(COLUMNS), markdown_line(["---:" if c in ("paper", "ours") else "---" for c in COLUMNS])]
+        parts += [markdown_line([getattr(number, column) for column in COLUMNS]) for number in lines]
     return "".join(parts)
 
 

@@ -25,14 +25,9 @@ from lambdanets.options import chosen_device
 from lambdanets.train.config import RunConfig, TrainConfig
 from lambdanets.train.distributed import World
 from lambdanets.train.jsonable import to_json
-from lambdanets.train.task import Outcome, Share, Task
+from lambdanets.train.task import RAW_WEIGHTS, WEIGHTS, Outcome, Share, Task
 
-WEIGHTS, RAW_WEIGHTS, PREDICTIONS, START = (
-    "weights.safetensors",
-    "weights_raw.safetensors",
-    "predictions.safetensors",
-    "start.safetensors",
-)
+PREDICTIONS, START = "predictions.safetensors", "start.safetensors"
 OWN_HELD_OUT = 0.1  # where there is nothing else to evaluate on
 MOST_WORKERS = 16
 

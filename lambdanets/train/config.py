@@ -53,8 +53,7 @@ class ModelConfig:
         if not 0 < self.batch_norm_momentum <= 1:
             raise ValueError(f"model.batch_norm_momentum is in (0, 1], not {self.batch_norm_momentum}")
         for word in self.options:
-            if "=" not in word:
-                raise ValueError(f"model.options are name=value, for example scope=7, not {word!r}")
+            parse_option(word)
 
     def arguments(self) -> dict[str, Any]:
         """What `create_model` takes beside the name; classes and channels come from the data."""
@@ -83,7 +82,10 @@ class ModelConfig:
 
 
 def parse_option(word: str) -> tuple[str, Any]:
-    name, _, value = word.partition("=")
+    """An argument of a network from a command line; what is no Python value is a text."""
+    name, equals, value = word.partition("=")
+    if not equals:
+        raise ValueError(f"options of a network are name=value, for example scope=7, not {word!r}")
     try:
         return name, ast.literal_eval(value)
     except (ValueError, SyntaxError):

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from lambdanets.train.distributed import World
 
+WEIGHTS, RAW_WEIGHTS = "weights.safetensors", "weights_raw.safetensors"  # that a run ends with: averaged, and not
+
 
 @dataclass(frozen=True)
 class Share:

@@ -20,6 +20,7 @@ from lambdanets.models.hub import (
     default_card,
     from_pretrained,
     locate,
+    may_be_on_hub,
     read_card,
     read_object,
     read_state,
@@ -28,11 +29,12 @@ from lambdanets.models.network import Network
 from lambdanets.models.registry import FAMILIES, create_model
 from lambdanets.models.rows import ROWS
 from lambdanets.options import chosen_device
+from lambdanets.train import task
 from lambdanets.train.config import parse_option
 from lambdanets.train.precision import autocast
 from lambdanets.train.use import Using
 
-RUN_WEIGHTS = {"ema": "weights.safetensors", "raw": "weights_raw.safetensors"}
+RUN_WEIGHTS = {"ema": task.WEIGHTS, "raw": task.RAW_WEIGHTS}
 RUN_LOG = "log.jsonl"
 
 
@@ -90,8 +92,8 @@ def open_trained(what: str, using: Using | None = None) -> Trained:
                 f"--pretrained {what}"
             )
         network = from_pretrained(path)
-    elif what.count("/") == 1 and not what.startswith((".", "/", "~")):  # nothing here: it may be on the hub
-        network = from_hub(what)
+    elif may_be_on_hub(what):
+        network = from_pretrained(what)
     else:
         raise FileNotFoundError(
             f"{what} is no run folder, .safetensors file or model folder, nor a network's name (`lambdanets models`)"
@@ -144,12 +146,3 @@ def weights_in(folder: Path, weights: str) -> Path:
     described = (folder / CONFIG).is_file() and KEY in read_object(folder / CONFIG)
     missing = WEIGHTS if described else f"{wanted.name} (a run) or {WEIGHTS} (a model folder)"
     raise FileNotFoundError(f"{folder} has no {missing}")
-
-
-def from_hub(identifier: str) -> Network:
-    try:
-        return from_pretrained(identifier)
-    except (ValueError, OSError):
-        raise
-    except Exception as error:  # huggingface_hub's own errors
-        raise ValueError(f"{identifier} is no file or folder, and the hub said: {error}") from error

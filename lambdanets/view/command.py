@@ -122,7 +122,7 @@ def likeliest(trained: "Trained", image: "Tensor", top: int) -> list[tuple[str, 
 def reach_table(reaches: "Sequence[Reach]") -> Table:
     table = Table(title="How far each layer looks: mean distance in pixels, weighted by |interaction|")
     for column in ("stage", "layer", "map"):
-        table.add_column(column)
+        table.add_column(column, no_wrap=True)
     for column in ("content", "position", "equal weights", "output from positions"):
         table.add_column(column, justify="right")
     for one in reaches:

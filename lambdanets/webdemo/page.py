@@ -105,7 +105,6 @@ def build(desk: Desk, what: str) -> gr.Blocks:
                     label="The picture", format="png", interactive=False, buttons=[], height=340, elem_id="picture"
                 )
             with gr.Column(scale=4, min_width=280):
-                answers = gr.HTML(elem_id="answers")
                 slider = gr.Slider(
                     0.05,
                     0.95,
@@ -115,6 +114,7 @@ def build(desk: Desk, what: str) -> gr.Blocks:
                     visible=model.least_share is not None,
                     elem_id="least",
                 )
+                answers = gr.HTML(elem_id="answers")  # below: its length must not move the slider
         frame = gr.HTML(elem_id="looks")
         chosen = gr.State(None)  # the number of an example
         least = slider if model.least_share is not None else gr.State(0.0)
@@ -184,7 +184,7 @@ def header(what: str, about: str, finds: str) -> str:
 def bars(answers: Answers) -> str:
     """Names with their probabilities; objects in the colour of their boxes."""
     if not answers.found:
-        return '<p class="soft">It finds nothing that it is so sure of. The slider to the left shows more.</p>'
+        return '<p class="soft">It finds nothing that it is so sure of. Move the slider to the left to see more.</p>'
     rows = []
     for one in answers.found:
         colour = f"background:rgb{one.colour}" if one.colour else ""

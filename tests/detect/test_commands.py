@@ -223,7 +223,7 @@ def test_a_run_of_another_kind_is_named_and_its_report_is_kept(run, tmp_path, ca
 
 def test_a_detector_is_no_classifier(run, capsys):
     assert main(["predict", str(run), "x.png"]) == 2
-    assert "holds a detector, no classifier: `lambdanets detect`" in capsys.readouterr().err
+    assert "is no classifier: `lambdanets detect --help`" in capsys.readouterr().err
 
 
 def test_settings_that_make_no_sense_are_refused():

@@ -152,10 +152,12 @@ def test_command(network: Network, tmp_path: Path, capsys: pytest.CaptureFixture
     assert 0 < said["rounding"] < TOLERANCE
     assert main([*arguments[:3], "--formats", "safetensors", "--rounds", "1"]) == 0
     shown = capsys.readouterr().out
-    assert "safetensors" in shown
+    assert "model.safetensors │" in shown  # whole, also in 80 columns
     assert "CPU time" in shown
     assert main([*arguments, "--rounds", "0"]) == 2
     assert "--rounds 0" in capsys.readouterr().err
+    assert main([*arguments, "--threads", "0"]) == 2
+    assert "--threads 0" in capsys.readouterr().err
     assert main(["export", str(tmp_path / "none"), str(tmp_path / "out")]) == 2
 
 
@@ -188,5 +190,10 @@ def test_command_without_weights(tmp_path: Path, capsys: pytest.CaptureFixture) 
     said = json.loads(capsys.readouterr().out)
     assert said["shapes"][0] == [1, 3, 32, 32]
     assert from_pretrained(tmp_path).num_classes == 3
-    assert main([*arguments, "--options", "placment=CCCL"]) == 2
-    assert "placement" in capsys.readouterr().err
+    for wrong, sentence in (
+        (["--options", "placment=CCCL"], "placement"),
+        (["--options", "scope"], "name=value"),
+        (["--image-size", "0"], "at least 1"),
+    ):
+        assert main([*arguments, *wrong]) == 2
+        assert sentence in capsys.readouterr().err

@@ -195,6 +195,17 @@ def test_compare(tmp_path, corpus):
     assert "<svg" in (tmp_path / "language.svg").read_text()
 
 
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [("--minutes 0", "--minutes 0: above 0"), ("--lengths 64 0", "--lengths 0"), ("--context", "at least one"),
+     ("--threads 0", "--threads 0")],
+)  # fmt: skip
+def test_a_comparison_that_cannot_be_is_refused_before_it_trains(tmp_path, wrong, sentence, capsys, monkeypatch):
+    monkeypatch.setattr("lambdanets.language.compare.train_in_turns", lambda *_: pytest.fail("it trains"))
+    assert main(["language", "compare", "--output", str(tmp_path / "a.json"), *wrong.split()]) == 2
+    assert sentence in capsys.readouterr().err
+
+
 def test_equal_steps_are_between_evaluations():
     slow = [{"step": 10, "bits_per_byte": 5.0}, {"step": 20, "bits_per_byte": 4.0}]
     fast = [{"step": 15, "bits_per_byte": 4.0}, {"step": 25, "bits_per_byte": 2.0}]

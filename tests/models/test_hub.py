@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import nn
 
 from lambdanets.layers import LambdaLayer2d
 from lambdanets.models import Card, MobileNetV2, Network, Preprocessing, create_model, from_pretrained, read_card
+from lambdanets.models.hub import DETECTOR_KEY, LANGUAGE_KEY
 from lambdanets.models.registry import changes
+from lambdanets.train.trained import open_trained
 from tests.models.helpers import SMALL, images, small
 
 CARD = Card(
@@ -213,3 +216,25 @@ def test_configuration_is_what_timm_reads(tmp_path: Path) -> None:
     assert config["model_args"] == {"num_classes": 7, "placement": "CLLL"}
     assert config["pretrained_cfg"]["input_size"] == [3, 31, 21]
     assert config["label_names"] == list(CARD.class_names)
+
+
+@pytest.mark.parametrize(("key", "command"), [(DETECTOR_KEY, "detect"), (LANGUAGE_KEY, "language")])
+def test_weights_of_other_kinds(tmp_path: Path, key: str, command: str) -> None:
+    save_file({"weight": torch.ones(1)}, tmp_path / "weights.safetensors", {key: "{}"})
+    with pytest.raises(ValueError, match=f"no classifier: `lambdanets {command} --help`"):
+        open_trained(str(tmp_path))
+
+
+def test_a_slip_in_a_path_is_not_asked_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(source: str, filename: str, **options: object) -> str:
+        raise ConnectionError("no network here")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", unreachable)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(FileNotFoundError, match="runs/mine is no run folder"):
+        open_trained("runs/mine")
+    with pytest.raises(FileNotFoundError, match="runs/mine is no file or folder"):
+        from_pretrained("runs/mine")
+    with pytest.raises(ValueError, match="somebody/network is no file or folder, and the hub said: no network here"):
+        open_trained("somebody/network")

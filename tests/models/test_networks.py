@@ -266,6 +266,7 @@ def test_two_lambda_layers_in_one_block_warn() -> None:
         ("resnet50", {"widths": 64}, ValueError, "widths must be 4 numbers .* got 64"),
         ("resnet50", {"se": (True, False)}, ValueError, "se must be True, False or 4"),
         ("mobilenet_v2", {"placement": 10}, ValueError, "block numbers from 1 to 17.* 10"),
+        ("resnet50", {"image_size": (32, -1)}, ValueError, r"\(height, width\), got \(32, -1\)"),
         ("lambda_mobilenet_v2", {"placement": (18,)}, ValueError, "from 1 to 17"),
         ("lambda_patch_tiny", {"depth": 2}, ValueError, "at least 4"),
         ("resnet50", {"pretrained": True}, ValueError, "no weights are published"),

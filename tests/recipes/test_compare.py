@@ -51,7 +51,9 @@ def test_a_contest_tunes_then_repeats_and_goes_on_where_it_was(base, tmp_path, m
         best = contest.best_trial(name.split("-")[0])
         assert best is not None
         assert rate == best.rate
-    rows = json.loads((tmp_path / "compare.json").read_text())["rows"]
+    written = json.loads((tmp_path / "compare.json").read_text())
+    assert written["data"] == base.data.path
+    rows = written["rows"]
     assert len(rows) == 8
     assert {row["network"] for row in rows if row["embedding_cosine"] is None} == {"convolution"}
 

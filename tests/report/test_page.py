@@ -253,3 +253,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert "is not a folder" in capsys.readouterr().err
     assert main(["report", str(tmp_path)]) == 2
     assert "no log.jsonl" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("known_by", "sentence"), [("masks", "lambdanets detect report"), ("corpus", "tensorboard")])
+def test_runs_of_other_kinds(tmp_path: Path, known_by: str, sentence: str, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "log.jsonl").write_text(json.dumps({"event": "start", "time": 0, known_by: "x"}) + "\n")
+    assert main(["report", str(tmp_path)]) == 2
+    assert sentence in capsys.readouterr().err

@@ -95,6 +95,24 @@ def test_efficientnets_are_counted(name, paper, ours):
     assert (line.paper, line.ours, line.kind) == (paper, ours, "exact")
 
 
+def test_what_is_not_ours_is_not_called_a_count_of_ours():
+    pytest.importorskip("timm")
+    lines = numbers("layers", Store(Path("x")), SETTINGS, {})
+    chen = next(one for one in lines if "Chen" in one.row and one.quantity == "params")
+    assert (chen.paper, chen.ours, chen.kind) == ("33.0", "-", "paper")
+    vit = next(one for one in numbers("extra-data", Store(Path("x")), SETTINGS, {}) if one.row == "ViT-L/16")
+    assert vit.kind == "exact"
+    assert vit.note.startswith("cited; ")  # no "near", which is within 0.3%
+    assert vit.note.endswith("-0.7%")
+
+
+@pytest.mark.parametrize("wrong", [("--batch", "0"), ("--threads", "0"), ("--minutes", "-1"), ("--seconds", "-2")])
+def test_settings_that_cannot_be(tmp_path, measured, wrong, capsys):
+    assert main(["reproduce", "layers", "--out", str(tmp_path), "--device", "cpu", *wrong]) == 2
+    assert f"{' '.join(wrong)}: " in capsys.readouterr().err
+    assert measured == []
+
+
 def test_what_stands_in_the_file_is_not_measured_again(tmp_path, measured, capsys):
     command = ["reproduce", "attention", "--out", str(tmp_path), "--device", "cpu"]
     assert main([*command, "--minutes", "0"]) == 0
@@ -208,6 +226,11 @@ def test_quick_has_no_headline(measured):
     ]
 
 
+def test_a_figure_alone_is_not_blown_up(tmp_path, measured):
+    assert main(["reproduce", "pareto", "--quick", "--out", str(tmp_path), "--device", "cpu"]) == 0
+    assert '<div class="chart alone"><h3>Published' in (tmp_path / "reproduce.html").read_text()
+
+
 # Growth ---------------------------------------------------------------------------------------------------------------
 
 
@@ -256,19 +279,20 @@ def test_our_accuracies_stand_beside_and_not_in_place_of_the_papers(tmp_path, me
     rows = [{"phase": "final", "network": "LLLL", "top1": top1, "seed": seed} for seed, top1 in enumerate((0.90, 0.92))]
     rows.append({"phase": "tuning", "network": "LLLL", "top1": 0.1, "seed": 0})
     path = tmp_path / "compare.json"
-    path.write_text(json.dumps({"rows": rows}))
+    about = {"machine": {"cpu": "A CPU", "cores": 2, "gpu": None}, "data": "pets", "rows": rows}
+    path.write_text(json.dumps(about))
     found = read_accuracy(str(path))
     assert found["LLLL"].top1 == pytest.approx(91)
     lines = [one for one in numbers("hybrids", Store(Path("x")), SETTINGS, found) if one.row == "LLLL"]
-    paper, ours = (next(one for one in lines if one.quantity == q) for q in ("top-1", "top-1 of Imagenette"))
+    paper, ours = (next(one for one in lines if one.quantity == q) for q in ("top-1", "top-1 of pets"))
     assert (paper.paper, paper.ours, paper.kind) == ("78.4", "-", "paper")
-    assert (ours.paper, ours.ours) == ("-", "91.00 ± 1.41")
+    assert (ours.paper, ours.ours, ours.hardware) == ("-", "91.00 ± 1.41", "A CPU, 2 threads")
     assert "not to be compared with ImageNet" in ours.note
     command = ["reproduce", "hybrids", "--out", str(tmp_path / "out"), "--accuracy", str(path), "--device", "cpu"]
     assert main(command) == 0
     assert "91.00 ± 1.41" in (tmp_path / "out" / "reproduce.html").read_text()
     rows[0]["top1"] = 0.94  # later runs, and nothing to measure
-    path.write_text(json.dumps({"rows": rows}))
+    path.write_text(json.dumps(about))
     assert main([*command, "--no-measure"]) == 0
     assert "93.00 ± 1.41" in (tmp_path / "out" / "reproduce.html").read_text()
 
@@ -341,12 +365,27 @@ def test_the_list(capsys):
     assert main(["reproduce", "--list"]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in EXPERIMENTS)
+    assert main(["reproduce", "--list", "--format", "json"]) == 0
+    assert [one["name"] for one in json.loads(capsys.readouterr().out)] == list(EXPERIMENTS)
 
 
 def test_json_is_json(tmp_path, measured, capsys):
-    assert main(["reproduce", "hybrids", "--format", "json", "--out", str(tmp_path), "--device", "cpu"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    words = ["hybrids", "memory", "--format", "json", "--out", str(tmp_path), "--device", "cpu"]
+    assert main(["reproduce", *words]) == 0
+    found = json.loads(capsys.readouterr().out)  # one document, whatever is asked for
     assert found["hybrids"][0]["ours"] == "25.56"
+    assert found["memory"][0]["unit"] == "GB"
+
+
+def test_markdown_is_nothing_but_markdown(tmp_path, measured, capsys):
+    assert main(["reproduce", "mobilenet", "--format", "markdown", "--out", str(tmp_path), "--device", "cpu"]) == 0
+    assert measured
+    assert "ex/s with batch" not in capsys.readouterr().out  # progress
+
+
+def test_a_wrong_name_is_said_before_anything_is_printed(capsys):
+    assert main(["reproduce", "memory", "nonsense"]) == 2
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("arguments", [[], ["everything"], ["scope", "--dtype", "tf32", "--device", "cpu"]])

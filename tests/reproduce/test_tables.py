@@ -126,7 +126,7 @@ def test_reproduce_prints_every_row(form, capsys, found):
     assert main(["reproduce", "memory", "--format", form]) == 0
     out = capsys.readouterr().out
     if form == "json":
-        assert [row["paper"] for row in json.loads(out)] == [one.paper for one in found["memory"]]
+        assert [row["paper"] for row in json.loads(out)["memory"]] == [one.paper for one in found["memory"]]
         return
     assert all(one.label.split(",")[0] in out for one in found["memory"])
     assert "122.8 GB" in out

@@ -157,6 +157,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert main([*arguments, "--query", "10", "20", "--layers", "layer3", "layer4"]) == 0
     said = capsys.readouterr().out
     assert "c5" in said
+    assert "layer4.0.conv2 │" in said  # whole, also in 80 columns
     assert "view.html" in said.replace("\n", "")
     text = (tmp_path / "out" / "view.html").read_text()
     assert '"query": [10, 20]' in text

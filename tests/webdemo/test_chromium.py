@@ -28,6 +28,8 @@ SECONDS = 60_000  # milliseconds that a busy machine may need
 MAPS = """() => data.layers.map(layer => Object.fromEntries(
     Object.entries(layer.panels).map(([kind, panel]) => [kind, [...panel.map]])))"""
 
+PLACE = "slider => slider.getBoundingClientRect().top + window.scrollY"
+
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
@@ -145,11 +147,13 @@ def test_objects_with_boxes_and_masks(tmp_path: Path, browser: Browser) -> None:
         expect(page.locator("#answers")).to_contain_text("It finds nothing that it is so sure of.")
         frame = maps_of(page)
         click(frame, 20, 50, (43, 64))
+        before = page.locator("#least").evaluate(PLACE)
         page.locator("#least input[type=number]").fill("0.3")
         page.locator("#least input[type=number]").blur()
         answers = model.answer(image, 0.3)
         expect(page.locator("#answers .share")).to_have_text([probability(one.share) for one in answers.found])
         expect(page.locator("#answers")).to_contain_text(f"and {answers.more} objects more")
+        assert page.locator("#least").evaluate(PLACE) == before  # the slider does not run away from the mouse
         assert maps_of(page).evaluate("query") == [20, 50]  # the maps stay where they were
         source = page.locator("#picture img").get_attribute("src")
         drawn = tmp_path / "drawn.png"
