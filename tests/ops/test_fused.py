@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from lambdanets import LambdaLayer2d
-from lambdanets.ops.fused import fused_content, fused_dense, fused_relative, why_not
+from lambdanets.ops.fused import fused_dense, fused_relative, why_not
+from lambdanets.ops.fused.content import content_gradients, content_lambda
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
@@ -193,9 +194,12 @@ def test_content_lambda(case, dtype):
         leaf = buffer.to(kind).requires_grad_()
         output = function(leaf[..., :depth], leaf[..., depth:])
         (grad,) = torch.autograd.grad(output, leaf, gradient.to(output.dtype))
-        return [output, grad[..., :depth], grad[..., depth:]]
+        return [output, grad[..., :depth], grad[..., depth:] + 1]
 
-    found = results(fused_content, dtype)
+    keys, values = buffer[..., :depth], buffer[..., depth:]
+    output, norm = content_lambda(keys, values)
+    dv = torch.ones(batch, context, value, device=DEVICE, dtype=dtype)  # what is there already is added to
+    found = [output, content_gradients(gradient, keys, values, output, norm, dv), dv]
     plain = results(lambda k, v: k.float().softmax(1).to(dtype).mT @ v, dtype)
     expected = results(lambda k, v: k.softmax(1).mT @ v, torch.float64)
     for mine, theirs, right in zip(found, plain, expected, strict=True):
@@ -203,12 +207,21 @@ def test_content_lambda(case, dtype):
         assert relative_error(mine, right) <= max(2 * relative_error(theirs, right), floor)
 
 
-def test_registered_content_lambda(monkeypatch):
-    from lambdanets.ops.fused.content import content
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("window", [False, True], ids=["small map", "window"])
+def test_content_lambda_of_keys(window, dtype, monkeypatch):
+    """Content and positions in one operator: the gradient of the values is the sum of both."""
+    from lambdanets.ops.fused import windows
 
-    monkeypatch.undo()  # opcheck compares outputs with what torch.empty gives
-    keys, values = torch.randn(2, 9, 4, device=DEVICE), torch.randn(2, 9, 16, device=DEVICE)
-    torch.library.opcheck(content, (keys.requires_grad_(), values.requires_grad_()))
+    monkeypatch.setattr(windows, "WINDOW_CONTEXT", 0 if window else 256)
+    queries, values, _, table = random_inputs(2, 20, 20, 4, 16, 16, 1, (3, 5), dtype)
+    keys = torch.randn(2, 20, 16, device=DEVICE).to(dtype)
+    check(
+        [queries, values, keys, table],
+        lambda q, v, k, e: fused_relative(q, v, None, e, (4, 5), (4, 5), keys=k),
+        lambda q, v, k, e: oracle(q, v, k.softmax(1).mT @ v.squeeze(-1), dense_of(e, (4, 5), (4, 5), 1)),
+        dtype,
+    )
 
 
 @pytest.mark.parametrize("options", [{}, dict(intra_depth=2), dict(query_softmax=True), dict(key_norm="l2")], ids=str)
@@ -244,24 +257,31 @@ def test_tables_without_intra_depth_and_slices_of_one_projection():
     assert relative_error(found, expected) < 2e-3
 
 
-def test_only_the_gradients_that_are_asked_for():
+@pytest.mark.parametrize("from_keys", [False, True], ids=["content", "keys"])
+def test_only_the_gradients_that_are_asked_for(from_keys):
     inputs = random_inputs(2, 9, 9, 2, 16, 16, 1, (3, 3), torch.float32)
+    if from_keys:
+        inputs[2] = torch.randn(2, 9, 16, device=DEVICE)
     for asked in range(4):
-        leaves = [one.clone().requires_grad_(i == asked) for i, one in enumerate(inputs)]
-        fused_relative(*leaves, (3, 3), (3, 3)).sum().backward()
+        queries, values, third, table = leaves = [
+            one.clone().requires_grad_(i == asked) for i, one in enumerate(inputs)
+        ]
+        content, keys = (None, third) if from_keys else (third, None)
+        fused_relative(queries, values, content, table, (3, 3), (3, 3), keys=keys).sum().backward()
         assert [one.grad is not None for one in leaves] == [i == asked for i in range(4)]
         assert torch.isfinite(leaves[asked].grad).all()
 
 
-def test_registered_operator(monkeypatch):
+@pytest.mark.parametrize("content", ["keys", "given", "none"])
+def test_registered_operator(content, monkeypatch):
     from lambdanets.ops.fused.operators import fused
 
     monkeypatch.undo()  # opcheck compares outputs with what torch.empty gives
-    for content in (True, False):
-        queries, values, lambdas, table = random_inputs(2, 9, 9, 2, 16, 16, 1, (3, 3), torch.float32, content)
-        arguments = [queries, values.squeeze(-1), lambdas, table]
-        leaves = [one if one is None else one.requires_grad_() for one in arguments]
-        torch.library.opcheck(fused, (*leaves, [3, 3], [3, 3], 1))
+    queries, values, lambdas, table = random_inputs(2, 9, 9, 2, 16, 16, 1, (3, 3), torch.float32)
+    keys = torch.randn(2, 9, 16, device=DEVICE) if content == "keys" else None
+    arguments = [queries, values.squeeze(-1), keys, lambdas if content == "given" else None, table]
+    leaves = [one if one is None else one.requires_grad_() for one in arguments]
+    torch.library.opcheck(fused, (*leaves, [3, 3], [3, 3], 1))
 
 
 def test_flops_count_what_is_in_scope():
@@ -271,6 +291,10 @@ def test_flops_count_what_is_in_scope():
     with FlopCounterMode(display=False) as counter:
         fused_relative(queries, values, lambdas, table, (3, 3), (3, 3))
     assert counter.get_total_flops() == 2 * 2 * 16 * 16 * (7 * 7 + 9 * 2)
+    with FlopCounterMode(display=False) as counter:
+        keys = torch.randn(2, 9, 16, device=DEVICE, requires_grad=True)
+        fused_relative(queries, values, None, table, (3, 3), (3, 3), keys=keys).sum().backward()
+    assert counter.get_total_flops() == 2 * 2 * 16 * 16 * (7 * 7 + 9 * 2 + 9 + 9)  # content forward, keys backward
 
 
 def test_reasons():

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["fused_content", "fused_dense", "fused_relative", "why_not"]
+__all__ = ["fused_dense", "fused_relative", "why_not"]
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -85,12 +85,13 @@ def with_intra_depth(values: Tensor, embeddings: Tensor, position_dims: int) -> 
 
 def fused_relative(
     queries: Tensor, values: Tensor, content: Tensor | None, table: Tensor,
-    query_grid: Sequence[int], context_grid: Sequence[int], stride: int = 1,
+    query_grid: Sequence[int], context_grid: Sequence[int], stride: int = 1, *, keys: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """Apply content and relative position lambdas to their queries.
 
-    queries [B,N,H,K], values [B,M,V(,U)], content lambda [B,K,V] or None, table [*scope,K(,U)] with one or two
-    scope axes; grids give the shape of queries (N) and context (M). Returns [B,N,H,V].
+    queries [B,N,H,K], values [B,M,V(,U)], table [*scope,K(,U)] with one or two scope axes; grids give the shape of
+    queries (N) and context (M). Returns [B,N,H,V]. The content lambda [B,K,V], or None for none; or the keys [B,M,K] to
+    make it of, by a softmax over m (then U is 1).
     table[i] is the embedding of context - query * stride = i - (scope - 1) // 2; what lies outside contributes nothing.
     """
     from . import operators
@@ -99,24 +100,18 @@ def fused_relative(
     values, table = with_intra_depth(values, table, dims)
     if dims == 1:  # a column of rows of width 1, so that the band of rows in reach is exact
         query_grid, context_grid, table = [query_grid[0], 1], [context_grid[0], 1], table.unsqueeze(1)
-    return operators.fused(
-        queries, values.to(queries.dtype), content, table, list(query_grid), list(context_grid), stride
-    )
+    values = values.to(queries.dtype)
+    return operators.fused(queries, values, keys, content, table, list(query_grid), list(context_grid), stride)[0]
 
 
-def fused_dense(queries: Tensor, values: Tensor, content: Tensor | None, embeddings: Tensor) -> Tensor:
+def fused_dense(
+    queries: Tensor, values: Tensor, content: Tensor | None, embeddings: Tensor, *, keys: Tensor | None = None
+) -> Tensor:
     """As fused_relative, with an embedding for every pair: embeddings [N,M,K(,U)]."""
     from . import operators
 
     values, embeddings = with_intra_depth(values, embeddings, 2)
-    return operators.fused(queries, values.to(queries.dtype), content, embeddings, [], [], 1)
-
-
-def fused_content(keys: Tensor, values: Tensor) -> Tensor:
-    """The content lambda [B,K,V] in float32 of keys [B,M,K], normalised by a softmax over m, and values [B,M,V]."""
-    from . import content
-
-    return content.content(keys, values)[0]
+    return operators.fused(queries, values.to(queries.dtype), keys, content, embeddings, [], [], 1)[0]
 
 
 def compiled_kernels() -> int:

@@ -45,12 +45,18 @@ def work(problem: Problem) -> tuple[float, float]:
 
 def whole_output(problem: Problem, dtype: torch.dtype) -> Tensor:
     """[B, N, H, V], summed in float32."""
-    positions, values = problem.positions, problem.values_BMVU
-    content = fused_content(problem)
+    positions, values, keys = problem.positions, problem.values_BMVU, problem.keys_BMKU
+    content = None
+    if keys is not None:  # the kernels have softmax without a mask and without intra-depth
+        if problem.key_norm == "softmax" and problem.context_mask_BM is None and keys.shape[3] == 1:
+            keys = keys.squeeze(3)
+        else:
+            content = content_lambda(replace(problem, keys_BMKU=keys.to(torch.float32)))  # normalised in float32
+            keys = None
     if values.shape[3] == 1:
         values = values.squeeze(3)
     if isinstance(positions, Dense):
-        return fused.fused_dense(problem.queries_BNHK, values, content, positions.embeddings)
+        return fused.fused_dense(problem.queries_BNHK, values, content, positions.embeddings, keys=keys)
     assert isinstance(positions, Relative)
     return fused.fused_relative(
         problem.queries_BNHK,
@@ -60,17 +66,8 @@ def whole_output(problem: Problem, dtype: torch.dtype) -> Tensor:
         positions.query_grid,
         positions.context_grid,
         positions.stride[0],
+        keys=keys,
     )
-
-
-def fused_content(problem: Problem) -> Tensor | None:
-    """The content lambda [B, K, V], by a kernel of its own where it has no mask and no intra-depth."""
-    keys, values = problem.keys_BMKU, problem.values_BMVU
-    if keys is None:
-        return None
-    if problem.key_norm == "softmax" and problem.context_mask_BM is None and keys.shape[3] == 1:
-        return fused.fused_content(keys.squeeze(3), values.squeeze(3))
-    return content_lambda(replace(problem, keys_BMKU=keys.to(torch.float32)))  # normalised in float32
 
 
 def position_output(problem: Problem) -> Tensor:

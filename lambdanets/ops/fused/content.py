@@ -1,14 +1,12 @@
-"""The content lambda as registered operators: lambdanets::content and lambdanets::content_backward.
+"""The content lambda: keys through a softmax over the context, times the values.
 
 Letters: B batch, M context positions, K key depth, V value depth.
 """
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
-from .launch import on_device, power_of_two, precision_of, unit_stride
-from .register import below_autograd, differentiable, operator
+from .launch import on_device, power_of_two, precision_of
 
 BACKWARD_ROWS, BACKWARD_TURNS = 32, 4
 
@@ -24,17 +22,10 @@ def tile_sizes(key_depth: int, value_depth: int, context: int, element_size: int
     return depth, value_tile, min(block, 64) if context <= 64 else block
 
 
-def content_shape(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    B, K, V = keys.shape[0], keys.shape[2], values.shape[2]
-    return values.new_empty(B, K, V, dtype=torch.float32), values.new_empty(B, K, dtype=torch.float32)
-
-
-@operator("content", content_shape)
-def content(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+def content_lambda(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """keys [B,M,K], values [B,M,V] -> the content lambda [B,K,V] and log(sum of exp(keys)) [B,K], in float32."""
     from . import content_kernels as kernels
 
-    keys, values = unit_stride(keys), unit_stride(values)
     (B, M, K), V = keys.shape, values.shape[2]
     depth, value_tile, block = tile_sizes(K, V, M, values.element_size())
     found = torch.empty(B, K, V, device=values.device, dtype=torch.float32)
@@ -47,57 +38,20 @@ def content(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     return found, norm
 
 
-def content_backward_shape(
-    gradient: Tensor, keys: Tensor, values: Tensor, found: Tensor, norm: Tensor
-) -> tuple[Tensor, Tensor]:
-    return keys.new_empty(keys.shape), values.new_empty(values.shape)
-
-
-@operator("content_backward", content_backward_shape)
-def content_backward(
-    gradient: Tensor, keys: Tensor, values: Tensor, found: Tensor, norm: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Gradients of keys and values."""
+def content_gradients(
+    gradient: Tensor, keys: Tensor, values: Tensor, found: Tensor, norm: Tensor, dv: Tensor | None
+) -> Tensor:
+    """The gradient of the keys; that of the values is added to dv [B,M,V], if it is wanted."""
     from . import content_kernels as kernels
 
-    keys, values, gradient = unit_stride(keys), unit_stride(values), gradient.float().contiguous()
     (B, M, K), V = keys.shape, values.shape[2]
     depth, value_tile, _ = tile_sizes(K, V, M, values.element_size())
     dk = torch.empty(B, M, K, device=keys.device, dtype=keys.dtype)
-    dv = torch.empty(B, M, V, device=values.device, dtype=values.dtype)
     with on_device(values):
         kernels.content_backward[(-(-M // (BACKWARD_ROWS * BACKWARD_TURNS)), B)](
-            keys, values, found, norm, gradient, dk, dv, M, V, *keys.stride()[:2], *values.stride()[:2],
+            keys, values, found, norm, gradient, dk, dk if dv is None else dv, M, V,
+            *keys.stride()[:2], *values.stride()[:2],
             K=K, KP=depth, VT=value_tile, NV=-(-V // value_tile), C=BACKWARD_ROWS, TURNS=BACKWARD_TURNS,
-            PRECISION=precision_of(values.dtype), num_warps=4,
+            WITH_V=dv is not None, PRECISION=precision_of(values.dtype), num_warps=4,
         )  # fmt: skip
-    return dk, dv
-
-
-class Content(torch.autograd.Function):
-    """Keeps its inputs, and the two small results."""
-
-    @staticmethod
-    def forward(ctx, keys, values):
-        found, norm = below_autograd(content, keys, values)
-        ctx.save_for_backward(keys, values, found, norm)
-        ctx.mark_non_differentiable(norm)
-        ctx.set_materialize_grads(False)
-        return found, norm
-
-    @staticmethod
-    def backward(ctx, gradient, _):  # pyright: ignore[reportIncompatibleMethodOverride]
-        return (None, None) if gradient is None else content_backward(gradient, *ctx.saved_tensors)
-
-
-differentiable(content, Content)
-
-
-@register_flop_formula(torch.ops.lambdanets.content)
-def forward_flops(keys, values, *args, **kwargs) -> int:
-    return 2 * keys[0] * keys[1] * keys[2] * values[2]
-
-
-@register_flop_formula(torch.ops.lambdanets.content_backward)
-def backward_flops(gradient, keys, values, *args, **kwargs) -> int:
-    return 2 * forward_flops(keys, values)
+    return dk

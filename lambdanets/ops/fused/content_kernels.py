@@ -50,11 +50,12 @@ def content_backward(
     k_ptr, v_ptr, c_ptr, norm_ptr, dc_ptr, dk_ptr, dv_ptr,
     M, V, skb, skm, svb, svm,
     K: tl.constexpr, KP: tl.constexpr, VT: tl.constexpr, NV: tl.constexpr, C: tl.constexpr, TURNS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    WITH_V: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradients of keys [B, M, K] and values [B, M, V], C context positions a turn. Grid: (context blocks, B).
 
-    With p the normalised keys: dv = p dc, and dkeys = p (v dc^T - sum over v of dc c), as for any softmax.
+    With p the normalised keys: dv = p dc, and dkeys = p (v dc^T - sum over v of dc c), as for any softmax. dv has the
+    part of the positions already; this one is added.
     C is 32: products of fewer than 64 rows do not take their narrow operands from shared memory (forward_kernels.py).
     """
     dtype: tl.constexpr = v_ptr.dtype.element_ty
@@ -80,9 +81,12 @@ def content_backward(
             dc = tl.load(dc_ptr + place, mask=(k < K)[:, None] & (v < V)[None, :], other=0.0).to(dtype)
             values = context_block(v_ptr + b * svb, m, M, v, V, svm, 0.0).to(dtype)
             asked = tl.dot(values, tl.trans(dc), asked, input_precision=PRECISION)
-            dv = tl.dot(weights.to(dtype), dc, input_precision=PRECISION)
-            row = (b * M + m) * V
-            tl.store(dv_ptr + (row[:, None] + v[None, :]), dv.to(dtype), mask=(m < M)[:, None] & (v < V)[None, :])
+            if WITH_V:
+                dv_block = dv_ptr + (((b * M + m) * V)[:, None] + v[None, :])
+                exists = (m < M)[:, None] & (v < V)[None, :]
+                before = tl.load(dv_block, mask=exists, other=0.0).to(tl.float32)
+                dv = tl.dot(weights.to(dtype), dc, before, input_precision=PRECISION)
+                tl.store(dv_block, dv.to(dtype), mask=exists)
         dk = (weights * (asked - mean[None, :])).to(dk_ptr.dtype.element_ty)
         row = (b * M + m) * K
         tl.store(dk_ptr + (row[:, None] + k[None, :]), dk, mask=(m < M)[:, None] & (k < K)[None, :])

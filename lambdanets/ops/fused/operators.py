@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from . import launch, windows
+from .content import content_gradients, content_lambda
 from .launch import unit_stride
 from .register import below_autograd, differentiable, operator
 
@@ -25,67 +26,99 @@ def geometry_of(
 
 
 def fused_shape(
-    queries: Tensor, values: Tensor, content: Tensor | None, embeddings: Tensor,
+    queries: Tensor, values: Tensor, keys: Tensor | None, content: Tensor | None, embeddings: Tensor,
     query_grid: Sequence[int], context_grid: Sequence[int], stride: int,
-) -> Tensor:  # fmt: skip
-    return queries.new_empty(*queries.shape[:3], values.shape[2])
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    output = queries.new_empty(*queries.shape[:3], values.shape[2])
+    if keys is None:
+        return output, queries.new_empty(0), queries.new_empty(0)
+    B, K, V = keys.shape[0], keys.shape[2], values.shape[2]
+    return output, values.new_empty(B, K, V, dtype=torch.float32), values.new_empty(B, K, dtype=torch.float32)
 
 
 @operator("fused", fused_shape)
 def fused(
-    queries: Tensor, values: Tensor, content: Tensor | None, embeddings: Tensor,
+    queries: Tensor, values: Tensor, keys: Tensor | None, content: Tensor | None, embeddings: Tensor,
     query_grid: Sequence[int], context_grid: Sequence[int], stride: int,
-) -> Tensor:  # fmt: skip
-    """queries [B,N,H,K], values [B,M*U,V], content [B,K,V] or None -> [B,N,H,V]."""
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """queries [B,N,H,K], values [B,M*U,V] -> [B,N,H,V], and what the backward needs of the content lambda.
+
+    That lambda is made of keys [B,M,K], or given, [B,K,V], or there is none.
+    """
     geometry = geometry_of(embeddings, query_grid, context_grid, stride)
     mode = windows if windows.use_window(geometry, queries, values) else launch
-    content = None if content is None else content.float().contiguous()
-    return mode.forward(unit_stride(queries), unit_stride(values), content, embeddings, geometry)
+    queries, values = unit_stride(queries), unit_stride(values)
+    whole = None if content is None else content.float().contiguous()
+    if keys is None:
+        found, norm = queries.new_empty(0), queries.new_empty(0)
+    else:
+        found, norm = content_lambda(unit_stride(keys), values)
+        whole = found
+    return mode.forward(queries, values, whole, embeddings, geometry), found, norm
 
 
 def fused_backward_shape(
-    gradient: Tensor, queries: Tensor, values: Tensor, content: Tensor | None, embeddings: Tensor,
+    gradient: Tensor, queries: Tensor, values: Tensor, keys: Tensor | None, content: Tensor | None,
+    norm: Tensor | None, embeddings: Tensor,
     query_grid: Sequence[int], context_grid: Sequence[int], stride: int, needs: Sequence[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    nothing = queries.new_empty(0)
-    return (
-        queries.new_empty(queries.shape) if needs[0] else nothing,
-        values.new_empty(values.shape) if needs[1] else queries.new_empty(0),
-        content.new_empty(content.shape) if needs[2] and content is not None else queries.new_empty(0),
-        embeddings.new_empty(embeddings.shape) if needs[3] else queries.new_empty(0),
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    inputs = (queries, values, keys, content, embeddings)
+    found = (
+        one.new_empty(one.shape) if need and one is not None else queries.new_empty(0)
+        for one, need in zip(inputs, needs, strict=True)
     )
+    dq, dv, dk, dc, de = found
+    return dq, dv, dk, dc, de
 
 
 @operator("fused_backward", fused_backward_shape)
 def fused_backward(
-    gradient: Tensor, queries: Tensor, values: Tensor, content: Tensor | None, embeddings: Tensor,
+    gradient: Tensor, queries: Tensor, values: Tensor, keys: Tensor | None, content: Tensor | None,
+    norm: Tensor | None, embeddings: Tensor,
     query_grid: Sequence[int], context_grid: Sequence[int], stride: int, needs: Sequence[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of queries, values, content, embeddings; an empty tensor for each that `needs` does not ask for."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of queries, values, keys, content, embeddings; an empty tensor for each that `needs` does not ask for.
+
+    With keys, `content` and `norm` are what `fused` made of them.
+    """
     geometry = geometry_of(embeddings, query_grid, context_grid, stride)
-    wanted = (needs[0], needs[1], needs[2], needs[3])
     mode = windows if windows.use_window(geometry, queries, values) else launch
     whole = None if content is None else content.float().contiguous()
-    inputs = (unit_stride(gradient), unit_stride(queries), unit_stride(values))
-    found = mode.backward(*inputs, whole, embeddings, geometry, wanted)
-    dq, dv, dc, de = (queries.new_empty(0) if one is None else one for one in found)
-    return dq, dv, dc if content is None else dc.to(content.dtype), de
+    gradient, queries, values = unit_stride(gradient), unit_stride(queries), unit_stride(values)
+    through_keys = keys is not None and (needs[1] or needs[2])
+    wanted = (needs[0], needs[1], through_keys or (keys is None and needs[3]), needs[4])
+    dq, dv, dc, de = mode.backward(gradient, queries, values, whole, embeddings, geometry, wanted)
+    dk = None
+    if through_keys:
+        dk = content_gradients(dc, unit_stride(keys), values, whole, norm, dv)  # pyright: ignore
+        dc = None
+    if dc is not None and content is not None:
+        dc = dc.to(content.dtype)
+    needed = (dq, dv, dk if needs[2] else None, dc, de)
+    dq, dv, dk, dc, de = (queries.new_empty(0) if one is None else one for one in needed)
+    return dq, dv, dk, dc, de
 
 
 class Fused(torch.autograd.Function):
-    """Keeps its inputs only."""
+    """Keeps its inputs, and of keys the content lambda and its norm, which are small."""
 
     @staticmethod
     def forward(ctx, *inputs):
-        ctx.save_for_backward(*inputs[:4])
-        ctx.grids = inputs[4:]
-        return below_autograd(fused, *inputs)
+        queries, values, keys, content, embeddings = inputs[:5]
+        output, found, norm = below_autograd(fused, *inputs)
+        kept = (content, None) if keys is None else (found, norm)
+        ctx.save_for_backward(queries, values, keys, *kept, embeddings)
+        ctx.grids = inputs[5:]
+        ctx.mark_non_differentiable(found, norm)
+        ctx.set_materialize_grads(False)
+        return output, found, norm
 
     @staticmethod
-    def backward(ctx, gradient):  # pyright: ignore[reportIncompatibleMethodOverride]
-        queries, values, content, embeddings = ctx.saved_tensors
-        needs = list(ctx.needs_input_grad[:4])
-        found = fused_backward(gradient, queries, values, content, embeddings, *ctx.grids, needs)
+    def backward(ctx, gradient, *_):  # pyright: ignore[reportIncompatibleMethodOverride]
+        if gradient is None:
+            return (None,) * 8
+        needs = list(ctx.needs_input_grad[:5])
+        found = fused_backward(gradient, *ctx.saved_tensors, *ctx.grids, needs)
         return (*(one if need else None for one, need in zip(found, needs, strict=True)), None, None, None)
 
 
@@ -113,14 +146,22 @@ def count_flops(queries, values, embeddings, query_grid, context_grid, stride) -
     return 2 * batch * depth * values[2] * (pairs * embeddings[3] + length * heads)
 
 
+def content_flops(keys, values) -> int:
+    return 0 if keys is None else 2 * keys[0] * keys[1] * keys[2] * values[2]
+
+
 @register_flop_formula(torch.ops.lambdanets.fused)
-def forward_flops(queries, values, content, embeddings, query_grid, context_grid, stride, *args, **kwargs) -> int:
-    return count_flops(queries, values, embeddings, query_grid, context_grid, stride)
+def forward_flops(
+    queries, values, keys, content, embeddings, query_grid, context_grid, stride, *args, **kwargs
+) -> int:  # fmt: skip
+    whole = count_flops(queries, values, embeddings, query_grid, context_grid, stride)
+    return whole + content_flops(keys, values)
 
 
 @register_flop_formula(torch.ops.lambdanets.fused_backward)
 def backward_flops(
-    gradient, queries, values, content, embeddings, query_grid, context_grid, stride, needs, *args, **kwargs
+    gradient, queries, values, keys, content, norm, embeddings, query_grid, context_grid, stride, needs, *args, **kwargs
 ) -> int:  # fmt: skip
-    """Each of dq, dv and the table's gradient repeats the forward's work."""
-    return (needs[0] + needs[1] + needs[3]) * count_flops(queries, values, embeddings, query_grid, context_grid, stride)
+    """Each of dq, dv and the table's gradient repeats the forward's work; keys and values each the content lambda's."""
+    whole = count_flops(queries, values, embeddings, query_grid, context_grid, stride)
+    return (needs[0] + needs[1] + needs[4]) * whole + (needs[1] + needs[2]) * content_flops(keys, values)
