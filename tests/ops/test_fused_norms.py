@@ -138,11 +138,15 @@ def cumulative(pair):
     pair[0].momentum = None
 
 
+def uncounted(pair):
+    pair[0].num_batches_tracked = None
+
+
 def synchronised(pair):
     pair[1] = nn.SyncBatchNorm.convert_sync_batchnorm(pair[1])
 
 
-@pytest.mark.parametrize("change", [frozen, hooked, cumulative, synchronised])
+@pytest.mark.parametrize("change", [frozen, hooked, cumulative, uncounted, synchronised])
 def test_other_norms_are_called_as_the_modules_they_are(change):
     product, pair = torch.randn(2, 9, 12, device=DEVICE), two_norms((4, 4), torch.float32)
     assert norms.takes(product, (*pair, None))

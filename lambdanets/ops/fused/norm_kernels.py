@@ -7,6 +7,11 @@ Tile letters: ROWS x COLS a tile, P shares of the rows, each with its own sums.
 import triton
 import triton.language as tl
 
+# Vectors with a number a channel: one kernel for all of them, wherever they lie in somebody's flat buffer.
+PARAMETERS = ["weight_q", "weight_v", "bias_q", "bias_v"]
+STATISTICS = ["mean_q", "mean_v", "var_q", "var_v", "count_q", "count_v"]
+GRADIENTS = ["weight_q", "weight_v", "dweight_q", "dweight_v", "dbias_q", "dbias_v"]
+
 
 @triton.jit
 def of_parts(first_ptr, second_ptr, c, FIRST: tl.constexpr, NORMED: tl.constexpr):
@@ -103,7 +108,7 @@ def merged_moments(
     return mean, square
 
 
-@triton.jit(do_not_specialize=["R", "share", "P"])
+@triton.jit(do_not_specialize=["R", "share", "P", *PARAMETERS, *STATISTICS])
 def normalise_parts(
     x_ptr, q_ptr, v_ptr, k_ptr, mean_ptr, square_ptr, moments_ptr,
     weight_q, weight_v, bias_q, bias_v, mean_q, mean_v, var_q, var_v, count_q, count_v,
@@ -172,7 +177,7 @@ def gradient_moments(
     tl.store(product_ptr + place, product * inverse, mask=c < NORMED)
 
 
-@triton.jit(do_not_specialize=["R", "P"])
+@triton.jit(do_not_specialize=["R", "P", *GRADIENTS])
 def gradients_of_parts(
     x_ptr, dq_ptr, dv_ptr, dk_ptr, dx_ptr, moments_ptr, sum_ptr, product_ptr,
     weight_q, weight_v, dweight_q, dweight_v, dbias_q, dbias_v, R, P,

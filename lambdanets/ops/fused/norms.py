@@ -34,7 +34,9 @@ def is_plain(norm: nn.Module | None) -> bool:
     """A batch norm that takes this batch's statistics, learns, and keeps a running average with a fixed momentum."""
     if type(norm) is not nn.BatchNorm2d or not norm.training or not norm.affine or norm.momentum is None:
         return False
-    return norm.running_mean is not None and not norm._backward_hooks and not norm._backward_pre_hooks
+    if norm.running_mean is None or norm.num_batches_tracked is None:
+        return False
+    return not norm._backward_hooks and not norm._backward_pre_hooks
 
 
 def normed_parts(product_BNS: Tensor, norms: Sequence[nn.Module | None], sizes: Sequence[int]) -> list[Tensor]:
