@@ -3,7 +3,7 @@
 import json
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -15,9 +15,7 @@ from rich.console import Console
 from lambdanets.measure.machine import describe
 from lambdanets.options import chosen_device, optional
 from lambdanets.recipes.small import imagenette
-from lambdanets.report.log import read_log
 from lambdanets.train.config import TrainConfig
-from lambdanets.train.log import LOG
 from lambdanets.train.loop import fit
 from lambdanets.train.precision import autocast
 from lambdanets.train.prefetch import moved
@@ -44,7 +42,7 @@ class BenchEngine:
     steps: int = 200
     """Timed in each of the turns, after as many as one window to warm up."""
     turns: int = 4
-    """How often both loops run, one after the other."""
+    """How often both loops run, one after the other; every other time ours comes first."""
     batch: Annotated[int | None, optional("N")] = None
     """Images of a step; by default the recipe's."""
     compile: bool = False
@@ -57,8 +55,6 @@ class BenchEngine:
     """The JSON file."""
 
     def run(self) -> int:
-        if self.steps < WINDOW or self.turns < 1:
-            raise ValueError(f"--steps {self.steps} --turns {self.turns}: at least {WINDOW} steps and one turn")
         base = imagenette()
         base = replace(
             base,
@@ -73,20 +69,54 @@ class BenchEngine:
         self.output.write_text(json.dumps(result, indent=1) + "\n")
         Console(highlight=False).print(
             f"bare loop {result['bare']:,.0f} images/s, ours {result['ours']:,.0f}: "
-            f"{100 * result['overhead']:.1f}% overhead. Written to {self.output}",
+            f"{100 * result['overhead']:.1f}% overhead, by turns {100 * median(result['overhead_of_turns']):.1f}% "
+            f"({100 * min(result['overhead_of_turns']):.1f} to {100 * max(result['overhead_of_turns']):.1f}). "
+            f"Written to {self.output}",
             soft_wrap=True,
         )
         return 0
 
 
+class Clock:
+    """Images per second of every window but the first, which warms up. Both loops are timed by this."""
+
+    def __init__(self, images: int, device: torch.device) -> None:
+        self.images, self.device = images, device
+        self.steps, self.began = 0, 0.0
+        self.rates: list[float] = []
+
+    def tick(self) -> None:
+        """After a step."""
+        self.steps += 1
+        if self.steps % WINDOW:
+            return
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        now = time.perf_counter()
+        if self.steps > WINDOW:
+            self.rates.append(WINDOW * self.images / (now - self.began))
+        self.began = now
+
+
 def compare_loops(base: TrainConfig, steps: int, turns: int) -> dict[str, Any]:
     """Images per second of both loops, medians of windows over all turns, and what ours takes longer."""
+    if steps < WINDOW or turns < 1:
+        raise ValueError(f"{steps} steps in {turns} turns: at least {WINDOW} steps in one turn can be timed")
     device = chosen_device(base.device)
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark = True  # as ours does: the bare loop of the first turn has it too
     base = replace(base, log_every=WINDOW, evaluate_every=10**6, micro_batch=base.batch_size, checkpoint_minutes=1e6)
+    loops: dict[str, Callable[[TrainConfig, int, Clock], None]] = {"bare": run_bare, "ours": run_ours}
     found: dict[str, list[float]] = {"bare": [], "ours": []}
-    for _ in range(turns):
-        found["bare"] += bare_windows(base, device, steps)
-        found["ours"] += our_windows(base, steps)
+    overhead_of_turns = []
+    for turn in range(turns):
+        rates = {}
+        for name in ("bare", "ours") if turn % 2 == 0 else ("ours", "bare"):  # what drifts with time cancels
+            clock = Clock(base.batch_size, device)
+            loops[name](base, (1 + steps // WINDOW) * WINDOW, clock)
+            rates[name] = clock.rates
+            found[name] += clock.rates
+        overhead_of_turns.append(median(rates["bare"]) / median(rates["ours"]) - 1)
     bare, ours = median(found["bare"]), median(found["ours"])
     settings = {"placement": base.model.placement, "batch": base.batch_size, "precision": base.precision}
     settings |= {"image_size": base.model.size, "compile": base.compile, "steps": steps, "turns": turns}
@@ -97,16 +127,17 @@ def compare_loops(base: TrainConfig, steps: int, turns: int) -> dict[str, Any]:
         "bare": bare,
         "ours": ours,
         "overhead": bare / ours - 1,
+        "overhead_of_turns": overhead_of_turns,
         "windows": found,
     }
 
 
-def bare_windows(config: TrainConfig, device: torch.device, steps: int) -> list[float]:
-    """Images per second of every window of a loop that does the least that training needs."""
+def run_bare(config: TrainConfig, steps: int, clock: Clock) -> None:
+    """A loop that does the least that training needs."""
     from lambdanets.train.classify import Classify
 
     torch.manual_seed(config.seed)
-    task = Classify(config)
+    task, device = Classify(config), clock.device
     network = task.model().to(device)
     network = network.to(memory_format=torch.channels_last) if config.channels_last else network  # pyright: ignore
     if config.compile:
@@ -115,25 +146,19 @@ def bare_windows(config: TrainConfig, device: torch.device, steps: int) -> list[
     optimizer = torch.optim.SGD(
         network.parameters(), lr=1e-3, momentum=chosen.momentum, weight_decay=chosen.weight_decay, fused=True
     )
-    batches, rates = endless(task, config), []
+    batches = endless(task, config)
     try:
-        for window in range(1 + steps // WINDOW):
-            began = time.perf_counter()
-            for _ in range(WINDOW):
-                batch = moved(next(batches), device)
-                with autocast(config.precision, device):
-                    outcome = task.loss(network, batch)
-                outcome.loss.backward()
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            if window:  # the first one warms up
-                rates.append(WINDOW * config.batch_size / (time.perf_counter() - began))
+        for _ in range(steps):
+            batch = moved(next(batches), device)
+            with autocast(config.precision, device):
+                outcome = task.loss(network, batch)
+            outcome.loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            clock.tick()
     finally:
         batches.close()
         task.close()
-    return rates
 
 
 def endless(task: "Classify", config: TrainConfig) -> Any:
@@ -148,13 +173,17 @@ def endless(task: "Classify", config: TrainConfig) -> Any:
     return batches()
 
 
-def our_windows(config: TrainConfig, steps: int) -> list[float]:
-    """Images per second of every window, as the log says."""
+def run_ours(config: TrainConfig, steps: int, clock: Clock) -> None:
+    """The loop that trains."""
     from lambdanets.train.classify import Classify
+
+    def watch(record: dict[str, Any]) -> None:
+        if record["event"] == "tick":
+            clock.tick()
 
     with tempfile.TemporaryDirectory() as folder:
         task = Classify(config)
-        epochs = (steps + WINDOW) / (task.examples // config.batch_size)
-        fit(task, replace(config, epochs=epochs, out=Path(folder)))
-        rates = [record["examples_per_second"] for record in read_log(Path(folder) / LOG).steps]
-    return rates[1 : 1 + steps // WINDOW]
+        epochs = steps / (task.examples // config.batch_size)
+        result = fit(task, replace(config, epochs=epochs, out=Path(folder)), watch=watch)
+    if not result.finished:
+        raise ValueError(f"{result.stopped_by} stopped a run at step {result.step} of {steps}: nothing is compared")

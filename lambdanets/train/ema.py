@@ -1,7 +1,7 @@
 """The moving average of the trainable parameters.
 
 torch's AveragedModel does the same, but waits for the device at every step and copies the buffers one by one; here a
-step costs three operations on all tensors at once, and the buffers are copied when somebody looks.
+step costs one operation on all tensors at once, and the buffers are copied when somebody looks.
 """
 
 import copy
@@ -15,7 +15,7 @@ from lambdanets.train.config import Ema
 
 def decay_of_step(ema: Ema, step: int, steps: int) -> float:
     """The decay of a step (counted from 0): less at the start, and never with a horizon too long for the run."""
-    decay = min(ema.decay, 1 - 1 / max(ema.horizon * steps, 1.0 + 1e-9)) if ema.horizon else ema.decay
+    decay = min(ema.decay, 1 - 1 / max(ema.horizon * steps, 1.0)) if ema.horizon else ema.decay
     return min(decay, (1 + step) / (10 + step)) if ema.warmup else decay
 
 
@@ -27,16 +27,20 @@ class MovingAverage:
     def __init__(self, model: nn.Module) -> None:
         self.source = model
         self.module = copy.deepcopy(model).eval().requires_grad_(False)
-        pairs = list(zip(self.module.parameters(), model.parameters(), strict=True))
-        self.mine = [mine.detach() for mine, theirs in pairs if theirs.requires_grad]
-        self.theirs = [theirs.detach() for _, theirs in pairs if theirs.requires_grad]
+        self.groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}  # mine and theirs
+        for (name, mine), theirs in zip(self.module.named_parameters(), model.parameters(), strict=True):
+            if theirs.requires_grad:
+                if mine.stride() != theirs.stride():
+                    raise ValueError(f"the parameter {name} has gaps in memory (strides {theirs.stride()}): clone it")
+                group = self.groups.setdefault(theirs.dtype, ([], []))
+                group[0].append(mine.detach())
+                group[1].append(theirs.detach())
 
     @torch.no_grad()
-    def update(self, weight: Tensor) -> None:
-        """Moves by `weight` (1 - decay; 0 for a step that was undone), a scalar on the device."""
-        moves = foreach.sub(self.theirs, self.mine)
-        foreach.mul_(moves, weight)
-        foreach.add_(self.mine, moves)
+    def update(self, weight: float, skip: Tensor) -> None:
+        """Moves by `weight` (1 - decay), unless `skip` is 1 (a float32 on the device): a step that was undone."""
+        for mine, theirs in self.groups.values():
+            foreach.approach_(mine, theirs, weight, skip)
 
     @torch.no_grad()
     def network(self) -> nn.Module:

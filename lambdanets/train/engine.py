@@ -1,6 +1,7 @@
 """One step: micro-batches, gradients, guard, update, average. The host never waits for the device in here."""
 
 import inspect
+import math
 import random
 from collections import deque
 from collections.abc import Iterator
@@ -9,27 +10,31 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils import get_total_norm
 
 from lambdanets.data.order import mix
 from lambdanets.train import foreach, optim
 from lambdanets.train.config import RunConfig
-from lambdanets.train.distributed import World
+from lambdanets.train.distributed import CPU, World
 from lambdanets.train.ema import MovingAverage, decay_of_step
-from lambdanets.train.guard import SkippedSteps
 from lambdanets.train.precision import LossScale, autocast
 from lambdanets.train.statistics import RunningStatistics
 from lambdanets.train.task import Outcome, Share, Task
+from lambdanets.train.window import Window
 
 AHEAD = 2  # steps that the host may be ahead of the device
 
 
-def seed_all(*numbers: int) -> None:
-    """Every generator of random numbers, from these: what a step draws depends on its number and on nothing else."""
+def seed_all(*numbers: int, device: torch.device = CPU) -> None:
+    """Every generator of random numbers, from these: what a step draws depends on its number and on nothing else.
+
+    torch.manual_seed also looks for kinds of devices that are not there, which takes it longer than all of this.
+    """
     seed = mix(*numbers)
-    torch.manual_seed(seed & (2**63 - 1))
+    torch.default_generator.manual_seed(seed & (2**63 - 1))
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(seed & (2**63 - 1))
     random.seed(seed)
     np.random.seed(seed & (2**32 - 1))
 
@@ -40,7 +45,7 @@ class Engine:
     def __init__(self, task: Task, config: RunConfig, world: World, steps: int) -> None:
         self.task, self.config, self.world, self.steps = task, config, world, steps
         device = world.device
-        seed_all(config.seed)
+        seed_all(config.seed, device=device)
         model = task.model().to(device, torch.float64 if config.precision == "float64" else None)
         if config.channels_last:
             model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
@@ -53,9 +58,7 @@ class Engine:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.statistics = RunningStatistics(model, world)
         self.scale = LossScale(config.precision, device)
-        self.skipped = SkippedSteps(config.log_every, device)
-        self.names: list[str] = []  # of the sums, once a batch has been seen
-        self.sums: Tensor | None = None  # of the log's window
+        self.window = Window(config.log_every, world)
         self.flying: deque[Any] = deque()
 
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -76,57 +79,43 @@ class Engine:
         if not self.model.training:
             self.model.train()
         self.statistics.begin()
-        values, batch = None, None
+        batch = None
         for part in range(share.parts):
             batch = next(batches)
-            outcome = self.backward(step, batch, part, share)
-            now = self.row(outcome)
-            values = now if values is None else values + now
+            self.window.note(self.backward(step, batch, part, share))
             self.statistics.collect(last=part == share.parts - 1)
-        assert values is not None
-        self.update(step, values, rate)
+        self.update(step, rate)
         self.keep_pace()
         return batch
 
     def backward(self, step: int, batch: Any, part: int, share: Share) -> Outcome:
-        seed_all(self.config.seed, step, part * share.world + share.rank)
+        seed_all(self.config.seed, step, part * share.world + share.rank, device=self.world.device)
         last = part == share.parts - 1
         with nullcontext() if last else self.without_sync():
             with autocast(self.config.precision, self.world.device):
                 outcome = self.task.loss(self.wrapped, batch)
-            (outcome.loss * (self.scale.scale / share.parts)).backward()
+            self.scale.scaled(outcome.loss, share.parts).backward()
         return outcome
 
     def without_sync(self) -> AbstractContextManager:
         return self.wrapped.no_sync() if isinstance(self.wrapped, DistributedDataParallel) else nullcontext()
 
-    def row(self, outcome: Outcome) -> Tensor:
-        """What is summed up for the log: [micro-batches, examples, loss, the task's sums]."""
-        if not self.names:
-            self.names = ["parts", "examples", "loss", *outcome.sums]
-        like = outcome.loss.detach().to(torch.float64)
-        counts = [torch.full_like(like, 1.0), torch.full_like(like, outcome.examples), like]
-        return torch.stack([*counts, *(outcome.sums[name].detach().to(like) for name in self.names[3:])])
-
     @torch.no_grad()
-    def update(self, step: int, values: Tensor, rate: float) -> None:
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
+    def update(self, step: int, rate: float) -> None:
+        gradients = [gradient for p in self.parameters if (gradient := p.grad) is not None]
         if self.scale.used:
             foreach.mul_(gradients, 1 / self.scale.scale)
-        norm = get_total_norm(gradients)
-        finite = norm.isfinite() & self.statistics.merged()
+        norm = foreach.total_norm(gradients)
+        finite = self.statistics.merged(norm < math.inf)  # false for NaN
         if self.config.clip_norm:
             foreach.mul_(gradients, (self.config.clip_norm / (norm + 1e-6)).clamp(max=1.0))
-        optim.step(self.optimizer, rate, finite)
+        skip = (~finite).to(torch.float32)
+        optim.step(self.optimizer, rate, skip)
         self.statistics.commit(finite)
         self.scale.update(finite)
         if self.average is not None:
-            moved = 1 - decay_of_step(self.config.ema, step, self.steps)
-            self.average.update((finite * moved).to(self.parameters[0].dtype))
-        self.skipped.add(step % self.config.log_every, finite)
-        row = torch.cat([values, torch.stack([norm.to(values), torch.ones_like(values[0])])])
-        row = torch.where(finite, row, 0.0)
-        self.sums = row if self.sums is None else self.sums + row
+            self.average.update(1 - decay_of_step(self.config.ema, step, self.steps), skip)
+        self.window.end_step(step, finite, norm)
         self.optimizer.zero_grad(set_to_none=True)
 
     def keep_pace(self) -> None:
@@ -136,44 +125,23 @@ class Engine:
             if len(self.flying) > AHEAD:
                 self.flying.popleft().synchronize()
 
-    # What the log asks
-
-    def read_sums(self) -> dict[str, float]:
-        """Means over the window, over all processes; the window starts anew. The host waits for the device."""
-        if self.sums is None:
-            return {}
-        total = self.world.sum_(self.sums.clone()).tolist()
-        self.sums = None
-        named = dict(zip([*self.names, "grad_norm", "steps"], total, strict=True))
-        parts, examples, steps = named.pop("parts"), named.pop("examples"), named.pop("steps")
-        means = {"loss": named.pop("loss") / parts if parts else float("nan")}
-        means["grad_norm"] = named.pop("grad_norm") / steps if steps else float("nan")
-        return means | {name: value / examples if examples else float("nan") for name, value in named.items()}
-
     # Checkpoints
 
     def state(self) -> dict[str, Any]:
         """Everything, the same on all processes; all of them have to ask."""
-        sums = None if self.sums is None else self.world.sum_(self.sums.clone())
         return {
             "model": self.model.state_dict(),
             "ema": None if self.average is None else self.average.network().state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scale": self.scale.state(),
-            "skipped": self.skipped.state(),
-            "sums": sums,
-            "names": self.names,
+            **self.window.state(),
         }
 
     def load(self, state: dict[str, Any]) -> None:
+        self.statistics.release()
         self.model.load_state_dict(state["model"])
         if self.average is not None and state["ema"] is not None:
             self.average.module.load_state_dict(state["ema"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.scale.load(state["scale"])
-        self.skipped.load(state["skipped"])
-        self.names = list(state["names"])
-        self.sums = None
-        if state["sums"] is not None:  # of all processes: one goes on with them
-            self.sums = state["sums"].to(self.world.device) * float(self.world.main)
-        self.statistics.read()
+        self.window.load(state)

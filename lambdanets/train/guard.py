@@ -1,43 +1,12 @@
-"""Steps whose gradient is not finite: counted on the device, named when the log looks, and a diagnosis if they stay."""
+"""Steps whose gradient is not finite: a diagnosis if they stay."""
 
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 
 class NotFiniteError(ValueError):
     """Too many steps in a row were skipped."""
-
-
-class SkippedSteps:
-    """Counts on the device. Reading them makes the host wait, so it happens with the log."""
-
-    def __init__(self, window: int, device: torch.device) -> None:
-        self.flags = torch.zeros(window, dtype=torch.bool, device=device)  # of the steps since the log was written
-        self.total = torch.zeros((), dtype=torch.int64, device=device)
-        self.in_a_row = torch.zeros((), dtype=torch.int64, device=device)
-
-    def add(self, position: int, finite: Tensor) -> None:
-        """Step `position` of the log's window."""
-        self.flags[position] = ~finite
-        self.total += ~finite
-        self.in_a_row = torch.where(finite, 0, self.in_a_row + 1)
-
-    def positions(self) -> list[int]:
-        """Which steps of the window were skipped; the window starts anew."""
-        found = self.flags.nonzero().flatten().tolist()
-        self.flags.zero_()
-        return found
-
-    def state(self) -> dict[str, Tensor]:
-        return {"flags": self.flags, "total": self.total, "in_a_row": self.in_a_row}
-
-    def load(self, state: dict[str, Tensor]) -> None:
-        if len(state["flags"]) == len(self.flags):
-            self.flags.copy_(state["flags"])
-        self.total.copy_(state["total"])
-        self.in_a_row.copy_(state["in_a_row"])
 
 
 def diagnose(model: nn.Module, batch: Any, *, step: int, in_a_row: int, rate: float, precision: str) -> str:

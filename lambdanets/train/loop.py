@@ -204,10 +204,10 @@ class Run:
 
     def report_step(self, batch: Any) -> None:
         window = (self.step - 1) % self.config.log_every + 1
-        means = self.engine.read_sums()  # waits for the device: the time below is that of whole steps
+        means = self.engine.window.means()  # waits for the device: the time below is that of whole steps
         seconds = max(time.monotonic() - self.clock, 1e-9)
         begin = self.step - window
-        for position in self.engine.skipped.positions():
+        for position in self.engine.window.positions():
             self.write("skipped_step", step=begin + position, reason="the gradient was not finite")
         self.report_events()
         self.write(
@@ -219,7 +219,7 @@ class Run:
             data_wait=min(1.0, self.waited / seconds),
             **means,
         )
-        in_a_row = int(self.engine.skipped.in_a_row)
+        in_a_row = self.engine.window.in_a_row
         if in_a_row >= self.config.max_skipped:
             why = diagnose(
                 self.engine.model,
@@ -249,6 +249,7 @@ class Run:
 
     def models(self) -> dict[str, nn.Module]:
         """The networks to look at; the one that counts comes first."""
+        self.engine.statistics.release()
         average = {} if self.engine.average is None else {"ema": self.engine.average.network()}
         return average | {"raw": self.engine.model}
 
@@ -362,9 +363,10 @@ class Run:
         return result
 
     def result(self, signal: str | None, scores: Scores) -> Result:
-        skipped = int(self.engine.skipped.total)
+        window = self.engine.window
+        window.read()
         return Result(
-            self.config.out, self.step, self.steps, signal, scores, skipped, self.log.seconds, self.world.main
+            self.config.out, self.step, self.steps, signal, scores, window.total, self.log.seconds, self.world.main
         )
 
     def warn(self, sentence: str) -> None:

@@ -49,16 +49,16 @@ def skips_on_device(optimizer: torch.optim.Optimizer) -> bool:
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
-def step(optimizer: torch.optim.Optimizer, rate: float, finite: Tensor) -> None:
-    """One step, unless the gradient is not `finite` (a boolean on the device)."""
+def step(optimizer: torch.optim.Optimizer, rate: float, skip: Tensor) -> None:
+    """One step, unless `skip` is 1 (a float32 on the device)."""
     for group in optimizer.param_groups:
         group["lr"] = rate
     if not skips_on_device(optimizer):
-        if bool(finite):  # waits for the device
+        if not bool(skip):  # waits for the device
             optimizer.step()
         return
     told: Any = optimizer
-    told.found_inf = (~finite).to(torch.float32)  # as torch's GradScaler does
+    told.found_inf = skip  # as torch's GradScaler does
     try:
         optimizer.step()
     finally:

@@ -25,6 +25,12 @@ class LossScale:
         self.scale = torch.tensor(START if self.used else 1.0, device=device)
         self.good = torch.zeros((), device=device)  # steps since it changed
 
+    def scaled(self, loss: Tensor, parts: int) -> Tensor:
+        """The share of a step's loss that one of its `parts` has."""
+        if self.used:
+            return loss * (self.scale / parts)
+        return loss / parts if parts > 1 else loss
+
     def update(self, finite: Tensor) -> None:
         if self.used:
             good = torch.where(finite, self.good + 1, 0.0)

@@ -1,97 +1,93 @@
 """Running statistics of batch norm: one value for all processes and micro-batches of a step, and undone with it.
 
 A step updates each of them once, by the mean over its micro-batches, whoever computed them: then the decay counts
-steps, and any number of processes and micro-batches gives the same numbers. They stay in one flat tensor between the
-steps, so that an update and its undoing are a few operations, and the host never waits.
+steps, and any number of processes and micro-batches gives the same numbers. While a network trains, its buffers are
+pieces of one flat tensor, so that a step and its undoing are a few operations, however many buffers there are.
 """
+
+import math
 
 import torch
 from torch import Tensor, nn
 
-from lambdanets.train import foreach
 from lambdanets.train.distributed import World
+
+ALIGNED = 64  # bytes: where kernels that read several numbers at once like to begin
 
 
 class RunningStatistics:
     """The buffers of a network that its forward pass changes."""
 
     def __init__(self, model: nn.Module, world: World) -> None:
-        self.world = world
-        self.true = torch.tensor(True, device=world.device)
-        buffers = [b for b in model.buffers() if b.numel()]
-        by_kind: dict[torch.dtype, list[Tensor]] = {}
-        for buffer in buffers:
-            by_kind.setdefault(buffer.dtype, []).append(buffer)
-        self.groups = [Group(tensors) for tensors in by_kind.values()]
+        self.model, self.world = model, world
+        self.groups: list[Group] = []
 
     def begin(self) -> None:
         """Before the first micro-batch of a step."""
+        if not self.groups:
+            by_kind: dict[torch.dtype, list[Tensor]] = {}
+            for buffer in self.model.buffers():
+                if buffer.numel():
+                    by_kind.setdefault(buffer.dtype, []).append(buffer)
+            self.groups = [Group(tensors) for tensors in by_kind.values()]
         for group in self.groups:
-            group.begin()
+            group.parts = 0
+
+    def release(self) -> None:
+        """Gives each buffer memory of its own, until the next step: others may write the network to a file (safetensors
+        takes no piece of a larger tensor) or load it."""
+        for group in self.groups:
+            for tensor in group.tensors:
+                tensor.data = tensor.clone()
+        self.groups = []
 
     def collect(self, last: bool) -> None:
         """After a micro-batch."""
         for group in self.groups:
             group.collect(last)
 
-    def merged(self) -> Tensor:
-        """After the last one: takes the mean of all processes; returns whether all is finite."""
-        finite = self.true
+    def merged(self, finite: Tensor) -> Tensor:
+        """After the last one: takes the mean of all processes; returns whether all of it is `finite` too."""
         for group in self.groups:
             if group.floating:
-                finite = finite & self.world.mean_(group.new).isfinite().all()
+                largest = torch.linalg.vector_norm(self.world.mean_(group.flat), math.inf)
+                finite = finite & (largest < math.inf)  # false for NaN
         return finite
 
     def commit(self, finite: Tensor) -> None:
         """The new values, or the old ones if the step is not `finite`."""
         for group in self.groups:
-            group.commit(finite)
+            torch.where(finite, group.flat, group.kept, out=group.kept)
+        self.put_back()
 
     def put_back(self) -> None:
         """As they were at `begin`."""
         for group in self.groups:
-            group.put_back()
-
-    def read(self) -> None:
-        """The buffers were changed from outside (weights were loaded)."""
-        for group in self.groups:
-            group.read()
+            group.flat.copy_(group.kept)
 
 
 class Group:
-    """Buffers of one dtype. All views are made once: hundreds of them in every step would cost the host too much."""
+    """Buffers of one dtype: `flat` is what they hold, `kept` what they held before the step."""
 
     def __init__(self, tensors: list[Tensor]) -> None:
-        self.tensors = tensors
-        self.floating = tensors[0].is_floating_point()
-        self.flat = [t.detach().view(-1) for t in tensors]
-        self.kept = torch.cat(self.flat)  # what they hold between steps
-        self.new = torch.empty_like(self.kept)
-        pieces = self.kept.split([t.numel() for t in tensors])
-        self.views = [piece.view_as(t) for piece, t in zip(pieces, tensors, strict=True)]
-        self.parts = 0
-
-    def begin(self) -> None:
-        self.parts = 0
-
-    def read(self) -> None:
-        """The buffers were changed from outside."""
-        torch.cat(self.flat, out=self.kept)
-
-    def put_back(self) -> None:
-        foreach.copy_(self.tensors, self.views)
+        self.tensors, self.floating = tensors, tensors[0].is_floating_point()
+        step = ALIGNED // tensors[0].element_size()
+        sizes = [-(-tensor.numel() // step) * step for tensor in tensors]
+        self.flat = tensors[0].new_zeros(sum(sizes))
+        for tensor, piece in zip(tensors, self.flat.split(sizes), strict=True):
+            piece = piece[: tensor.numel()].view(tensor.shape)
+            piece.copy_(tensor)
+            tensor.data = piece  # still the same object, for whoever knows it, and with a version of its own
+        self.kept = self.flat.clone()
+        self.parts, self.sum = 0, self.kept
 
     def collect(self, last: bool) -> None:
-        if self.parts and self.floating:
-            self.new += torch.cat(self.flat)
-        else:
-            torch.cat(self.flat, out=self.new)
         self.parts += 1
+        if last and self.parts == 1:
+            return  # they hold the new values already
+        if self.floating:
+            self.sum = self.flat.clone() if self.parts == 1 else self.sum.add_(self.flat)
         if not last:
-            self.put_back()
-        elif self.parts > 1 and self.floating:
-            self.new /= self.parts
-
-    def commit(self, finite: Tensor) -> None:
-        torch.where(finite, self.new, self.kept, out=self.kept)
-        self.put_back()
+            self.flat.copy_(self.kept)
+        elif self.floating:
+            torch.div(self.sum, self.parts, out=self.flat)

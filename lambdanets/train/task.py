@@ -32,7 +32,8 @@ class Outcome:
 
     Attributes:
         loss: a scalar, the mean over its examples.
-        sums: other numbers, summed over its examples, on the device: {"top1": how many were right}.
+        sums: other numbers, summed over its examples, on the device: {"top1": how many were right}. They are read with
+            the log, so a task makes new ones for every micro-batch and does not change them.
         examples: how many it has.
     """
 

@@ -57,7 +57,7 @@ def test_shared_tables_stay_shared_and_frozen_parameters_stay():
     start = first.weight.detach().clone()
     with torch.no_grad():
         first.weight += 1.0
-    average.update(torch.tensor(0.25))
+    average.update(0.25, skip=torch.tensor(0.0))
     torch.testing.assert_close(average.module[0].weight, start + 0.25)
     assert torch.equal(average.module[2].weight, frozen.weight)
 
@@ -85,7 +85,7 @@ def test_a_step_that_is_not_finite_leaves_weights_and_state(kind, dtype):
     for value, finite in ((float("nan"), False), (1.0, True)):
         for p in model.parameters():
             p.grad = torch.full_like(p, value)
-        step(optimizer, 0.1, torch.tensor(finite))
+        step(optimizer, 0.1, skip=torch.tensor(float(not finite)))
         if not finite:
             assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
     fresh = nn.Linear(3, 2).to(dtype)
@@ -93,7 +93,7 @@ def test_a_step_that_is_not_finite_leaves_weights_and_state(kind, dtype):
         for p, old in zip(fresh.parameters(), before, strict=True):
             p.copy_(old)
             p.grad = torch.ones_like(p)
-    step(make_optimizer(fresh, Optimizer(kind=kind, weight_decay=0.1)), 0.1, torch.tensor(True))
+    step(make_optimizer(fresh, Optimizer(kind=kind, weight_decay=0.1)), 0.1, skip=torch.tensor(0.0))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), fresh.parameters(), strict=True))
 
 
@@ -104,7 +104,7 @@ def test_rmsprop_is_tensorflows():
     weight, square, momentum = model.weight.item(), 1.0, 0.0
     for rate, gradient in ((0.1, 2.0), (0.05, -3.0), (0.2, 0.5)):
         model.weight.grad = torch.tensor([[gradient]])
-        step(optimizer, rate, torch.tensor(True))
+        step(optimizer, rate, skip=torch.tensor(0.0))
         square = 0.9 * square + 0.1 * gradient**2
         momentum = 0.9 * momentum + rate * gradient / math.sqrt(square + 1e-3)
         weight -= momentum
@@ -118,7 +118,7 @@ def test_adamw_decays_apart_from_the_gradient():
     weight, square, momentum = model.weight.item(), 0.0, 0.0
     for number, (rate, gradient) in enumerate(((0.1, 2.0), (0.05, -3.0), (0.2, 0.5)), 1):
         model.weight.grad = torch.tensor([[gradient]])
-        step(optimizer, rate, torch.tensor(True))
+        step(optimizer, rate, skip=torch.tensor(0.0))
         momentum = 0.9 * momentum + 0.1 * gradient
         square = 0.99 * square + 0.01 * gradient**2
         weight -= rate * 0.1 * weight

@@ -1,0 +1,116 @@
+"""What the steps since the log say. It stays on the device, as it is, until somebody asks: a step pays nothing for it.
+
+Reading makes the host wait for the device, so it happens with the log and with checkpoints.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lambdanets.train.distributed import World
+from lambdanets.train.task import Outcome
+
+MOST_WAITING = 1000  # steps whose numbers stay on the device, where each takes up a block of memory
+
+
+class Window:
+    """Sums over the steps of a log's window, and which steps were skipped.
+
+    Attributes:
+        names: of the sums, once a batch has been seen.
+        sums: of this process; None at the start of a window.
+        total, in_a_row: steps that were skipped, in the whole run and up to now.
+    """
+
+    def __init__(self, length: int, world: World) -> None:
+        self.length, self.world = length, world
+        self.names: list[str] = []
+        self.sums: list[float] | None = None
+        self.skipped: list[int] = []  # positions in the window
+        self.total = self.in_a_row = 0
+        self.waiting: list[tuple[int, int, int, list[Tensor]]] = []  # position, micro-batches, examples, numbers
+        self.start_step()
+
+    def start_step(self) -> None:
+        self.parts = self.examples = 0
+        self.numbers: list[Tensor] = []  # loss and the task's sums
+
+    def note(self, outcome: Outcome) -> None:
+        """After a micro-batch."""
+        if not self.names:
+            self.names = ["parts", "examples", "loss", *outcome.sums]
+        now = [outcome.loss.detach(), *(outcome.sums[name].detach() for name in self.names[3:])]
+        self.numbers = [a.double() + b for a, b in zip(self.numbers, now, strict=True)] if self.parts else now
+        self.parts += 1
+        self.examples += outcome.examples
+
+    def end_step(self, step: int, finite: Tensor, norm: Tensor) -> None:
+        self.waiting.append((step % self.length, self.parts, self.examples, [finite, norm, *self.numbers]))
+        self.start_step()
+        if len(self.waiting) == MOST_WAITING:
+            self.read()
+
+    def read(self) -> None:
+        """The host waits for the device, and has all the numbers afterwards."""
+        if not self.waiting:
+            return
+        positions, parts, examples, rows = zip(*self.waiting, strict=True)
+        self.waiting = []
+        columns = [torch.stack(column).to(self.world.device, torch.float64) for column in zip(*rows, strict=True)]
+        values = torch.stack(columns, 1).tolist()
+        for position, *counts, (finite, norm, *numbers) in zip(positions, parts, examples, values, strict=True):
+            row = [*map(float, counts), *numbers, norm, 1.0]
+            if finite:
+                self.in_a_row = 0
+            else:
+                row = [0.0] * len(row)
+                self.skipped.append(position)
+                self.total += 1
+                self.in_a_row += 1
+            self.sums = row if self.sums is None else [a + b for a, b in zip(self.sums, row, strict=True)]
+
+    # What the log asks
+
+    def means(self) -> dict[str, float]:
+        """Over the window and all processes. The sums start anew."""
+        total = self.total_sums()
+        self.sums = None
+        if total is None:
+            return {}
+        named = dict(zip([*self.names, "grad_norm", "steps"], total.tolist(), strict=True))
+        parts, examples, steps = named.pop("parts"), named.pop("examples"), named.pop("steps")
+        means = {"loss": named.pop("loss") / parts if parts else float("nan")}
+        means["grad_norm"] = named.pop("grad_norm") / steps if steps else float("nan")
+        return means | {name: value / examples if examples else float("nan") for name, value in named.items()}
+
+    def total_sums(self) -> Tensor | None:
+        """Of all processes."""
+        self.read()
+        if self.sums is None:
+            return None
+        return self.world.sum_(torch.tensor(self.sums, dtype=torch.float64, device=self.world.device))
+
+    def positions(self) -> list[int]:
+        """Which steps of the window were skipped; they are named once."""
+        self.read()
+        found, self.skipped = self.skipped, []
+        return found
+
+    # Checkpoints
+
+    def state(self) -> dict[str, Any]:
+        """The same on all processes; all of them have to ask."""
+        sums = self.total_sums()
+        flags = torch.zeros(self.length, dtype=torch.bool)
+        flags[self.skipped] = True
+        counts = {"total": torch.tensor(self.total), "in_a_row": torch.tensor(self.in_a_row)}
+        return {"names": self.names, "sums": sums, "skipped": {"flags": flags, **counts}}
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.names, self.waiting, sums, skipped = list(state["names"]), [], state["sums"], state["skipped"]
+        # The sums are those of all processes: one goes on with them.
+        self.sums = None if sums is None else (sums * float(self.world.main)).tolist()
+        fits = len(skipped["flags"]) == self.length
+        self.skipped = skipped["flags"].nonzero().flatten().tolist() if fits else []
+        self.total, self.in_a_row = int(skipped["total"]), int(skipped["in_a_row"])
