@@ -83,10 +83,10 @@ def content_backward(
             asked = tl.dot(values, tl.trans(dc), asked, input_precision=PRECISION)
             if WITH_V:
                 dv_block = dv_ptr + (((b * M + m) * V)[:, None] + v[None, :])
-                exists = (m < M)[:, None] & (v < V)[None, :]
-                before = tl.load(dv_block, mask=exists, other=0.0).to(tl.float32)
+                inside = (m < M)[:, None] & (v < V)[None, :]
+                before = tl.load(dv_block, mask=inside, other=0.0).to(tl.float32)
                 dv = tl.dot(weights.to(dtype), dc, before, input_precision=PRECISION)
-                tl.store(dv_block, dv.to(dtype), mask=exists)
+                tl.store(dv_block, dv.to(dtype), mask=inside)
         dk = (weights * (asked - mean[None, :])).to(dk_ptr.dtype.element_ty)
         row = (b * M + m) * K
         tl.store(dk_ptr + (row[:, None] + k[None, :]), dk, mask=(m < M)[:, None] & (k < K)[None, :])

@@ -1,0 +1,97 @@
+"""Every kernel compiles for a Hopper GPU, on a machine without one: Triton's interpreter, which checks their values,
+takes programs that its compiler refuses. Letters as in test_fused.py.
+"""
+
+import pytest
+import torch
+from torch import nn
+
+from lambdanets.ops.fused import content, interpreted, launch, norms, windows
+
+triton = pytest.importorskip("triton", reason="Triton is not installed")
+pytestmark = pytest.mark.skipif(interpreted(), reason="TRITON_INTERPRET is set: nothing is compiled")
+HOPPER = 90
+
+
+@pytest.fixture
+def compiled(monkeypatch, tmp_path):
+    """Calls of kernels compile them, for sm_90, and do no more; the names of those that did."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+    from triton.runtime.jit import JITFunction, MockTensor
+
+    class Hopper:
+        def get_current_target(self):
+            return GPUTarget("cuda", HOPPER, 32)
+
+        def get_current_device(self):
+            return 0
+
+        def get_current_stream(self, device=None):
+            return 0
+
+    found = set()
+    run = JITFunction.run
+
+    def compile_only(self, *arguments, grid, warmup, **options):
+        mocked = [MockTensor(one.dtype) if isinstance(one, torch.Tensor) else one for one in arguments]
+        run(self, *mocked, grid=grid, warmup=True, **options)
+        found.add(self.fn.__name__)
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(JITFunction, "run", compile_only)
+    monkeypatch.setattr(driver, "_active", Hopper())
+    return found
+
+
+def on_meta(*shape, dtype=torch.bfloat16):
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def backward_and_forward(mode, side, value, geometry):
+    N, B, H, K = side * side, 8, 4, 16
+    queries, values, gradient = on_meta(B, N, H, K), on_meta(B, N, value), on_meta(B, N, H, value)
+    lambdas, table = on_meta(B, K, value, dtype=torch.float32), on_meta(*geometry.scope, K, 1, dtype=torch.float32)
+    if geometry.query_grid is None:
+        table = on_meta(N, N, K, 1)
+    mode.forward(queries, values, lambdas, table, geometry)
+    mode.backward(gradient, queries, values, lambdas, table, geometry, (True,) * 4)
+
+
+def test_maps_of_one_block(compiled):
+    backward_and_forward(launch, 14, 64, launch.Geometry((14, 14), (14, 14), (23, 23), 1, 1))
+    wanted = {"expand", "forward_small", "query_gradients_small", "value_gradients", "table_gradients", "fold"}
+    assert compiled == wanted
+
+
+def test_larger_maps_with_all_pairs(compiled):
+    backward_and_forward(launch, 20, 16, launch.Geometry(None, (1, 400), (1, 1), 1, 1))
+    assert {"forward_large", "query_gradients_large", "value_gradients", "table_gradients"} <= compiled
+
+
+def test_larger_maps_by_windows(compiled):
+    backward_and_forward(windows, 28, 32, launch.Geometry((28, 28), (28, 28), (23, 23), 1, 1))
+    names = ("forward", "query_gradients", "value_gradients", "table_gradients", "spread")
+    assert {"sum_table_parts", *(f"{name}_window" for name in names)} <= compiled
+
+
+@pytest.mark.parametrize("with_values", [True, False])
+def test_content(with_values, compiled):
+    keys, values = on_meta(2, 49, 16), on_meta(2, 49, 128)
+    found, norm = content.content_lambda(keys, values)
+    content.content_gradients(found, keys, values, found, norm, values if with_values else None)
+    assert compiled == {"content_forward", "content_backward"}
+
+
+def test_norms(compiled):
+    class Context:
+        def save_for_backward(self, *tensors):
+            self.saved_tensors = tensors
+
+    sizes, context = (64, 32, 16), Context()
+    pair = [nn.BatchNorm2d(size, device="meta") for size in sizes[:2]]
+    parameters = [getattr(norm, name) for name in ("weight", "bias") for norm in pair]
+    with torch.no_grad():
+        parts = norms.NormedParts.forward(context, on_meta(8, 49, 112), *parameters, *pair, sizes)
+        norms.NormedParts.backward(context, *parts)
+    assert compiled == {"batch_moments", "normalise_parts", "gradient_moments", "gradients_of_parts"}
