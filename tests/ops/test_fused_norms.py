@@ -50,8 +50,8 @@ def results(function, product, pair, gradients):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", CASES)
 def test_against_torch_in_float64(case, dtype, far, monkeypatch):
-    monkeypatch.setattr(norms, "ROWS", 16)  # several tiles and shares, and several groups of them, for small inputs
-    monkeypatch.setattr(norms, "GROUP", 2)
+    monkeypatch.setattr(norms, "ROWS", 16)  # several shares, of several tiles each, for small inputs
+    monkeypatch.setattr(norms, "SHARES", 16)
     monkeypatch.setattr(norms, "PROGRAMS", 16)
     batch, count, sizes = CASES[case]
     torch.manual_seed(0)

@@ -1,7 +1,7 @@
 """Triton kernels for batch norm of queries and values, read from one projection and written apart.
 
 The projection is rows [R, S]: FIRST channels of queries, then values up to NORMED, then keys, which have no norm.
-Tile letters: ROWS x COLS a tile, P shares of the rows, each with its own sums.
+Tile letters: ROWS x COLS a tile, P shares of the rows, each with its own sums; SHARES is the most there are.
 """
 
 import triton
@@ -75,37 +75,22 @@ def batch_moments(
 
 
 @triton.jit
-def sum_of_shares(x_ptr, c, P, NORMED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr):
-    """[P, NORMED] -> its sum over the shares, in a fixed order."""
-    total = tl.zeros((COLS,), dtype=tl.float32)
-    for start in range(0, P, ROWS):
-        p = start + tl.arange(0, ROWS)
-        mask = (p < P)[:, None] & (c < NORMED)[None, :]
-        total += tl.sum(tl.load(x_ptr + (p[:, None] * NORMED + c[None, :]), mask=mask, other=0.0), axis=0)
-    return total
+def of_shares(x_ptr, c, P, NORMED: tl.constexpr, SHARES: tl.constexpr):
+    """[P, NORMED] -> [SHARES, COLS], with 0 where there is no share."""
+    p = tl.arange(0, SHARES)
+    mask = (p < P)[:, None] & (c < NORMED)[None, :]
+    return tl.load(x_ptr + (p[:, None] * NORMED + c[None, :]), mask=mask, other=0.0)
 
 
 @triton.jit
-def merged_moments(
-    mean_ptr, square_ptr, c, R, share, P, NORMED: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr
-):  # fmt: skip
+def merged_moments(mean_ptr, square_ptr, c, R, share, P, NORMED: tl.constexpr, SHARES: tl.constexpr):
     """Mean and sum of squared distances of all rows, from those of the shares."""
-    mean = tl.zeros((COLS,), dtype=tl.float32)
-    square = tl.zeros((COLS,), dtype=tl.float32)
-    for start in range(0, P, ROWS):
-        p = start + tl.arange(0, ROWS)
-        mask = (p < P)[:, None] & (c < NORMED)[None, :]
-        count = tl.maximum(tl.minimum(share, R - p * share), 0).to(tl.float32)[:, None]
-        means = tl.load(mean_ptr + (p[:, None] * NORMED + c[None, :]), mask=mask, other=0.0)
-        squares = tl.load(square_ptr + (p[:, None] * NORMED + c[None, :]), mask=mask, other=0.0)
-        before = tl.minimum(start * share, R).to(tl.float32)
-        here = tl.minimum(ROWS * share, R - start * share).to(tl.float32)
-        group_mean = tl.sum(means * count, axis=0) / here
-        apart = tl.where(mask, means - group_mean[None, :], 0.0)
-        step = group_mean - mean
-        mean += step * (here / (before + here))
-        square += tl.sum(squares + apart * apart * count, axis=0) + step * step * (before * here / (before + here))
-    return mean, square
+    p = tl.arange(0, SHARES)
+    count = tl.where(p < P, tl.minimum(share, R - p * share), 0).to(tl.float32)[:, None]
+    means = of_shares(mean_ptr, c, P, NORMED, SHARES)
+    mean = tl.sum(means * count, axis=0) / R
+    apart = means - mean[None, :]
+    return mean, tl.sum(of_shares(square_ptr, c, P, NORMED, SHARES) + apart * apart * count, axis=0)
 
 
 @triton.jit(do_not_specialize=["R", "share", "P", *PARAMETERS, *STATISTICS])
@@ -114,14 +99,14 @@ def normalise_parts(
     weight_q, weight_v, bias_q, bias_v, mean_q, mean_v, var_q, var_v, count_q, count_v,
     R, share, P, eps_q, eps_v, momentum_q, momentum_v,
     FIRST: tl.constexpr, NORMED: tl.constexpr, S: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr, GROUP: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, SHARES: tl.constexpr,
 ):  # fmt: skip
     """Queries and values, normed, and keys, each a tensor of its own; running statistics on the way.
 
     moments [2, NORMED]: mean and 1 / deviation, for the backward. Grid: (columns, programs that share the rows).
     """
     c = tl.program_id(0) * COLS + tl.arange(0, COLS)
-    mean, square = merged_moments(mean_ptr, square_ptr, c, R, share, P, NORMED, GROUP, COLS)
+    mean, square = merged_moments(mean_ptr, square_ptr, c, R, share, P, NORMED, SHARES)
     eps = tl.where(c < FIRST, eps_q, eps_v)
     inverse = 1.0 / tl.sqrt_rn(square / R + eps)
     if tl.program_id(1) == 0:
@@ -182,15 +167,15 @@ def gradients_of_parts(
     x_ptr, dq_ptr, dv_ptr, dk_ptr, dx_ptr, moments_ptr, sum_ptr, product_ptr,
     weight_q, weight_v, dweight_q, dweight_v, dbias_q, dbias_v, R, P,
     FIRST: tl.constexpr, NORMED: tl.constexpr, S: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr, GROUP: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, SHARES: tl.constexpr,
 ):  # fmt: skip
     """The gradient of the whole projection, and of weights and biases. Grid: (columns, programs that share the rows).
 
     dx = weight / deviation * (dy - mean of dy - normed x * mean of (dy * normed x)).
     """
     c = tl.program_id(0) * COLS + tl.arange(0, COLS)
-    total = sum_of_shares(sum_ptr, c, P, NORMED, GROUP, COLS)
-    product = sum_of_shares(product_ptr, c, P, NORMED, GROUP, COLS)
+    total = tl.sum(of_shares(sum_ptr, c, P, NORMED, SHARES), axis=0)
+    product = tl.sum(of_shares(product_ptr, c, P, NORMED, SHARES), axis=0)
     if tl.program_id(1) == 0:
         to_parts(dweight_q, dweight_v, c, product, FIRST, NORMED)
         to_parts(dbias_q, dbias_v, c, total, FIRST, NORMED)

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from . import why_not
 from .launch import multiprocessors, on_device
 
-ROWS, COLUMNS, GROUP = 128, 32, 64
+ROWS, COLUMNS = 128, 32
+SHARES = 128  # of the rows, at most: whoever norms reads the sums of all of them at once, before it begins
 PROGRAMS = 6  # per multiprocessor: all of them bound by memory
 
 
@@ -50,8 +51,8 @@ def normed_parts(product_BNS: Tensor, norms: Sequence[nn.Module | None], sizes: 
 
 
 def shares_of(rows: int, columns: int, device: torch.device) -> tuple[int, int]:
-    """Rows of a share, a multiple of the tile, and shares: the grid fills the chip about once."""
-    programs = max(1, multiprocessors(device) * PROGRAMS // columns)
+    """Rows of a share, a multiple of the tile, and how many shares: as many as fill the chip, or SHARES."""
+    programs = max(1, min(SHARES, multiprocessors(device) * PROGRAMS // columns))
     tiles = -(-rows // ROWS)
     share = -(-tiles // min(programs, tiles)) * ROWS
     return share, -(-rows // share)
@@ -82,7 +83,7 @@ class NormedParts(torch.autograd.Function):
                 first.running_mean, second.running_mean, first.running_var, second.running_var,
                 first.num_batches_tracked, second.num_batches_tracked,
                 rows, share, shares, first.eps, second.eps, first.momentum, second.momentum,
-                GROUP=cast(Any, GROUP), **tile,
+                SHARES=cast(Any, SHARES), **tile,
             )  # fmt: skip
         ctx.save_for_backward(product, weight_q, weight_v, bias_q, bias_v, moments)
         ctx.sizes, ctx.eps = tuple(sizes), (first.eps, second.eps)
@@ -114,7 +115,7 @@ class NormedParts(torch.autograd.Function):
             kernels.gradients_of_parts[(-(-S // COLUMNS), shares)](
                 product, gradients[0], gradients[1], gradients[-1], dx, moments, sums[0], sums[1],
                 weight_q, weight_v, dweight_q, dweight_v, dbias_q, dbias_v, rows, shares,
-                GROUP=cast(Any, GROUP), **tile,
+                SHARES=cast(Any, SHARES), **tile,
             )  # fmt: skip
         return dx, dweight_q, dweight_v, dbias_q, dbias_v, None, None, None
 

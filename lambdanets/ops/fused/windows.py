@@ -142,8 +142,9 @@ def forward(q: Tensor, v: Tensor, c: Tensor | None, table: Tensor, geometry: Geo
     value_tile = min(use.columns, max(16, power_of_two(V)))
     batch_tile = use.columns // value_tile
     reach = (use.rows + geometry.scope[0] - 1, use.width + geometry.scope[1] - 1)
-    # Four above that without a limit, where the tile of heads is the least: 419 us at 28x28x256, 372 with it.
-    registers = {"maxnreg": THREE_PROGRAMS} if q.element_size() == 2 and H <= 8 else {}
+    # Four above that without a limit: 419 us at 28x28x256, 372 with it. Other depths and odd sizes would spill.
+    usual = q.element_size() == 2 and K == 16 and H <= 8 and V % 16 == 0
+    registers = {"maxnreg": THREE_PROGRAMS} if usual else {}
     with on_device(q):
         t = expand_window(table, (use.rows, use.width), reach, (0, 0), depth, q.dtype)
         grid = (-(-B // batch_tile), tiles_of(geometry.query_grid, use), -(-V // value_tile))
