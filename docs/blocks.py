@@ -47,7 +47,6 @@ def engine(result: Row, where: str) -> str:
         f"{used['precision']}: a bare loop {result['bare']:,.0f} images/s ({spans['bare']} over windows), "
         f"ours {result['ours']:,.0f} ({spans['ours']}): {100 * result['overhead']:+.1f}% time"
         f"{f' ({turns[0]} to {turns[-1]} over {len(turns)} turns)' if turns else ''}.\n"
-        + (f"\n{result['note']}\n" if "note" in result else "")
     )
 
 
