@@ -135,7 +135,7 @@ class NormedParts(torch.autograd.Function):
 
 
 def is_batched(gradient: Tensor) -> bool:
-    kinds = torch._C._functorch
+    kinds = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
     return kinds.is_batchedtensor(gradient) or kinds.is_legacy_batchedtensor(gradient)
 
 
