@@ -59,8 +59,7 @@ def is_plain(linear: nn.Module, norm: nn.Module | None) -> bool:
     """Whether reading the weight does what calling the module would do."""
     if type(linear) is not nn.Linear or linear.bias is not None or not isinstance(linear.weight, nn.Parameter):
         return False
-    modules = [linear] if norm is None else [linear, norm]
-    return not any(m._forward_hooks or m._forward_pre_hooks for m in modules)
+    return not norms.is_hooked(linear) and (norm is None or not norms.is_hooked(norm))
 
 
 def project_by_calls(inputs: Tensor, linear: nn.Module, norm: nn.Module | None) -> Tensor:

@@ -304,3 +304,34 @@ def test_reasons():
     assert "dilation" in why_not(DEVICE, torch.float32, 16, 16, 4, dilation=2)
     if CUDA:
         assert "CUDA" in why_not(cpu, torch.float32, 16, 16, 4)
+
+
+@pytest.mark.parametrize("content", ["keys", "given", "none"])
+@pytest.mark.parametrize("grid", [(4, 3), None], ids=["relative", "dense"])
+def test_a_second_derivative(grid, content):
+    """A penalty on gradients (of all inputs) moves every input as in float64 by einsums."""
+    torch.manual_seed(0)
+    intra = 1 if content == "keys" else 2
+    table = (3, 3, 4, intra) if grid else (12, 12, 4, intra)
+    shapes = [(2, 12, 2, 4), (2, 12, 5, intra), {"keys": (2, 12, 4), "given": (2, 4, 5), "none": None}[content], table]
+    inputs = [None if shape is None else torch.randn(shape, device=DEVICE) for shape in shapes]
+
+    def fused(queries, values, third, embeddings):
+        given = (third, None) if content == "given" else (None, third)
+        if grid is None:
+            return fused_dense(queries, values, given[0], embeddings, keys=given[1])
+        return fused_relative(queries, values, given[0], embeddings, grid, grid, keys=given[1])
+
+    def plain(queries, values, third, embeddings):
+        if content == "keys":
+            third = torch.einsum("bmk,bmv->bkv", third.softmax(1), values[..., 0])
+        return oracle(queries, values, third, dense_of(embeddings, grid, grid, 1) if grid else embeddings)
+
+    def penalty(function, dtype):
+        leaves = [None if one is None else one.to(dtype).requires_grad_() for one in inputs]
+        kept = [one for one in leaves if one is not None]
+        first = torch.autograd.grad(function(*leaves).square().sum(), kept, create_graph=True)
+        return torch.autograd.grad(sum(one.square().sum() for one in first), kept)
+
+    for found, right in zip(penalty(fused, torch.float32), penalty(plain, torch.float64), strict=True):
+        assert relative_error(found, right) < 1e-5

@@ -5,6 +5,7 @@ running statistics. Runs as test_fused.py does.
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 from lambdanets import LambdaLayer2d
 from lambdanets.layers import projection
@@ -107,6 +108,62 @@ def test_a_second_derivative():
     torch.testing.assert_close(found, right, rtol=1e-3, atol=1e-3 * right.abs().max().item())
 
 
+def test_a_second_derivative_of_one_part():
+    pair = two_norms((4, 4), torch.float32)
+    product = torch.randn(2, 5, 12, device=DEVICE)
+    pair[1].requires_grad_(False)
+    outputs = norms.normed_parts(product, (*pair, None), (4, 4, 4))
+    (gradient,) = torch.autograd.grad((outputs[0] ** 3).sum(), pair[0].weight, create_graph=True)
+    (found,) = torch.autograd.grad(gradient.sum(), pair[0].weight)
+    normed = (outputs[0].detach() - pair[0].bias) / pair[0].weight
+    torch.testing.assert_close(found, (6 * outputs[0] * normed**2).sum((0, 1)), rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_in_batches():
+    pair = two_norms((4, 4), torch.float32)
+    product = torch.randn(2, 5, 12, device=DEVICE, requires_grad=True)
+    whole = torch.cat(norms.normed_parts(product, (*pair, None), (4, 4, 4)), -1)
+    several = torch.randn(3, *whole.shape, device=DEVICE)
+    wanted = [product, pair[0].weight, pair[1].bias]
+    right = [torch.autograd.grad(whole, wanted, one, retain_graph=True) for one in several]
+    batched = torch.autograd.grad(whole, wanted, several, is_grads_batched=True, retain_graph=True)
+    mapped = torch.vmap(lambda one: torch.autograd.grad(whole, wanted, one, retain_graph=True))(several)
+    for i, exact in enumerate(zip(*right, strict=True)):
+        torch.testing.assert_close(batched[i], torch.stack(exact), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(mapped[i], torch.stack(exact), rtol=1e-4, atol=1e-5)
+
+
+def test_forward_mode_is_torch_s():
+    layer = LambdaLayer2d(8, heads=2, key_depth=4, position=False, device=DEVICE, backend="fused")
+    x = torch.randn(2, 8, 3, 3, device=DEVICE)
+    with forward_ad.dual_level():
+        found = forward_ad.unpack_dual(layer(forward_ad.make_dual(x, torch.randn_like(x)))).tangent
+    assert found is not None
+    assert found.isfinite().all()
+
+
+@pytest.mark.parametrize("which", ["to_queries", "norm_values"])
+def test_every_kind_of_hook_is_called(which):
+    x = torch.randn(2, 8, 3, 3, device=DEVICE, requires_grad=True)
+    for kind in ("forward_pre", "forward", "full_backward_pre", "full_backward"):
+        layer = LambdaLayer2d(8, heads=2, key_depth=4, scope=3, device=DEVICE, backend="fused")
+        calls = []
+        getattr(layer.get_submodule(which), f"register_{kind}_hook")(lambda *a, calls=calls: calls.append(1))
+        layer(x).sum().backward()
+        assert calls == [1], kind
+
+
+@pytest.mark.parametrize("which", ["to_queries", "norm_values"])
+def test_a_forward_put_on_a_module_is_called(which):
+    """As libraries do that move weights to the device only while they are used."""
+    layer = LambdaLayer2d(8, heads=2, key_depth=4, scope=3, device=DEVICE, backend="fused")
+    module, calls = layer.get_submodule(which), []
+    usual = module.forward
+    module.forward = lambda *a: calls.append(1) or usual(*a)
+    layer(torch.randn(2, 8, 3, 3, device=DEVICE))
+    assert calls == [1]
+
+
 def test_the_layer_trains_by_them(monkeypatch):
     """A step through the layer, against the same layer by plain torch in float64."""
     calls = []
@@ -142,11 +199,19 @@ def uncounted(pair):
     pair[0].num_batches_tracked = None
 
 
+def strided(pair):  # as functional_call may give them, from a stack of several networks
+    pair[0].weight = nn.Parameter(torch.rand(4, 3, device=DEVICE)[:, 1])
+
+
+def strided_statistics(pair):
+    pair[1].running_var = torch.rand(4, 3, device=DEVICE)[:, 1]
+
+
 def synchronised(pair):
     pair[1] = nn.SyncBatchNorm.convert_sync_batchnorm(pair[1])
 
 
-@pytest.mark.parametrize("change", [frozen, hooked, cumulative, uncounted, synchronised])
+@pytest.mark.parametrize("change", [frozen, hooked, cumulative, uncounted, strided, strided_statistics, synchronised])
 def test_other_norms_are_called_as_the_modules_they_are(change):
     product, pair = torch.randn(2, 9, 12, device=DEVICE), two_norms((4, 4), torch.float32)
     assert norms.takes(product, (*pair, None))

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from . import why_not
 from .launch import multiprocessors, on_device
@@ -26,6 +27,8 @@ def takes(product_BNS: Tensor, norms: Sequence[nn.Module | None]) -> bool:
         return False
     if type(product_BNS) is not Tensor or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False  # the compiler fuses batch norm by itself
+    if forward_ad._current_level >= 0:  # kernels have gradients only
+        return False
     if not product_BNS.is_contiguous() or product_BNS.shape[0] * product_BNS.shape[1] < 2:
         return False
     return all(map(is_plain, norms[:2])) and why_not(product_BNS.device, product_BNS.dtype, 1, 1, 1) is None
@@ -35,9 +38,16 @@ def is_plain(norm: nn.Module | None) -> bool:
     """A batch norm that takes this batch's statistics, learns, and keeps a running average with a fixed momentum."""
     if type(norm) is not nn.BatchNorm2d or not norm.training or not norm.affine or norm.momentum is None:
         return False
-    if norm.running_mean is None or norm.num_batches_tracked is None:
+    if norm.running_mean is None or norm.running_var is None or norm.num_batches_tracked is None:
         return False
-    return not norm._backward_hooks and not norm._backward_pre_hooks
+    vectors = (norm.weight, norm.bias, norm.running_mean, norm.running_var)  # of functional_call they may be slices
+    return all(vector.is_contiguous() for vector in vectors) and not is_hooked(norm)
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Whether somebody wants to know when this module is called, or has put a forward of their own on it."""
+    hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return any(hooks) or "forward" in vars(module)
 
 
 def normed_parts(product_BNS: Tensor, norms: Sequence[nn.Module | None], sizes: Sequence[int]) -> list[Tensor]:
@@ -92,11 +102,15 @@ class NormedParts(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *gradients):
         product, weight_q, weight_v, bias_q, bias_v, moments = ctx.saved_tensors
-        if torch.is_grad_enabled():  # create_graph=True: by what torch can differentiate again
-            inputs = [product, weight_q, weight_v, bias_q, bias_v]
-            outputs = plain_parts(product, (weight_q, weight_v), (bias_q, bias_v), ctx.eps, ctx.sizes)
+        # create_graph=True, is_grads_batched=True, torch.vmap: by what torch can differentiate again, and in batches
+        if torch.is_grad_enabled() or any(map(is_batched, gradients)):
+            again, inputs = torch.is_grad_enabled(), [product, weight_q, weight_v, bias_q, bias_v]
+            with torch.enable_grad():
+                parts = plain_parts(product, (weight_q, weight_v), (bias_q, bias_v), ctx.eps, ctx.sizes)
             wanted = [one for one, needed in zip(inputs, ctx.needs_input_grad, strict=False) if needed]
-            found = iter(torch.autograd.grad(outputs, wanted, gradients, create_graph=True))
+            pairs = [pair for pair in zip(parts, gradients, strict=True) if pair[0].requires_grad]  # others are frozen
+            outputs, upstream = zip(*pairs, strict=True)
+            found = iter(torch.autograd.grad(outputs, wanted, upstream, create_graph=again))
             return (*(next(found) if needed else None for needed in ctx.needs_input_grad[:5]), None, None, None)
         from . import norm_kernels as kernels
 
@@ -118,6 +132,11 @@ class NormedParts(torch.autograd.Function):
                 SHARES=cast(Any, SHARES), **tile,
             )  # fmt: skip
         return dx, dweight_q, dweight_v, dbias_q, dbias_v, None, None, None
+
+
+def is_batched(gradient: Tensor) -> bool:
+    kinds = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    return kinds.is_batchedtensor(gradient) or kinds.is_legacy_batchedtensor(gradient)
 
 
 def plain_parts(

@@ -99,6 +99,22 @@ def fused_backward(
     return dq, dv, dk, dc, de
 
 
+def plain_output(
+    queries: Tensor, values: Tensor, keys: Tensor | None, content: Tensor | None, embeddings: Tensor,
+    query_grid: Sequence[int], context_grid: Sequence[int], stride: int,
+) -> Tensor:  # fmt: skip
+    """What `fused` gives, by torch."""
+    from lambdanets.ops import Dense, Relative, lambda_op
+
+    positions = Relative(embeddings, query_grid, context_grid, stride=stride) if query_grid else Dense(embeddings)
+    values_BMVU = values.unflatten(1, (-1, embeddings.shape[-1])).transpose(2, 3)
+    keys_BMKU = None if keys is None else keys.unsqueeze(3)
+    output = lambda_op(queries, keys_BMKU, values_BMVU, positions, content=keys is not None, backend="gemm")
+    if content is None:
+        return output
+    return output + torch.einsum("bnhk,bkv->bnhv", queries.float(), content.float()).to(output.dtype)
+
+
 class Fused(torch.autograd.Function):
     """Keeps its inputs, and of keys the content lambda and its norm, which are small."""
 
@@ -118,6 +134,12 @@ class Fused(torch.autograd.Function):
         if gradient is None:
             return (None,) * 8
         needs = list(ctx.needs_input_grad[:5])
+        if torch.is_grad_enabled():  # create_graph=True: by what torch can differentiate again
+            queries, values, keys, content, _, embeddings = ctx.saved_tensors
+            inputs = (queries, values, keys, content if keys is None else None, embeddings)
+            wanted = [one for one, need in zip(inputs, needs, strict=True) if need and one is not None]
+            again = iter(torch.autograd.grad(plain_output(*inputs, *ctx.grids), wanted, gradient, create_graph=True))
+            return (*(next(again) if need else None for need in needs), None, None, None)
         found = fused_backward(gradient, *ctx.saved_tensors, *ctx.grids, needs)
         return (*(one if need else None for one, need in zip(found, needs, strict=True)), None, None, None)
 
