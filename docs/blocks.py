@@ -20,7 +20,8 @@ def comparison(result: Row, where: str) -> str:
         titles = (
             "| network | runs | top-1, mean | spread | beside convolution (95%) | parameters | images/s | settings |\n"
         )
-        lines.append(f"\nValidation images, {final[0]['epochs']:g} epochs, several seeds:\n\n{titles}")
+        batch = f" of batches of {final[0]['batch_size']}" if "batch_size" in final[0] else ""
+        lines.append(f"\nValidation images, {final[0]['epochs']:g} epochs{batch}, several seeds:\n\n{titles}")
         lines.append("| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |\n")
         lines += [f"| {' | '.join([name, *contest.cells(name, rows)])} |\n" for name, rows in found.items() if rows]
     trials = [row for row in result["rows"] if row["phase"] == "tuning"]

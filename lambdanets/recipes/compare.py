@@ -37,8 +37,8 @@ class Trial:
     embedding_std: float | None = None
 
 
-# Four trials each: an equal budget. Where there are position embeddings, their size takes the place of weight decay.
-RATES = (0.05, 0.1)  # 0.2 is too much for all of them (benchmarks/results/compare-imagenette-first.json)
+# Six trials each: an equal budget. Where there are position embeddings, their size takes the place of weight decay.
+RATES = (0.05, 0.1, 0.2)
 PLAIN = tuple(Trial(rate, decay) for rate in RATES for decay in (5e-4, 1e-3))
 WITH_EMBEDDINGS = tuple(Trial(rate, 5e-4, std) for rate in RATES for std in (1.0, 0.02))
 
@@ -75,7 +75,7 @@ Name = Literal["convolution", "se", "CCLL", "LLLL", "axial"]
 class Compare:
     """Which network learns best? Trains several with one recipe, tunes each alike, and repeats with other seeds.
 
-    First four trials of each network on 90% of the training images, judged by the other 10%; then the best trial on all
+    First six trials of each network on 90% of the training images, judged by the other 10%; then the best trial on all
     of them, once for each seed, judged by the validation images. What is done is never done again: the same command
     goes on where it was stopped.
     """
@@ -92,6 +92,8 @@ class Compare:
     """Of the final runs; by default the recipe's."""
     tuning_epochs: Annotated[float | None, optional("N")] = None
     """Of the trials; by default half as many. 0: no tuning, the first trial of each network is taken."""
+    batch_size: Annotated[int | None, optional("N")] = None
+    """Images of a step; by default the recipe's. Rates stay rates for 256 images."""
     minutes: Annotated[float | None, optional("MINUTES")] = None
     """Start no further run after this long."""
     device: Annotated[str | None, optional("DEVICE")] = None
@@ -112,6 +114,7 @@ class Compare:
         data = replace(base.data, path=self.data, workers=self.workers, cache="memory")
         base = replace(base, data=data, device=self.device, compile=self.compile, checkpoint_minutes=1e6)
         base = replace(base, epochs=base.epochs if self.epochs is None else self.epochs)
+        base = replace(base, batch_size=base.batch_size if self.batch_size is None else self.batch_size)
         contest = Contest.open(self.out, base, {name: CONTESTANTS[name] for name in self.networks})
         tuning = base.epochs / 2 if self.tuning_epochs is None else self.tuning_epochs
         contest.check(tuning)
@@ -137,12 +140,15 @@ class Contest:
         return cls(folder, base, contestants, rows)
 
     def check(self, tuning_epochs: float) -> None:
-        """Rows of runs of another length would be compared with, or chosen among, those of this one."""
-        for phase, epochs in (("final", self.base.epochs), ("tuning", tuning_epochs or None)):
-            for row in self.rows:
-                if row["phase"] == phase and epochs is not None and row["epochs"] != epochs:
+        """Rows of runs of another length or batch would be compared with, or chosen among, those of this one."""
+        for phase, epochs in (("final", self.base.epochs), ("tuning", tuning_epochs)):
+            wanted = {"epochs": epochs, "batch_size": self.base.batch_size}
+            for row in self.rows if epochs else ():
+                wrong = [n for n in wanted if row["phase"] == phase and row.get(n, wanted[n]) != wanted[n]]
+                if wrong:
+                    found, asked = (" and ".join(f"{n} {rows[n]:g}" for n in wrong) for rows in (row, wanted))
                     raise ValueError(
-                        f"{self.folder} has {phase} runs of {row['epochs']:g} epochs, and {epochs:g} are asked for: "
+                        f"{self.folder} has {phase} runs with {found}, asked for is {asked}: "
                         f"give those, or another --out"
                     )
 
@@ -206,6 +212,7 @@ class Contest:
             "settings": vars(trial),
             "seed": seed,
             "epochs": config.epochs,
+            "batch_size": config.batch_size,
             **{key: scores[key] for key in ("top1", "top5", "loss") if key in scores},
             "parameters": log.start["parameters"],
             "examples_per_second": sorted(rates)[len(rates) // 2],

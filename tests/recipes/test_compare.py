@@ -73,10 +73,13 @@ def test_runs_of_another_length_are_not_compared(base, tmp_path):
     again = Contest.open(tmp_path, base, SMALL)
     again.check(FEW_STEPS)
     again.check(0)  # no trials: none to choose among
-    with pytest.raises(ValueError, match=r"tuning runs of .* epochs, and 3 are asked for"):
+    with pytest.raises(ValueError, match=r"tuning runs with epochs 0.*, asked for is epochs 3"):
         again.check(3.0)
-    with pytest.raises(ValueError, match=r"final runs of .* epochs, and 7 are asked for"):
+    with pytest.raises(ValueError, match=r"final runs with epochs 0.*, asked for is epochs 7"):
         Contest.open(tmp_path, replace(base, epochs=7.0), SMALL).check(FEW_STEPS)
+    other = replace(base, batch_size=base.batch_size * 2)
+    with pytest.raises(ValueError, match=rf"runs with batch_size {base.batch_size}, asked for .* {other.batch_size}"):
+        Contest.open(tmp_path, other, SMALL).check(FEW_STEPS)
 
 
 def test_images_to_judge_by_are_there_before_anything_is_trained(tmp_path, capsys):
