@@ -42,12 +42,12 @@ def engine(result: Row, where: str) -> str:
     """What `lambdanets bench engine` wrote."""
     used = result["settings"]
     spans = {name: f"{min(rates):,.0f} to {max(rates):,.0f}" for name, rates in result["windows"].items()}
-    turns = [f"{100 * overhead:+.1f}" for overhead in sorted(result.get("overhead_of_turns", []))]
+    quartiles = " to ".join(f"{100 * one:+.1f}" for one in result.get("overhead_quartiles", []))
     return (
         f"{where}; ResNet-50 {used['placement']} at {used['image_size']} pixels, batch {used['batch']}, "
         f"{used['precision']}: a bare loop {result['bare']:,.0f} images/s ({spans['bare']} over windows), "
         f"ours {result['ours']:,.0f} ({spans['ours']}): {100 * result['overhead']:+.1f}% time"
-        f"{f' ({turns[0]} to {turns[-1]} over {len(turns)} turns)' if turns else ''}.\n"
+        f"{f' (half of the turns {quartiles})' if quartiles else ''}.\n"
     )
 
 

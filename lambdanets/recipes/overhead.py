@@ -3,10 +3,10 @@
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
@@ -24,7 +24,7 @@ from lambdanets.train.task import Share
 if TYPE_CHECKING:
     from lambdanets.train.classify import Classify
 
-WINDOW = 20  # steps that are timed together: at the end of each window the host waits for the device
+WINDOW = 20  # steps of one loop that are timed together; then it is the other's turn
 
 
 @dataclass(frozen=True)
@@ -32,23 +32,24 @@ class BenchEngine:
     """The training loop against a bare one: the same network, images and augmentation, in turns, in one run.
 
     The bare loop moves a batch to the device, computes the loss, and takes a step of SGD. Ours also averages the
-    weights, undoes steps that are not finite, sums up what the log says, and can resume to the last bit.
+    weights, undoes steps that are not finite, sums up what the log says, and can resume to the last bit. Both live in
+    one process and take turns of 20 steps: what else changes the machine's speed changes it for both.
     """
 
     data: str
     """Images, as `lambdanets train --data.path` takes them."""
     placement: str = "CCLL"
     """Of the ResNet-50 of the `imagenette` recipe: CCCC for convolutions alone."""
-    steps: int = 200
-    """Timed in each of the turns, after as many as one window to warm up."""
-    turns: int = 4
-    """How often both loops run, one after the other; every other time ours comes first."""
+    turns: int = 20
+    """Of each loop, 20 steps long, after one to warm up."""
     batch: Annotated[int | None, optional("N")] = None
     """Images of a step; by default the recipe's."""
+    image_size: Annotated[int | None, optional("PIXELS")] = None
+    """By default the recipe's."""
     compile: bool = False
     """torch.compile, for both."""
     workers: Annotated[int | None, optional("N")] = None
-    """Processes that read images."""
+    """Processes that read images, for each of the loops."""
     device: Annotated[str | None, optional("DEVICE")] = None
     """cpu or cuda; by default a GPU if there is one."""
     output: Path = Path("benchmarks/results/engine.json")
@@ -56,88 +57,98 @@ class BenchEngine:
 
     def run(self) -> int:
         base = imagenette()
+        size = base.model.image_size if self.image_size is None else self.image_size
         base = replace(
             base,
-            model=replace(base.model, placement=self.placement),
+            model=replace(base.model, placement=self.placement, image_size=size),
             data=replace(base.data, path=self.data, cache="memory", workers=self.workers),
             batch_size=base.batch_size if self.batch is None else self.batch,
             compile=self.compile,
             device=self.device,
         )
-        result = compare_loops(base, self.steps, self.turns)
+        result = compare_loops(base, self.turns)
         self.output.parent.mkdir(parents=True, exist_ok=True)
         self.output.write_text(json.dumps(result, indent=1) + "\n")
+        low, high = result["overhead_quartiles"]
         Console(highlight=False).print(
-            f"bare loop {result['bare']:,.0f} images/s, ours {result['ours']:,.0f}: "
-            f"{100 * result['overhead']:.1f}% overhead, by turns {100 * median(result['overhead_of_turns']):.1f}% "
-            f"({100 * min(result['overhead_of_turns']):.1f} to {100 * max(result['overhead_of_turns']):.1f}). "
-            f"Written to {self.output}",
+            f"bare loop {result['bare']:,.0f} images/s, ours {result['ours']:,.0f}: {100 * result['overhead']:.1f}% "
+            f"overhead (half of the turns {100 * low:.1f} to {100 * high:.1f}). Written to {self.output}",
             soft_wrap=True,
         )
         return 0
 
 
-class Clock:
-    """Images per second of every window but the first, which warms up. Both loops are timed by this."""
+class Turns:
+    """After every turn of our loop, one of the bare loop; images per second of both. The first pair warms up."""
 
-    def __init__(self, images: int, device: torch.device) -> None:
-        self.images, self.device = images, device
-        self.steps, self.began = 0, 0.0
-        self.rates: list[float] = []
+    def __init__(self, images: int, device: torch.device, bare: Iterator[None]) -> None:
+        self.images, self.device, self.bare = images, device, bare
+        self.steps, self.began = 0, time.perf_counter()
+        self.rates: dict[str, list[float]] = {"bare": [], "ours": []}
 
-    def tick(self) -> None:
-        """After a step."""
-        self.steps += 1
-        if self.steps % WINDOW:
+    def watch(self, record: dict[str, Any]) -> None:
+        """Is told of every step that our loop has taken."""
+        if record["event"] != "tick":
             return
+        self.steps += 1
+        if self.steps % WINDOW == 0:
+            self.over("ours")
+            for _ in range(WINDOW):
+                next(self.bare)
+            self.over("bare")
+
+    def over(self, name: str) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         now = time.perf_counter()
         if self.steps > WINDOW:
-            self.rates.append(WINDOW * self.images / (now - self.began))
+            self.rates[name].append(WINDOW * self.images / (now - self.began))
         self.began = now
 
 
-def compare_loops(base: TrainConfig, steps: int, turns: int) -> dict[str, Any]:
-    """Images per second of both loops, medians of windows over all turns, and what ours takes longer."""
-    if steps < WINDOW or turns < 1:
-        raise ValueError(f"{steps} steps in {turns} turns: at least {WINDOW} steps in one turn can be timed")
+def compare_loops(base: TrainConfig, turns: int) -> dict[str, Any]:
+    """Images per second of both loops, medians over their turns, and what ours takes longer than its neighbour."""
+    from lambdanets.train.classify import Classify
+
+    if turns < 2:
+        raise ValueError(f"{turns} turns: at least 2 can be compared")
     device = chosen_device(base.device)
-    if device.type == "cuda":
-        torch.backends.cudnn.benchmark = True  # as ours does: the bare loop of the first turn has it too
     base = replace(base, log_every=WINDOW, evaluate_every=10**6, micro_batch=base.batch_size, checkpoint_minutes=1e6)
-    loops: dict[str, Callable[[TrainConfig, int, Clock], None]] = {"bare": run_bare, "ours": run_ours}
-    found: dict[str, list[float]] = {"bare": [], "ours": []}
-    overhead_of_turns = []
-    for turn in range(turns):
-        rates = {}
-        for name in ("bare", "ours") if turn % 2 == 0 else ("ours", "bare"):  # what drifts with time cancels
-            clock = Clock(base.batch_size, device)
-            loops[name](base, (1 + steps // WINDOW) * WINDOW, clock)
-            rates[name] = clock.rates
-            found[name] += clock.rates
-        overhead_of_turns.append(median(rates["bare"]) / median(rates["ours"]) - 1)
-    bare, ours = median(found["bare"]), median(found["ours"])
+    steps = (1 + turns) * WINDOW
+    bare = bare_steps(base, device)
+    taken = Turns(base.batch_size, device, bare)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            task = Classify(base)
+            epochs = steps / (task.examples // base.batch_size)
+            result = fit(task, replace(base, epochs=epochs, out=Path(folder)), watch=taken.watch)
+    finally:
+        bare.close()
+    if not result.finished:
+        raise ValueError(f"{result.stopped_by} stopped it at step {result.step} of {steps}: nothing is compared")
+    found = taken.rates
+    overheads = [theirs / ours - 1 for theirs, ours in zip(found["bare"], found["ours"], strict=True)]
+    low, middle, high = quantiles(overheads, n=4, method="inclusive")
     settings = {"placement": base.model.placement, "batch": base.batch_size, "precision": base.precision}
-    settings |= {"image_size": base.model.size, "compile": base.compile, "steps": steps, "turns": turns}
+    settings |= {"image_size": base.model.size, "compile": base.compile, "steps": WINDOW, "turns": turns}
     return {
         "name": "engine",
         **describe(device),
         "settings": settings,
-        "bare": bare,
-        "ours": ours,
-        "overhead": bare / ours - 1,
-        "overhead_of_turns": overhead_of_turns,
+        "bare": median(found["bare"]),
+        "ours": median(found["ours"]),
+        "overhead": middle,
+        "overhead_quartiles": [low, high],
         "windows": found,
     }
 
 
-def run_bare(config: TrainConfig, steps: int, clock: Clock) -> None:
-    """A loop that does the least that training needs."""
+def bare_steps(config: TrainConfig, device: torch.device) -> Generator[None]:
+    """A loop that does the least that training needs, one step after the other."""
     from lambdanets.train.classify import Classify
 
     torch.manual_seed(config.seed)
-    task, device = Classify(config), clock.device
+    task = Classify(config)
     network = task.model().to(device)
     network = network.to(memory_format=torch.channels_last) if config.channels_last else network  # pyright: ignore
     if config.compile:
@@ -148,14 +159,14 @@ def run_bare(config: TrainConfig, steps: int, clock: Clock) -> None:
     )
     batches = endless(task, config)
     try:
-        for _ in range(steps):
+        while True:
             batch = moved(next(batches), device)
             with autocast(config.precision, device):
                 outcome = task.loss(network, batch)
             outcome.loss.backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            clock.tick()
+            yield
     finally:
         batches.close()
         task.close()
@@ -171,19 +182,3 @@ def endless(task: "Classify", config: TrainConfig) -> Any:
             epoch += 1
 
     return batches()
-
-
-def run_ours(config: TrainConfig, steps: int, clock: Clock) -> None:
-    """The loop that trains."""
-    from lambdanets.train.classify import Classify
-
-    def watch(record: dict[str, Any]) -> None:
-        if record["event"] == "tick":
-            clock.tick()
-
-    with tempfile.TemporaryDirectory() as folder:
-        task = Classify(config)
-        epochs = steps / (task.examples // config.batch_size)
-        result = fit(task, replace(config, epochs=epochs, out=Path(folder)), watch=watch)
-    if not result.finished:
-        raise ValueError(f"{result.stopped_by} stopped a run at step {result.step} of {steps}: nothing is compared")
