@@ -212,11 +212,11 @@ def from_pretrained(source: str | Path, **arguments: Any) -> "Network":
 
     `arguments` change it, or are those of the hub's own `from_pretrained`: HUB_OPTIONS.
     """
-    from lambdanets.models.registry import create_model
+    from lambdanets.models.registry import create_model, with_placement
 
     hub_options = {name: arguments.pop(name) for name in HUB_OPTIONS if name in arguments}
     data = read_description(source, **hub_options)
-    network = create_model(data["name"], **{**data["arguments"], **arguments})
+    network = create_model(data["name"], **{**with_placement(data["name"], data["arguments"]), **arguments})
     load_weights(network, source, **hub_options)
     network.card = Card.from_json(data)
     return network

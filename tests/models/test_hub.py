@@ -37,6 +37,19 @@ def test_round_trip_of_a_folder(case: str, tmp_path: Path) -> None:
         assert torch.equal(again(x), network(x))
 
 
+@pytest.mark.parametrize("said", [True, False], ids=["as we write it", "as we wrote it once"])
+def test_loading_warns_of_nothing_that_the_file_asked_for(said: bool, tmp_path: Path, recwarn) -> None:
+    arguments = dict(placement="CCCC", embedding_std=0.02, widths=(4, 4, 8, 8), depths=(1, 1, 1, 1), num_classes=3)
+    folder = create_model("resnet26", **arguments).save_pretrained(tmp_path)
+    description = json.loads((folder / "config.json").read_text())
+    if not said:
+        del description["lambdanets"]["arguments"]["placement"]
+        (folder / "config.json").write_text(json.dumps(description))
+    assert from_pretrained(folder).config.embedding_std == 0.02
+    create_model("resnet26", **description["model_args"])  # as timm calls it
+    assert not recwarn.list
+
+
 @pytest.mark.parametrize("case", SMALL)
 def test_round_trip_of_a_state_dict(case: str, tmp_path: Path) -> None:
     network, x = small(case).eval(), images(case)
