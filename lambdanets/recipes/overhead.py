@@ -13,7 +13,7 @@ import torch
 from rich.console import Console
 
 from lambdanets.measure.machine import describe
-from lambdanets.options import chosen_device, optional
+from lambdanets.options import BENCHES, chosen_device, optional
 from lambdanets.recipes.small import imagenette
 from lambdanets.train.config import TrainConfig
 from lambdanets.train.loop import fit
@@ -51,7 +51,7 @@ class BenchEngine:
     """Processes that read images."""
     device: Annotated[str | None, optional("DEVICE")] = None
     """cpu or cuda; by default a GPU if there is one."""
-    output: Path = Path("benchmarks/results/engine.json")
+    output: Path = BENCHES / "engine.json"
     """The JSON file."""
 
     def run(self) -> int:
