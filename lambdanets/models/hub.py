@@ -21,6 +21,7 @@ from torch import Tensor
 
 from lambdanets.files import whole_path
 from lambdanets.models.config import as_tuples
+from lambdanets.models.shared import complete_shared
 
 if TYPE_CHECKING:
     from lambdanets.models.network import Network
@@ -251,6 +252,7 @@ def load_weights(network: "Network", source: str | Path, **hub_options: Any) -> 
     ]
     if wrong:
         raise ValueError(f"{path} does not fit {network.name}: {shorten(wrong)}")
+    complete_shared(network, state)
     result = network.load_state_dict(state, strict=False)
     if result.missing_keys or result.unexpected_keys:
         raise ValueError(

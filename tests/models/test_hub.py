@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import nn
 
 from lambdanets.layers import LambdaLayer2d
@@ -95,6 +95,31 @@ def test_shared_positions_are_stored_once_and_stay_shared(tmp_path: Path) -> Non
     assert last[0] is not None
     expected = network.state_dict()["layer4.0.conv2.positions.table"]
     assert torch.equal(last[0].table, expected)
+
+
+@pytest.mark.parametrize("kind", ["network", "backbone", "inside another module"])
+def test_safetensors_own_functions_read_and_write_shared_positions(kind: str, tmp_path: Path) -> None:
+    def make() -> nn.Module:
+        torch.manual_seed(len(made))
+        name, arguments = SMALL["lambda_resnet"]
+        network = create_model(name, features_only=kind == "backbone", **arguments)
+        made.append(nn.Sequential(network) if kind == "inside another module" else network)
+        return made[-1]
+
+    made: list[nn.Module] = []
+    file = tmp_path / "weights.safetensors"
+    save_model(make(), str(file))
+    if kind == "inside another module":
+        make().load_state_dict(load_file(file))
+    else:
+        assert load_model(make(), file) == (set(), [])
+        state = load_file(file)
+        del state[next(name for name in state if name.endswith("to_values.weight"))]
+        save_file(state, file)
+        with pytest.raises(RuntimeError, match=r"Missing key\(s\) in state_dict: \"\S+to_values.weight\"$"):
+            load_model(make(), file)
+    for name, tensor in made[0].state_dict().items():
+        assert torch.equal(made[1].state_dict()[name], tensor), name
 
 
 def test_arguments_are_the_changes_and_follow_the_classifier(tmp_path: Path) -> None:
