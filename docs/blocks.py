@@ -42,9 +42,10 @@ def engine(result: Row, where: str) -> str:
     used = result["settings"]
     spans = {name: f"{min(rates):,.0f} to {max(rates):,.0f}" for name, rates in result["windows"].items()}
     turns = [f"{100 * overhead:+.1f}" for overhead in sorted(result.get("overhead_of_turns", []))]
+    compiled = ", compiled" if used["compile"] else ""
     return (
         f"{where}; ResNet-50 {used['placement']} at {used['image_size']} pixels, batch {used['batch']}, "
-        f"{used['precision']}: a bare loop {result['bare']:,.0f} images/s ({spans['bare']} over windows), "
+        f"{used['precision']}{compiled}: a bare loop {result['bare']:,.0f} images/s ({spans['bare']} over windows), "
         f"ours {result['ours']:,.0f} ({spans['ours']}): {100 * result['overhead']:+.1f}% time"
         f"{f' ({turns[0]} to {turns[-1]} over {len(turns)} turns)' if turns else ''}.\n"
     )

@@ -1,6 +1,7 @@
 """`lambdanets bench engine`: what the training loop costs beside a bare one with the same network and images."""
 
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -12,13 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 from rich.console import Console
 
+from lambdanets.files import whole_path
 from lambdanets.measure.machine import describe
-from lambdanets.options import BENCHES, chosen_device, optional
+from lambdanets.options import BENCHES, check_positive, chosen_device, optional
 from lambdanets.recipes.small import imagenette
 from lambdanets.train.config import TrainConfig
 from lambdanets.train.loop import fit
 from lambdanets.train.precision import autocast
 from lambdanets.train.prefetch import moved
+from lambdanets.train.signals import SIGNAL_STATUS, Terminated, sigterm_interrupts
 from lambdanets.train.task import Share
 
 if TYPE_CHECKING:
@@ -45,6 +48,8 @@ class BenchEngine:
     """How often both loops run, one after the other; every other time ours comes first."""
     batch: Annotated[int | None, optional("N")] = None
     """Images of a step; by default the recipe's."""
+    image_size: Annotated[int | None, optional("PIXELS")] = None
+    """Of the images; by default the recipe's. Larger ones leave the device more to do in each step."""
     compile: bool = False
     """torch.compile, for both."""
     workers: Annotated[int | None, optional("N")] = None
@@ -55,18 +60,26 @@ class BenchEngine:
     """The JSON file."""
 
     def run(self) -> int:
+        check_positive(image_size=self.image_size)
         base = imagenette()
+        size = base.model.image_size if self.image_size is None else self.image_size
         base = replace(
             base,
-            model=replace(base.model, placement=self.placement),
+            model=replace(base.model, placement=self.placement, image_size=size),
             data=replace(base.data, path=self.data, cache="memory", workers=self.workers),
             batch_size=base.batch_size if self.batch is None else self.batch,
             compile=self.compile,
             device=self.device,
         )
-        result = compare_loops(base, self.steps, self.turns)
-        self.output.parent.mkdir(parents=True, exist_ok=True)
-        self.output.write_text(json.dumps(result, indent=1) + "\n")
+        try:
+            with sigterm_interrupts():
+                result = compare_loops(base, self.steps, self.turns)
+        except KeyboardInterrupt as stop:
+            name = "SIGTERM" if isinstance(stop, Terminated) else "SIGINT"
+            print(f"lambdanets: {name} ended the measurement: nothing is written to {self.output}", file=sys.stderr)
+            return SIGNAL_STATUS[name]
+        with whole_path(self.output) as part:
+            part.write_text(json.dumps(result, indent=1) + "\n")
         Console(highlight=False).print(
             f"bare loop {result['bare']:,.0f} images/s, ours {result['ours']:,.0f}: "
             f"{100 * result['overhead']:.1f}% overhead, by turns {100 * median(result['overhead_of_turns']):.1f}% "
@@ -184,6 +197,5 @@ def run_ours(config: TrainConfig, steps: int, clock: Clock) -> None:
     with tempfile.TemporaryDirectory() as folder:
         task = Classify(config)
         epochs = steps / (task.examples // config.batch_size)
-        result = fit(task, replace(config, epochs=epochs, out=Path(folder)), watch=watch)
-    if not result.finished:
-        raise ValueError(f"{result.stopped_by} stopped a run at step {result.step} of {steps}: nothing is compared")
+        # A run that a signal ends has nothing to save here.
+        fit(task, replace(config, epochs=epochs, out=Path(folder)), watch=watch, listen=False)

@@ -1,5 +1,6 @@
 """The benchmark of the training loop runs both loops and compares like with like. Nothing here times anything."""
 
+import json
 import signal
 from dataclasses import replace
 from statistics import median
@@ -8,6 +9,9 @@ import pytest
 
 from lambdanets.cli import main
 from lambdanets.recipes import debug, overhead
+from lambdanets.train.classify import Classify
+from lambdanets.train.engine import Engine
+from lambdanets.train.signals import SIGNAL_STATUS
 
 
 @pytest.fixture
@@ -45,17 +49,52 @@ def test_turns_alternate_and_both_take_as_many_steps(config, monkeypatch):
     assert calls == [(name, 6) for name in ("bare", "ours", "ours", "bare", "bare", "ours")]
 
 
-def test_a_run_that_is_stopped_is_no_result(config, monkeypatch):
-    tick = overhead.Clock.tick
+def then_signal(function, name, when=lambda *a: True):
+    def run(*arguments, **options):
+        result = function(*arguments, **options)
+        if when(*arguments):
+            signal.raise_signal(getattr(signal, name))
+        return result
 
-    def stop(clock):
-        tick(clock)
-        if clock.steps == 3 and signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:  # the loop that listens
-            signal.raise_signal(signal.SIGTERM)
+    return run
 
-    monkeypatch.setattr(overhead.Clock, "tick", stop)
-    with pytest.raises(ValueError, match="SIGTERM stopped a run at step 3 of 6"):
-        overhead.compare_loops(config, steps=4, turns=1)
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("moment", ["bare loop", "start of ours", "ours", "evaluation at the end of ours", "between"])
+def test_a_signal_ends_it_there_with_a_sentence(moment, name, config, tmp_path, monkeypatch, capsys):
+    calls = []  # of what must not run after the signal
+    usual = overhead.run_ours, overhead.Clock.tick
+    monkeypatch.setattr(overhead, "imagenette", lambda: config)
+    monkeypatch.setattr(overhead, "run_ours", lambda *a: calls.append("ours") or usual[0](*a))
+    monkeypatch.setattr(overhead.Clock, "tick", lambda clock: calls.append("step") or usual[1](clock))
+    if moment == "between":
+        monkeypatch.setattr(overhead, "run_bare", then_signal(overhead.run_bare, name))
+    elif moment == "start of ours":
+        monkeypatch.setattr(Engine, "__init__", then_signal(Engine.__init__, name))
+    elif moment == "evaluation at the end of ours":
+        monkeypatch.setattr(Classify, "evaluate", then_signal(Classify.evaluate, name))
+    else:
+        now = 3 if moment == "bare loop" else 9
+        monkeypatch.setattr(overhead.Clock, "tick", then_signal(overhead.Clock.tick, name, lambda _: len(calls) == now))
+    before, output = signal.getsignal(signal.SIGTERM), tmp_path / "results" / "engine.json"
+    words = ["--data", "mnist", "--placement", "CCCL", "--steps", "4", "--turns", "2", "--workers", "0"]
+    assert main(["bench", "engine", *words, "--device", "cpu", "--output", str(output)]) == SIGNAL_STATUS[name]
+    assert f"lambdanets: {name} ended the measurement: nothing is written" in capsys.readouterr().err
+    assert not output.parent.exists()
+    steps = {"bare loop": 3, "start of ours": 6, "ours": 8, "between": 6}.get(moment, 12)  # 9 calls: one is of ours
+    assert calls.count("step") == steps
+    assert calls.count("ours") == (moment not in ("bare loop", "between"))
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_the_size_of_the_images_can_be_chosen_and_is_written(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(overhead, "imagenette", lambda: config)
+    output = tmp_path / "engine.json"
+    words = ["bench", "engine", "--data", "mnist", "--placement", "CCCL", "--steps", "2", "--turns", "1"]
+    for size in (None, 12):
+        chosen = [] if size is None else ["--image-size", str(size)]
+        assert main([*words, "--workers", "0", "--device", "cpu", "--output", str(output), *chosen]) == 0
+        assert json.loads(output.read_text())["settings"]["image_size"] == (size or config.model.image_size)
 
 
 @pytest.mark.parametrize(("steps", "turns"), [(1, 1), (4, 0)])
@@ -69,6 +108,7 @@ def test_too_little_to_time_is_refused(config, steps, turns):
     [
         (["--steps", "0"], "at least 20 steps in one turn"),
         (["--turns", "0"], "at least 20 steps in one turn"),
+        (["--image-size", "0"], "--image-size must be more than 0, got 0"),
         (["--batch", "0"], "batch_size is at least 1, not 0"),
     ],
 )
