@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 Row = dict[str, Any]
@@ -43,9 +44,10 @@ def engine(result: Row, where: str) -> str:
     used = result["settings"]
     spans = {name: f"{min(rates):,.0f} to {max(rates):,.0f}" for name, rates in result["windows"].items()}
     quartiles = " to ".join(f"{100 * one:+.1f}" for one in result.get("overhead_quartiles", []))
+    compiled = ", compiled" if used["compile"] else ""
     return (
         f"{where}; ResNet-50 {used['placement']} at {used['image_size']} pixels, batch {used['batch']}, "
-        f"{used['precision']}: a bare loop {result['bare']:,.0f} images/s ({spans['bare']} over windows), "
+        f"{used['precision']}{compiled}: a bare loop {result['bare']:,.0f} images/s ({spans['bare']} over windows), "
         f"ours {result['ours']:,.0f} ({spans['ours']}): {100 * result['overhead']:+.1f}% time"
         f"{f' (half of the turns {quartiles})' if quartiles else ''}.\n"
     )
@@ -75,7 +77,12 @@ def pseudo(result: Row, where: str) -> str:
     gain, spread, speeds = result["gain_mean"], result["gain_stdev"], result["throughput"]
     lines.append(f"\nGain: {gain:+.2f} points (standard deviation {spread:.2f}). Labelling ran at ")
     lines.append(f"{speeds['labels_per_second']:,.0f} images/s, {speeds['share']:.0%} of the teacher alone, ")
-    return "".join([*lines, "fed by the same loader.\n"])
+    lines.append("fed by the same loader.\n\n")
+    taken, ratio = result["steps"] * result["batch_size"], result["ratio"]
+    student = taken * ratio / (1 + ratio) / fmean(row["used"] for row in result["seeds"])
+    own = fmean(row["labelled_images"] for row in result["seeds"]) * result["fraction"] / (1 - result["fraction"])
+    lines.append(f"A student saw each pseudo-labelled image {student:.0f} times; its teacher saw each of its own ")
+    return "".join([*lines, f"{taken / own:.0f} times.\n"])
 
 
 def pseudo_hours(results: Path, images: int = 130_000_000) -> str:

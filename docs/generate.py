@@ -4,6 +4,7 @@
     python docs/generate.py --check    # exit with 1 if a block is stale
 
 A block is everything between `<!-- bench:NAME -->` and `<!-- /bench -->`; it shows benchmarks/results/NAME.json.
+`<!-- bench:NAME-reading -->` says in sentences what a comparison shows.
 No number is typed by hand: measure again, then run this.
 """
 
@@ -13,8 +14,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # blocks.py
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # blocks.py, readings.py
 
+import readings
 from blocks import Row, comparison, detect, engine, loader, pseudo, pseudo_hours, sets
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,6 +38,11 @@ def body(name: str, results: Path) -> str:
         return reproduced(name, results)
     if name == "pseudo-hours":
         return pseudo_hours(results)
+    if name == "pseudo-select":
+        return readings.selection(results)
+    if name.endswith("-reading"):
+        path = results / f"{name.removesuffix('-reading')}.json"
+        return readings.compare(json.loads(path.read_text())) if path.exists() else "No measurement yet.\n"
     path = results / f"{name}.json"
     if not path.exists():
         command = WRITERS.get(name, "lambdanets bench")
@@ -192,8 +199,9 @@ def language(result: Row, where: str) -> str:
 
 
 OTHERS = {"language": language, "compare": comparison, "networks": networks, "engine": engine, "pseudo": pseudo}
-OTHERS |= {"detect": detect, "sets": sets, "steps": steps, "loader": loader}
+OTHERS |= {"detect": detect, "sets": sets, "steps": steps, "loader": loader, "guard": readings.guard}
 WRITERS = {"detect-cuda": "lambdanets detect bench", "detect-sets": "benchmarks/detect_sets.py"}
+WRITERS |= {"guard-imagenette": "benchmarks/guard_hashes.py"}
 WRITERS |= {"steps-cuda": "benchmarks/step_profile.py", "compare-imagenette": "lambdanets compare"}
 HARD = {"ours, folded": "conv3x3, BN folded", "ours, compiled": "conv3x3 + BN, compiled"}
 

@@ -27,7 +27,8 @@ def run(output: Path, config: TrainConfig | None = None, console: Console | None
     console = console or Console(highlight=False)
     config = config or demo()
     folder = unused(output)
-    plain = replace(config.model, name=config.model.name.removeprefix("lambda_"), placement="CCCC")
+    name = config.model.name.removeprefix("lambda_")
+    plain = replace(config.model, name=name, placement="CCCC", embedding_std=None)  # it has no embeddings
     twin = replace(config, out=folder / TWIN, model=plain)
     config = replace(config, out=folder / LAMBDA)
     console.rule("1. A small LambdaResNet learns to read digits")

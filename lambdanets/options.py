@@ -1,9 +1,12 @@
 """What the options of several commands share."""
 
+from pathlib import Path
 from typing import Any
 
 import torch
 import tyro
+
+BENCHES = Path("runs/bench")  # measurements, unless --output says where; the documents are made from none of these
 
 
 def optional(metavar: str) -> Any:

@@ -22,6 +22,7 @@ def small() -> TrainConfig:
     return replace(config, model=model, epochs=0.1, batch_size=64, log_every=2, device="cpu")
 
 
+@pytest.mark.filterwarnings("error:.*changes nothing")
 def test_it_trains_compares_predicts_and_reports(tmp_path: Path, small: TrainConfig):
     file = io.StringIO()
     assert digits.run(tmp_path / "demo", small, Console(file=file, width=160)) == 0
@@ -36,8 +37,9 @@ def test_it_trains_compares_predicts_and_reports(tmp_path: Path, small: TrainCon
         (row,) = (line for line in said.splitlines() if line.startswith(f"│ {run.name}"))
         assert f"{100 * top1:.1f}%" in row
         assert f"{log.start['parameters']:,}" in row
-    placements = [read_log(run / "log.jsonl").start["config"]["model"]["placement"] for run in runs]
-    assert placements == [small.model.placement, "CCCC"]
+    models = [read_log(run / "log.jsonl").start["config"]["model"] for run in runs]
+    assert [model["placement"] for model in models] == [small.model.placement, "CCCC"]
+    assert [model["embedding_std"] for model in models] == [small.model.embedding_std, None]
     images = sorted((tmp_path / "demo" / "images").iterdir())
     assert len(images) == digits.PREDICTED
     assert all(image.name in said for image in images)

@@ -1,7 +1,10 @@
-"""`import lambdanets` stays light."""
+"""`import lambdanets` stays light, and so do its files."""
 
 import subprocess
 import sys
+from pathlib import Path
+
+import lambdanets
 
 HEAVY = ["torchvision", "timm", "triton", "matplotlib", "tyro", "lambda_networks", "einops", "rich"]
 
@@ -13,9 +16,13 @@ def test_import_loads_nothing_heavy():
 
 
 def test_public_names_are_there():
-    import lambdanets
     from lambdanets import layers, ops
 
     for module in (lambdanets, layers, ops):
         assert all(hasattr(module, name) for name in module.__all__)
     assert lambdanets.__version__
+
+
+def test_no_file_is_longer_than_a_reader_likes():
+    files = Path(lambdanets.__file__).parent.rglob("*.py")
+    assert not [str(path) for path in files if len(path.read_text().splitlines()) > 400]

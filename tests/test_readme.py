@@ -206,6 +206,60 @@ def test_a_comparison_is_shown_once_it_is_measured(tmp_path: Path):
     assert "| CCLL | 0.1 | 0.0005 | 0.02 | 50.00 | 0.25 |" in text
 
 
+@pytest.mark.parametrize(
+    ("gains", "verdict", "paper"),
+    [
+        ((4.0, 4.1, 4.2), "is 4.10 points ahead of the convolution (95% interval +3.85 to +4.35, 3", "is seen here"),
+        (
+            (-1.1, -1.0, -0.9),
+            "is 1.00 points behind the convolution (95% interval -1.25 to -0.75, 3",
+            "is not seen here",
+        ),
+        ((-2.0, 0.5, 3.0), "cannot be told from the convolution: +0.50 points (95% interval -5.71", "stays open"),
+    ],
+)
+def test_sentences_about_a_comparison_follow_its_numbers(gains, verdict, paper, tmp_path: Path):
+    def one(
+        phase: str, network: str, seed: int, top1: float, rate: float, std: float | None = None
+    ) -> dict[str, object]:
+        settings = {"rate": rate, "weight_decay": 5e-4, "embedding_std": std}
+        usual = {"epochs": 4.0 if phase == "tuning" else 8.0, "parameters": 1000 if std is None else 750}
+        about = {"phase": phase, "network": network, "seed": seed, "top1": top1, "settings": settings}
+        return usual | about | {"examples_per_second": 10.0, "embedding_cosine": None if std is None else 0.25}
+
+    rows = [one("tuning", "convolution", 0, 0.5, rate) for rate in (0.05, 0.1)]
+    rows += [one("tuning", "CCLL", 0, top1, 0.1, std) for top1, std in ((0.521, 1.0), (0.534, 0.02))]
+    for seed, gain in enumerate(gains):
+        rows.append(one("final", "convolution", seed, 0.7 + 0.01 * seed, 0.1))
+        rows.append(one("final", "CCLL", seed, 0.7 + 0.01 * seed + 0.01 * gain, 0.1, 0.02))
+    block = "<!-- bench:compare-imagenette-reading -->\n<!-- /bench -->"
+    assert "No measurement yet" in generate.filled(block, tmp_path)
+    (tmp_path / "compare-imagenette.json").write_text(json.dumps({"rows": rows}))
+    text = generate.filled(block, tmp_path)
+    assert f"- **CCLL** {verdict}" in text
+    assert f"with 25% fewer parameters. What the paper has, a gain of a point or more, {paper}.\n" in text
+    assert "a rate of 0.1 won for every network: the largest one they tried, so a larger one may be better" in text
+    assert "They had 4 epochs, the runs 8:" in text
+    assert "reached 52.1% with 1 and 53.4% with 0.02; the runs took 0.02. At the end the cosine of their tables" in text
+    best = "**CCLL** learned most in this schedule: " if sum(gains) > 0 else "**The convolution** learned most"
+    assert best in text
+
+
+def test_what_choosing_takes_is_shown_and_computed_for_more(tmp_path: Path):
+    block = "<!-- bench:pseudo-select -->\n<!-- /bench -->"
+    assert "No measurement yet" in generate.filled(block, tmp_path)
+    one = {"entries": 10_000_000, "classes": 1000, "units": 1000, "seconds": 5.4, "cpu_seconds": 4.2}
+    one |= {"peak_bytes": 1_500_000_000, "peak_bytes_before": 500_000_000, "label_bytes_per_image": 88.1}
+    for name, more in (("", {}), ("-40M", {"entries": 40_000_000, "cpu_seconds": 20.0, "label_bytes_per_image": 28.0})):
+        (tmp_path / f"pseudo-select{name}.json").write_text(json.dumps(one | more))
+    text = generate.filled(block, tmp_path)
+    assert "choosing among 10M labels of 1,000 classes in 1,000 files | 4 s of the core, 5 s until" in text
+    assert "; 1.50 GB, of which 0.50 are Python and torch |" in text
+    assert "| a label on the disk | 28 bytes, with ten soft probabilities 88 |" in text
+    assert "| choosing among 130M (computed) | 65 s of a core |" in text
+    assert "| 3.6 GB, with ten soft probabilities 11.5 GB |" in text
+
+
 def test_networks_are_shown_beside_the_first_of_their_size(tmp_path: Path):
     about = {"mode": "training", "precision": "bfloat16", "compiled": False, "batch": 8, "memory_batch": 4}
     rows = [

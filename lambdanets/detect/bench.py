@@ -21,7 +21,7 @@ from lambdanets.measure.networks import Entry, cuda_lost
 from lambdanets.measure.show import wide
 from lambdanets.measure.throughput import free_memory
 from lambdanets.measure.timing import once, peak_bytes
-from lambdanets.options import chosen_device, optional
+from lambdanets.options import BENCHES, chosen_device, optional
 
 FLEX = "flex_attention"
 NETWORKS = (
@@ -88,7 +88,7 @@ class BenchDetector:
     device: Annotated[str | None, optional("DEVICE")] = None
     """cpu or cuda; by default a GPU if there is one."""
     output: Annotated[Path | None, optional("PATH")] = None
-    """The JSON file; benchmarks/results/detect-DEVICE.json by default."""
+    """The JSON file; runs/bench/detect-DEVICE.json by default."""
 
     def run(self) -> int:
         return bench(self)
@@ -100,7 +100,7 @@ def bench(options: BenchDetector) -> int:
     for entry in entries:
         without_layer(entry).check()
     sizes = [read_size(text) for text in options.sizes]
-    output = options.output or Path("benchmarks/results") / f"detect-{device.type}.json"
+    output = options.output or BENCHES / f"detect-{device.type}.json"
     compiled = {"no": (False,), "yes": (True,), "both": (False, True)}[options.compile]
     rows: list[BenchRow] = []
     about, start, lost = describe(device), time.monotonic(), None

@@ -35,7 +35,7 @@ from lambdanets.language.task import (
 )
 from lambdanets.measure.machine import describe
 from lambdanets.measure.timing import interleaved, threads
-from lambdanets.options import optional
+from lambdanets.options import BENCHES, optional
 from lambdanets.train.distributed import World
 from lambdanets.train.engine import Engine
 from lambdanets.train.jsonable import to_json
@@ -72,7 +72,7 @@ class CompareLanguage:
     """As `language train --text` takes it."""
     threads: Annotated[int | None, optional("N")] = None
     """Of the CPU; by default torch's own choice."""
-    output: Path = Path("benchmarks/results/language-cpu.json")
+    output: Path = BENCHES / "language-cpu.json"
     """The JSON file."""
 
     def run(self) -> int:

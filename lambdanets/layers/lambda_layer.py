@@ -4,11 +4,11 @@ Letters: B batch, C channels, N queries, M context positions, H heads, K key dep
 """
 
 from collections.abc import Sequence
-from typing import Self
 
 import torch
 from torch import Tensor, nn
 
+from lambdanets.layers.fusing import Fusing
 from lambdanets.layers.positions import DEFAULT_SCOPE, RelativePositions
 from lambdanets.layers.projection import Projection, is_plain, merged, project, project_by_calls
 from lambdanets.ops import choose, explain, lambda_op
@@ -19,7 +19,7 @@ from lambdanets.ops.problem import check_options
 CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 
 
-class LambdaLayer(nn.Module):
+class LambdaLayer(Fusing):
     """Projections, batch norm and initialisation around `lambda_op`. Use LambdaLayer1d, 2d or 3d."""
 
     dims: int
@@ -121,8 +121,7 @@ class LambdaLayer(nn.Module):
             raise ValueError("position_bias belongs to position lambdas, but position=False: leave one of the two out")
         bias = torch.empty(*[heads] * multi_head, key_depth, **factory) if position_bias else None
         self.position_bias = None if bias is None else nn.Parameter(bias)
-        self.fused_projection: Projection | None = None
-        self.kept: Kept | None = None
+        self.fused_projection = self.kept = None
         self.reset_parameters(positions=False)
 
     def _check_shared(
@@ -207,43 +206,6 @@ class LambdaLayer(nn.Module):
         queries = parts[0].view(*parts[0].shape[:2], self.heads, self.key_depth)
         keys = self._split(parts[2], self.key_depth) if self.to_keys is not None else None
         return queries, keys, self._split(parts[1], self.value_depth), query_grid, context_grid
-
-    def fuse(self) -> Self:
-        """Merges the projections, with batch norm folded in, into one matrix that is kept: for inference.
-
-        So is what implementations make of the embeddings for a size of the map, for the last few sizes. Eval mode folds
-        batch norm anyway, but makes that matrix again in every call. `unfuse`, `train`,
-        `reset_parameters` and loading this layer's state dict forget it, and it is not used where gradients of the
-        weights are asked for. After any other change of weights (an optimiser, an EMA copy) call `fuse` again.
-        """
-        self.eval()
-        if self.channels == self.context_channels:  # else queries and context never come from one input
-            with torch.inference_mode(False), torch.no_grad():
-                self.fused_projection = merged([Projection.of(linear, norm) for linear, norm in self._projections()])
-        self.kept = None if self.positions is None else Kept(self.positions.table)
-        return self
-
-    def unfuse(self) -> Self:
-        """Forgets what `fuse` made."""
-        self.fused_projection = self.kept = None
-        return self
-
-    def train(self, mode: bool = True) -> Self:
-        if mode:
-            self.unfuse()
-        return super().train(mode)
-
-    def _load_from_state_dict(self, *args, **kwargs) -> None:
-        self.unfuse()
-        super()._load_from_state_dict(*args, **kwargs)
-
-    def _apply(self, fn, recurse: bool = True) -> Self:
-        if self.fused_projection is not None:  # .to(), .cuda(), .half() move it along
-            self.fused_projection = self.fused_projection.apply(fn)
-        super()._apply(fn, recurse)
-        if self.kept is not None and self.positions is not None:
-            self.kept = Kept(self.positions.table)
-        return self
 
     def _project_parts(self, inputs: Tensor, asked: Tensor, together: bool) -> list[Tensor]:
         """Queries, values and (with content) keys, [B, N, channels] each."""

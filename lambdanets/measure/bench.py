@@ -30,7 +30,7 @@ from lambdanets.measure.peers import MODES, Contender, contenders
 from lambdanets.measure.timing import interleaved, once, peak_bytes, threads
 from lambdanets.ops import explain, lambda_op
 from lambdanets.ops.choose import BACKENDS
-from lambdanets.options import check_positive, chosen_device, optional
+from lambdanets.options import BENCHES, check_positive, chosen_device, optional
 
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 HOPELESS = 30  # a backend that is predicted to be so many times slower than the chosen one is not waited for
@@ -75,7 +75,7 @@ class BenchLayer:
     quick: bool = False
     """A tiny shape and few repeats: does it run?"""
     output: Annotated[Path | None, optional("PATH")] = None
-    """The JSON file; benchmarks/results/NAME.json by default."""
+    """The JSON file; runs/bench/NAME.json by default."""
     plot: Annotated[Path | None, optional("PATH")] = None
     """Also draw the times, to this picture (needs matplotlib)."""
 
@@ -299,7 +299,7 @@ def bench(options: BenchLayer, what: str, *, operation: bool, layers: bool, cons
         options.key_depth,
     )
     runner = Runner(options, device, [], [], [])
-    output = options.output or Path("benchmarks/results") / f"{result_name(options, what, device)}.json"
+    output = options.output or BENCHES / f"{result_name(options, what, device)}.json"
     output.parent.mkdir(parents=True, exist_ok=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with threads(options.threads), Progress(*columns, console=console, transient=True) as progress:

@@ -24,7 +24,7 @@ from lambdanets.measure.throughput import Precision, Protocol, Throughput, free_
 from lambdanets.measure.timing import threads
 from lambdanets.models import create_model
 from lambdanets.models.registry import configure
-from lambdanets.options import check_positive, chosen_device, optional
+from lambdanets.options import BENCHES, check_positive, chosen_device, optional
 
 TIMM = "timm:"
 ATTENTION = ("axial_attention", "local_attention")
@@ -161,7 +161,7 @@ class BenchNetwork:
     quick: bool = False
     """Images of 64 pixels, a batch of 2 and two repeats: does it run?"""
     output: Annotated[Path | None, optional("PATH")] = None
-    """The JSON file; benchmarks/results/networks-DEVICE.json by default."""
+    """The JSON file; runs/bench/networks-DEVICE.json by default."""
 
     def run(self) -> int:
         return bench_networks(self)
@@ -180,7 +180,7 @@ def bench_networks(options: BenchNetwork) -> int:
     for entry in entries:
         entry.check()
     protocols = make_protocols(options, device)
-    output = options.output or Path("benchmarks/results") / f"{result_name(options, device)}.json"
+    output = options.output or BENCHES / f"{result_name(options, device)}.json"
     rows: list[NetworkRow] = []
     start, lost = time.monotonic(), None
     with threads(options.threads):

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from lambdanets.files import whole_path
 from lambdanets.models.config import as_tuples
+from lambdanets.models.shared import complete_shared
 
 if TYPE_CHECKING:
     from lambdanets.models.network import Network
@@ -212,11 +213,11 @@ def from_pretrained(source: str | Path, **arguments: Any) -> "Network":
 
     `arguments` change it, or are those of the hub's own `from_pretrained`: HUB_OPTIONS.
     """
-    from lambdanets.models.registry import create_model
+    from lambdanets.models.registry import create_model, with_placement
 
     hub_options = {name: arguments.pop(name) for name in HUB_OPTIONS if name in arguments}
     data = read_description(source, **hub_options)
-    network = create_model(data["name"], **{**data["arguments"], **arguments})
+    network = create_model(data["name"], **{**with_placement(data["name"], data["arguments"]), **arguments})
     load_weights(network, source, **hub_options)
     network.card = Card.from_json(data)
     return network
@@ -251,6 +252,7 @@ def load_weights(network: "Network", source: str | Path, **hub_options: Any) -> 
     ]
     if wrong:
         raise ValueError(f"{path} does not fit {network.name}: {shorten(wrong)}")
+    complete_shared(network, state)
     result = network.load_state_dict(state, strict=False)
     if result.missing_keys or result.unexpected_keys:
         raise ValueError(

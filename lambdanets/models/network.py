@@ -14,12 +14,13 @@ from torch.utils.checkpoint import checkpoint
 
 from lambdanets.layers.lambda_layer import LambdaLayer
 from lambdanets.models.config import NetworkConfig
+from lambdanets.models.shared import SharesParameters, complete_shared
 
 if TYPE_CHECKING:
     from lambdanets.models.hub import Card
 
 
-class Network(nn.Module, ABC):
+class Network(SharesParameters, ABC):
     """Images [B, in_chans, height, width] -> [B, num_classes]. Any size: every stage rounds up.
 
     A family says what its stages are (`forward_stage`), which blocks are residual (`residual_blocks`) and how to
@@ -43,7 +44,7 @@ class Network(nn.Module, ABC):
         self.num_features = self.head_hidden_size = num_features
         self.head_drop = nn.Dropout(self.config.drop_rate)
         self.reset_classifier(self.config.num_classes)
-        self.register_load_state_dict_pre_hook(_complete_shared_parameters)
+        self.register_load_state_dict_pre_hook(complete_shared)
         for name, block in self.residual_blocks():
             if sum(isinstance(module, LambdaLayer) for module in block.modules()) > 1:
                 warnings.warn(
@@ -166,7 +167,7 @@ class Network(nn.Module, ABC):
         return hub.push_to_hub(self, repo_id, card, **options)
 
 
-class FeatureNetwork(nn.Module):
+class FeatureNetwork(SharesParameters):
     """The maps of chosen stages, as a list: a backbone for detection or segmentation. Later stages are removed."""
 
     def __init__(self, network: Network, out_indices: Sequence[int] | int | None = None) -> None:
@@ -237,25 +238,3 @@ def _frozen_statistics(block: nn.Module) -> Iterator[None]:
     finally:
         for norm, (momentum, batches) in zip(norms, before, strict=True):
             norm.momentum, norm.num_batches_tracked = momentum, batches
-
-
-def _complete_shared_parameters(network: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """safetensors stores a shared table once: gives it back under each of its names. Several ones are refused."""
-    owners: dict[int, list[str]] = {}
-    for name, parameter in network.named_parameters(remove_duplicate=False):
-        owners.setdefault(id(parameter), []).append(prefix + name)
-    for names in owners.values():
-        found = [name for name in names if name in state]
-        other = next((name for name in found[1:] if not are_equal(state[name], state[found[0]])), None)
-        if other is not None:
-            raise ValueError(
-                f"{found[0]} and {other} differ in the weights, and this network shares one table in their place: "
-                f"build it with share_positions=False"
-            )
-        for name in names if found else []:
-            state.setdefault(name, state[found[0]])
-
-
-def are_equal(a: Tensor, b: Tensor) -> bool:
-    """Whether they are one tensor as far as anyone can tell: NaN equals NaN, and meta tensors say nothing."""
-    return a is b or a.is_meta or torch.equal(a.nan_to_num(), b.nan_to_num())

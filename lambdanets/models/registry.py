@@ -50,7 +50,7 @@ def configure(name: str, **arguments: Any) -> NetworkConfig:
     config = replace(row, **arguments)
     check_options(config.layer, list(arguments))
     unused = [argument for argument in arguments if argument in SPATIAL]
-    if unused and "placement" not in arguments and getattr(row, "placement", "L") in ("CCCC", ()):
+    if unused and "placement" not in arguments and has_only_convolutions(row):
         warnings.warn(
             f"{name} has convolutions only, so that {', '.join(unused)} changes nothing: give a placement too",
             stacklevel=3,
@@ -61,7 +61,19 @@ def configure(name: str, **arguments: Any) -> NetworkConfig:
 def changes(name: str, config: NetworkConfig) -> dict[str, Any]:
     """The arguments that make `config` from the row of this name."""
     row = ROWS[name]
-    return {f.name: getattr(config, f.name) for f in fields(row) if getattr(config, f.name) != getattr(row, f.name)}
+    found = {f.name: getattr(config, f.name) for f in fields(row) if getattr(config, f.name) != getattr(row, f.name)}
+    return with_placement(name, found)
+
+
+def with_placement(name: str, saved: dict[str, Any]) -> dict[str, Any]:
+    """Saved arguments, and the placement they belong to: nobody asks for them now, so none needs a warning."""
+    row = ROWS.get(name)
+    plain = row is not None and has_only_convolutions(row) and bool(SPATIAL & saved.keys())
+    return {"placement": getattr(row, "placement", None), **saved} if plain else saved
+
+
+def has_only_convolutions(row: NetworkConfig) -> bool:
+    return getattr(row, "placement", "L") in ("CCCC", ())
 
 
 @overload

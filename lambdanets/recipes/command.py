@@ -20,9 +20,8 @@ from lambdanets.recipes.small import debug, demo, imagenette
 from lambdanets.train.config import RunConfig, TrainConfig
 from lambdanets.train.jsonable import from_json
 from lambdanets.train.log import CONFIG
+from lambdanets.train.signals import SIGNAL_STATUS
 from lambdanets.train.task import Task
-
-SIGNAL_STATUS = {"SIGINT": 130, "SIGTERM": 143, "SIGUSR1": 138}
 
 
 @dataclass(frozen=True)

@@ -257,13 +257,20 @@ class Contest:
 
 
 def paired(found: dict[int, dict[str, Any]], baseline: dict[int, dict[str, Any]]) -> str:
-    """The mean difference over the seeds that both have, with its 95% interval."""
+    """The difference as tables have it."""
+    numbers = difference(found, baseline)
+    return "-" if numbers is None else "{:+.2f} ({:+.2f} to {:+.2f})".format(*numbers)
+
+
+def difference(
+    found: dict[int, dict[str, Any]], baseline: dict[int, dict[str, Any]]
+) -> tuple[float, float, float] | None:
+    """Points of top-1: the mean over the seeds that both have, and the ends of its 95% interval."""
     from scipy.stats import ttest_rel
 
     seeds = sorted(found.keys() & baseline.keys())
     if len(seeds) < 2:
-        return "-"
+        return None
     ours, theirs = ([100 * rows[seed]["top1"] for seed in seeds] for rows in (found, baseline))
     interval: Any = ttest_rel(ours, theirs).confidence_interval(0.95)  # pyright: ignore[reportAttributeAccessIssue]
-    difference = fmean(ours) - fmean(theirs)
-    return f"{difference:+.2f} ({interval.low:+.2f} to {interval.high:+.2f})"
+    return fmean(ours) - fmean(theirs), float(interval.low), float(interval.high)

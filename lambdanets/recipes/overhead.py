@@ -1,6 +1,7 @@
 """`lambdanets bench engine`: what the training loop costs beside a bare one with the same network and images."""
 
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Generator, Iterator
@@ -12,13 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 from rich.console import Console
 
+from lambdanets.files import whole_path
 from lambdanets.measure.machine import describe
-from lambdanets.options import chosen_device, optional
+from lambdanets.options import BENCHES, check_positive, chosen_device, optional
 from lambdanets.recipes.small import imagenette
 from lambdanets.train.config import TrainConfig
 from lambdanets.train.loop import fit
 from lambdanets.train.precision import autocast
 from lambdanets.train.prefetch import moved
+from lambdanets.train.signals import SIGNAL_STATUS, Terminated, sigterm_interrupts
 from lambdanets.train.task import Share
 
 if TYPE_CHECKING:
@@ -45,17 +48,18 @@ class BenchEngine:
     batch: Annotated[int | None, optional("N")] = None
     """Images of a step; by default the recipe's."""
     image_size: Annotated[int | None, optional("PIXELS")] = None
-    """By default the recipe's."""
+    """Of the images; by default the recipe's. Larger ones leave the device more to do in each step."""
     compile: bool = False
     """torch.compile, for both."""
     workers: Annotated[int | None, optional("N")] = None
     """Processes that read images, for each of the loops."""
     device: Annotated[str | None, optional("DEVICE")] = None
     """cpu or cuda; by default a GPU if there is one."""
-    output: Path = Path("benchmarks/results/engine.json")
+    output: Path = BENCHES / "engine.json"
     """The JSON file."""
 
     def run(self) -> int:
+        check_positive(image_size=self.image_size)
         base = imagenette()
         size = base.model.image_size if self.image_size is None else self.image_size
         base = replace(
@@ -66,9 +70,15 @@ class BenchEngine:
             compile=self.compile,
             device=self.device,
         )
-        result = compare_loops(base, self.turns)
-        self.output.parent.mkdir(parents=True, exist_ok=True)
-        self.output.write_text(json.dumps(result, indent=1) + "\n")
+        try:
+            with sigterm_interrupts():
+                result = compare_loops(base, self.turns)
+        except KeyboardInterrupt as stop:
+            name = "SIGTERM" if isinstance(stop, Terminated) else "SIGINT"
+            print(f"lambdanets: {name} ended the measurement: nothing is written to {self.output}", file=sys.stderr)
+            return SIGNAL_STATUS[name]
+        with whole_path(self.output) as part:
+            part.write_text(json.dumps(result, indent=1) + "\n")
         low, high = result["overhead_quartiles"]
         Console(highlight=False).print(
             f"bare loop {result['bare']:,.0f} images/s, ours {result['ours']:,.0f}: {100 * result['overhead']:.1f}% "
@@ -121,11 +131,10 @@ def compare_loops(base: TrainConfig, turns: int) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             task = Classify(base)
             epochs = steps / (task.examples // base.batch_size)
-            result = fit(task, replace(base, epochs=epochs, out=Path(folder)), watch=taken.watch)
+            # A run that a signal ends has nothing to save here.
+            fit(task, replace(base, epochs=epochs, out=Path(folder)), watch=taken.watch, listen=False)
     finally:
         bare.close()
-    if not result.finished:
-        raise ValueError(f"{result.stopped_by} stopped it at step {result.step} of {steps}: nothing is compared")
     found = taken.rates
     overheads = [theirs / ours - 1 for theirs, ours in zip(found["bare"], found["ours"], strict=True)]
     low, middle, high = quantiles(overheads, n=4, method="inclusive")

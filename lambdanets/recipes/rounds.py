@@ -13,7 +13,8 @@ from rich.console import Console
 
 from lambdanets.pseudo.command import Choosing, Labelling, own_gpu, progress_bar
 from lambdanets.pseudo.config import CoTrainConfig
-from lambdanets.recipes.command import RECIPES, SIGNAL_STATUS
+from lambdanets.recipes.command import RECIPES
+from lambdanets.train.signals import SIGNAL_STATUS
 from lambdanets.train.use import Using
 
 

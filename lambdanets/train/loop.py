@@ -27,7 +27,7 @@ from lambdanets.train.precision import autocast
 from lambdanets.train.prefetch import on_device
 from lambdanets.train.resume import find_checkpoint
 from lambdanets.train.schedule import learning_rate
-from lambdanets.train.signals import StopRequests
+from lambdanets.train.signals import WATCHED, StopRequests
 from lambdanets.train.task import Task
 
 AGREE_EVERY = 4  # steps after which several processes ask each other whether to stop or to save
@@ -53,7 +53,9 @@ class Result:
         return self.stopped_by is None
 
 
-def fit(task: Task, config: RunConfig, *, resume: bool = False, watch: Watch | None = None) -> Result:
+def fit(
+    task: Task, config: RunConfig, *, resume: bool = False, watch: Watch | None = None, listen: bool = True
+) -> Result:
     """Trains until the end, or until a signal asks to stop.
 
     Args:
@@ -62,8 +64,9 @@ def fit(task: Task, config: RunConfig, *, resume: bool = False, watch: Watch | N
         resume: go on from the newest whole checkpoint in `config.out`, if there is one. Elastic restarts always do.
         watch: is called with every record of the log, on the main process; and after every step with a "tick", which
             knows nothing but the step: a GPU may still be computing it.
+        listen: signals ask to stop. If not, they do what they do anywhere else.
     """
-    with StopRequests() as stop, join(config.device) as world:
+    with StopRequests(WATCHED if listen else ()) as stop, join(config.device) as world:
         try:
             return Run(task, config, world, stop, watch).go(resume)
         finally:

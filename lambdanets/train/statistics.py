@@ -47,11 +47,11 @@ class RunningStatistics:
             group.collect(last)
 
     def merged(self, finite: Tensor) -> Tensor:
-        """After the last one: takes the mean of all processes; returns whether all of it is `finite` too."""
+        """After the last one: takes the mean of all processes; returns whether the step is `finite` in them too."""
         for group in self.groups:
             if group.floating:
-                largest = torch.linalg.vector_norm(self.world.mean_(group.flat), math.inf)
-                finite = finite & (largest < math.inf)  # false for NaN
+                self.world.mean_(group.flat)
+                finite = finite & group.stayed_finite()
         return finite
 
     def commit(self, finite: Tensor) -> None:
@@ -80,6 +80,15 @@ class Group:
             tensor.data = piece  # still the same object, for whoever knows it, and with a version of its own
         self.kept = self.flat.clone()
         self.parts, self.sum = 0, self.kept
+        # The host waits for the device here: once for many steps, which are cheaper for it.
+        self.began_finite = not self.floating or bool(is_finite(self.flat))
+
+    def stayed_finite(self) -> Tensor:
+        """Whether nothing became infinite or NaN in this step. What was so before it may stay as it is: a mask of -inf
+        is nothing that training did."""
+        if self.began_finite:  # as nearly all are: two operations
+            return is_finite(self.flat)
+        return (self.flat.isfinite() | (self.flat == self.kept) | self.kept.isnan()).all()
 
     def collect(self, last: bool) -> None:
         self.parts += 1
@@ -91,3 +100,7 @@ class Group:
             self.flat.copy_(self.kept)
         elif self.floating:
             torch.div(self.sum, self.parts, out=self.flat)
+
+
+def is_finite(values: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(values, math.inf) < math.inf  # false for NaN

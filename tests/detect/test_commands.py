@@ -262,9 +262,9 @@ def test_bench_measures_every_row(tmp_path, monkeypatch, capsys):
     tiny = "lambda_resnet_tiny,stem='strided',widths=(8,8,8,8),depths=(1,1,1,1)"
     names = [f"{tiny},scope=5", f"{tiny},layer=global_attention"]
     words = ["detect", "bench", *names, "--sizes", "64x48", "--batch", "2", "--objects", "2", "--repeats", "1"]
-    output = tmp_path / "bench.json"
-    assert main([*words, "--padded", "--device", "cpu", "--dtype", "float32", "--output", str(output)]) == 0
-    rows = json.loads(output.read_text())["rows"]
+    monkeypatch.chdir(tmp_path)
+    assert main([*words, "--padded", "--device", "cpu", "--dtype", "float32"]) == 0
+    rows = json.loads((tmp_path / "runs/bench/detect-cpu.json").read_text())["rows"]
     assert [row["network"] for row in rows] == names
     assert all((row["height"], row["width"]) == (48, 64) for row in rows)
     assert all(row["seconds"] > 0 and row["backbone_seconds"] > 0 and row["peak_bytes"] > 0 for row in rows)

@@ -3,17 +3,20 @@
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 from lambdanets.cli import main
+from lambdanets.language.compare import CompareLanguage
 from lambdanets.measure import machine, peers
 from lambdanets.measure.cases import Case, Shape, parse_scope
 from lambdanets.measure.check import MismatchError, check_operation, check_twin
 from lambdanets.measure.timing import peak_bytes
 from lambdanets.ops import choose
+from lambdanets.recipes.overhead import BenchEngine
 from tests.test_selftest import break_backend
 
 CPU = torch.device("cpu")
@@ -23,6 +26,25 @@ def quick(tmp_path, *arguments, what="op"):
     output = tmp_path / "deep" / "result.json"
     code = main(["bench", what, "--device", "cpu", "--quick", "--repeats", "1", "--output", str(output), *arguments])
     return code, json.loads(output.read_text())
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["layer", "--against", "convolution", "--modes", "inference", "--repeats", "1"], "layer-cpu-quick"),
+        (["network", "--no-train", "--image-size", "16", "resnet_tiny,depths=(1,1,1,1)"], "networks-cpu-quick"),
+    ],
+)
+def test_the_documents_are_made_from_nothing_that_is_tried(words, name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", *words, "--device", "cpu", "--quick"]) == 0
+    written = [path.relative_to(tmp_path) for path in tmp_path.rglob("*") if path.is_file()]
+    assert written == [Path("runs/bench") / f"{name}.json"]
+
+
+def test_nor_from_what_takes_long():
+    assert BenchEngine(data="mnist").output == Path("runs/bench/engine.json")
+    assert CompareLanguage().output == Path("runs/bench/language-cpu.json")
 
 
 def test_op_writes_times_of_backends_and_layers(tmp_path, capsys):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import nn
 
 from lambdanets.layers import LambdaLayer2d
@@ -35,6 +35,19 @@ def test_round_trip_of_a_folder(case: str, tmp_path: Path) -> None:
     assert again.state_dict().keys() == network.state_dict().keys()
     with torch.no_grad():
         assert torch.equal(again(x), network(x))
+
+
+@pytest.mark.parametrize("said", [True, False], ids=["as we write it", "as we wrote it once"])
+def test_loading_warns_of_nothing_that_the_file_asked_for(said: bool, tmp_path: Path, recwarn) -> None:
+    arguments = dict(placement="CCCC", embedding_std=0.02, widths=(4, 4, 8, 8), depths=(1, 1, 1, 1), num_classes=3)
+    folder = create_model("resnet26", **arguments).save_pretrained(tmp_path)
+    description = json.loads((folder / "config.json").read_text())
+    if not said:
+        del description["lambdanets"]["arguments"]["placement"]
+        (folder / "config.json").write_text(json.dumps(description))
+    assert from_pretrained(folder).config.embedding_std == 0.02
+    create_model("resnet26", **description["model_args"])  # as timm calls it
+    assert not recwarn.list
 
 
 @pytest.mark.parametrize("case", SMALL)
@@ -82,6 +95,31 @@ def test_shared_positions_are_stored_once_and_stay_shared(tmp_path: Path) -> Non
     assert last[0] is not None
     expected = network.state_dict()["layer4.0.conv2.positions.table"]
     assert torch.equal(last[0].table, expected)
+
+
+@pytest.mark.parametrize("kind", ["network", "backbone", "inside another module"])
+def test_safetensors_own_functions_read_and_write_shared_positions(kind: str, tmp_path: Path) -> None:
+    def make() -> nn.Module:
+        torch.manual_seed(len(made))
+        name, arguments = SMALL["lambda_resnet"]
+        network = create_model(name, features_only=kind == "backbone", **arguments)
+        made.append(nn.Sequential(network) if kind == "inside another module" else network)
+        return made[-1]
+
+    made: list[nn.Module] = []
+    file = tmp_path / "weights.safetensors"
+    save_model(make(), str(file))
+    if kind == "inside another module":
+        make().load_state_dict(load_file(file))
+    else:
+        assert load_model(make(), file) == (set(), [])
+        state = load_file(file)
+        del state[next(name for name in state if name.endswith("to_values.weight"))]
+        save_file(state, file)
+        with pytest.raises(RuntimeError, match=r"Missing key\(s\) in state_dict: \"\S+to_values.weight\"$"):
+            load_model(make(), file)
+    for name, tensor in made[0].state_dict().items():
+        assert torch.equal(made[1].state_dict()[name], tensor), name
 
 
 def test_arguments_are_the_changes_and_follow_the_classifier(tmp_path: Path) -> None:

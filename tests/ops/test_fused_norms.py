@@ -183,6 +183,34 @@ def test_the_layer_trains_by_them(monkeypatch):
         torch.testing.assert_close(mine.double(), right.double(), msg=name)
 
 
+@pytest.mark.parametrize("where", ["queries and values of a layer", "two layers"])
+def test_a_norm_that_is_used_twice(where, monkeypatch):
+    calls = []
+    usual = norms.normed_parts
+    monkeypatch.setattr(projection.norms, "normed_parts", lambda *a: calls.append(1) or usual(*a))
+
+    def make(dtype, backend):
+        options = dict(heads=2, key_depth=2, scope=3, device=DEVICE, dtype=dtype, backend=backend)
+        first, second = LambdaLayer2d(8, **options), LambdaLayer2d(8, **options)
+        if where == "two layers":
+            second.norm_queries = first.norm_queries
+        else:
+            first.norm_values = first.norm_queries
+        return nn.Sequential(first, second)
+
+    torch.manual_seed(0)
+    mine, exact = make(torch.float32, "fused"), make(torch.float64, "reference")
+    exact.load_state_dict(mine.state_dict())
+    x = torch.randn(2, 8, 4, 3, device=DEVICE)
+    for one, image in ((mine, x), (exact, x.double())):
+        one(image).square().sum().backward()
+    assert len(calls) == (2 if where == "two layers" else 1)
+    for (name, one), right in zip(mine.named_parameters(), exact.parameters(), strict=True):
+        assert relative_error(one.grad, right.grad) < 1e-3, name
+    for (name, one), right in zip(mine.named_buffers(), exact.buffers(), strict=True):
+        torch.testing.assert_close(one.double(), right.double(), rtol=1e-4, atol=1e-5, msg=name)
+
+
 def frozen(pair):
     pair[0].eval()
 
@@ -211,7 +239,13 @@ def synchronised(pair):
     pair[1] = nn.SyncBatchNorm.convert_sync_batchnorm(pair[1])
 
 
-@pytest.mark.parametrize("change", [frozen, hooked, cumulative, uncounted, strided, strided_statistics, synchronised])
+def one_for_both(pair):
+    pair[1] = pair[0]
+
+
+@pytest.mark.parametrize(
+    "change", [one_for_both, frozen, hooked, cumulative, uncounted, strided, strided_statistics, synchronised]
+)
 def test_other_norms_are_called_as_the_modules_they_are(change):
     product, pair = torch.randn(2, 9, 12, device=DEVICE), two_norms((4, 4), torch.float32)
     assert norms.takes(product, (*pair, None))

@@ -1,6 +1,9 @@
 """Validation images among the others are found: the same file, and one that looks the same."""
 
+import importlib.util
 import io
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +15,15 @@ from lambdanets.pseudo.guard import CONTENT_ONLY, hash_images
 from lambdanets.pseudo.label import LabelOptions
 from tests.data.helpers import encoded, samples, write_folder, write_tar
 from tests.pseudo.made import label_all, make_teacher
+from tests.test_readme import generate
+
+spec = importlib.util.spec_from_file_location(
+    "guard_hashes", Path(__file__).resolve().parents[2] / "benchmarks" / "guard_hashes.py"
+)
+assert spec is not None
+assert spec.loader is not None
+guard_hashes = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(guard_hashes)
 
 SIDE = (96, 80)
 
@@ -122,3 +134,20 @@ def test_a_unit_of_leaks_alone_is_an_empty_file(tmp_path, validation):
     options = LabelOptions(batch_size=8, guard=(str(validation),))
     done = label_all(teacher, tmp_path / "shards", tmp_path / "out", options)
     assert (done.images, done.leaks, done.complete) == (4, 1, True)
+
+
+def test_the_benchmark_counts_what_is_found_again(tmp_path, validation):
+    output = tmp_path / "guard-imagenette.json"
+    options = guard_hashes.GuardHashes(str(validation), output, changed=5, different=9, distances=(0, 6, 64))
+    assert options.run() == 0
+    result = json.loads(output.read_text())
+    assert (result["changed"], result["pairs"]) == (5, 36)
+    found = {row["change"]: row["found"] for row in result["rows"]}
+    assert all(shares == sorted(shares) and shares[-1] == 1 for shares in found.values())
+    assert found["half the size"][1] == 1
+    assert found["mirrored"][1] == 0
+    assert result["taken_for_the_same"] == [0, 0, 36]
+    text = generate.filled("<!-- bench:guard-imagenette -->\n<!-- /bench -->", tmp_path)
+    assert "5 photographs changed in each way, 36 pairs of different ones.\n" in text
+    assert "| mirrored | 0.0% | 0.0% | 100.0% |\n" in text
+    assert "| different ones taken for the same | 0 | 0 | 36 |\n" in text

@@ -1,5 +1,6 @@
 """The benchmark of the training loop runs both loops and compares like with like. Nothing here times anything."""
 
+import json
 import signal
 from dataclasses import replace
 from statistics import median
@@ -11,6 +12,7 @@ from lambdanets.cli import main
 from lambdanets.recipes import debug, overhead
 from lambdanets.train.classify import Classify
 from lambdanets.train.engine import Engine
+from lambdanets.train.signals import SIGNAL_STATUS
 
 
 @pytest.fixture
@@ -62,17 +64,47 @@ def test_the_bare_loop_learns_the_same_network_from_the_same_images(config, monk
     assert sum(not torch.equal(p, q) for p, q in zip(network.parameters(), before, strict=True)) > len(before) / 2
 
 
-def test_a_run_that_is_stopped_is_no_result(config, monkeypatch):
-    watch = overhead.Turns.watch
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("moment", ["bare loop", "start of ours", "ours", "evaluation at the end of ours"])
+def test_a_signal_ends_it_there_with_a_sentence(moment, name, config, tmp_path, monkeypatch, capsys):
+    steps = []
 
-    def stop(turns, record):
-        watch(turns, record)
-        if turns.steps == 3:
-            signal.raise_signal(signal.SIGTERM)
+    def signal_after(function, due=lambda: True):
+        def run(*arguments, **options):
+            result = function(*arguments, **options)
+            if due():
+                signal.raise_signal(signal.Signals[name])
+            return result
 
-    monkeypatch.setattr(overhead.Turns, "watch", stop)
-    with pytest.raises(ValueError, match="SIGTERM stopped it at step 3 of 6"):
-        overhead.compare_loops(config, turns=2)
+        return run
+
+    monkeypatch.setattr(overhead, "imagenette", lambda: config)
+    monkeypatch.setattr(Engine, "step", lambda *a, step=Engine.step: (steps.append("ours"), step(*a))[1])
+    if moment == "bare loop":
+        monkeypatch.setattr(overhead, "moved", signal_after(overhead.moved))  # its first step, after two of ours
+    elif moment == "start of ours":
+        monkeypatch.setattr(Engine, "__init__", signal_after(Engine.__init__))
+    elif moment == "ours":
+        monkeypatch.setattr(Engine, "update", signal_after(Engine.update, lambda: len(steps) == 3))
+    elif moment == "evaluation at the end of ours":
+        monkeypatch.setattr(Classify, "evaluate", signal_after(Classify.evaluate))
+    before, output = signal.getsignal(signal.SIGTERM), tmp_path / "results" / "engine.json"
+    words = ["--data", "mnist", "--placement", "CCCL", "--turns", "2", "--workers", "0", "--device", "cpu"]
+    assert main(["bench", "engine", *words, "--output", str(output)]) == SIGNAL_STATUS[name]
+    assert f"lambdanets: {name} ended the measurement: nothing is written" in capsys.readouterr().err
+    assert not output.parent.exists()
+    assert len(steps) == {"bare loop": 2, "start of ours": 0, "ours": 3}.get(moment, 6)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_the_size_of_the_images_can_be_chosen_and_is_written(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(overhead, "imagenette", lambda: config)
+    output = tmp_path / "engine.json"
+    words = ["bench", "engine", "--data", "mnist", "--placement", "CCCL", "--turns", "2", "--workers", "0"]
+    for size in (None, 12):
+        chosen = [] if size is None else ["--image-size", str(size)]
+        assert main([*words, "--device", "cpu", "--output", str(output), *chosen]) == 0
+        assert json.loads(output.read_text())["settings"]["image_size"] == (size or config.model.image_size)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +112,7 @@ def test_a_run_that_is_stopped_is_no_result(config, monkeypatch):
     [
         (["--turns", "1"], "1 turns: at least 2 can be compared"),
         (["--batch", "0"], "batch_size is at least 1, not 0"),
-        (["--image-size", "0"], "image_size"),
+        (["--image-size", "0"], "--image-size must be more than 0, got 0"),
     ],
 )
 def test_nothing_to_measure_is_refused_with_a_sentence(words, said, tmp_path, capsys):

@@ -127,6 +127,33 @@ def test_a_step_that_is_not_finite_is_undone_with_its_buffers(tmp_path, ema, mon
     assert all(loss is not None for loss in losses)
 
 
+class Masked(Numbers):
+    """Its network has constants that are not finite."""
+
+    def model(self):
+        model = super().model()
+        model.register_buffer("mask", torch.full((3, 3), float("-inf")).triu(1).to(torch.float64))
+        model.register_buffer("unknown", torch.tensor([float("nan"), 0.1], dtype=torch.float64))
+        return model
+
+
+@pytest.mark.parametrize("micro_batch", [16, 4])
+def test_constants_that_are_not_finite_are_no_reason_to_skip_a_step(tmp_path, micro_batch):
+    masked, without = tmp_path / "masked", tmp_path / "without"
+    result = fit(Masked(spoilt={0, 9}), config(masked, micro_batch=micro_batch))
+    assert result.skipped == 2
+    assert [r["step"] for r in records(masked, "skipped_step")] == [0, 9]
+    fit(Numbers(spoilt={0, 9}), config(without, micro_batch=micro_batch))
+    found = final(masked)
+    constants = {
+        f"{which}.{name}": found.pop(f"{which}.{name}") for which in ("ema", "raw") for name in ("mask", "unknown")
+    }
+    assert same(found, final(without))
+    start = Masked().model().state_dict()
+    for name, value in constants.items():
+        torch.testing.assert_close(value, start[name[4:]], rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("kind", ["sgd", "rmsprop", "adamw"])
 def test_steps_that_stay_not_finite_end_the_run_with_a_diagnosis(tmp_path, kind):
     settings = config(tmp_path, max_skipped=8, optimizer=Optimizer(kind=kind), schedule=Schedule(rate=0.01))

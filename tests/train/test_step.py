@@ -104,9 +104,12 @@ def forward(model, inputs):
         norm(inputs.to(norm.running_mean))
 
 
-def test_statistics_that_are_not_finite_undo_the_step_though_the_gradient_is():
+@pytest.mark.parametrize("masked", [False, True])
+def test_statistics_that_are_not_finite_undo_the_step_though_the_gradient_is(masked):
     for spoilt in (float("nan"), float("inf"), None):
         model = normed()
+        if masked:
+            model.register_buffer("mask", torch.tensor([0.0, float("-inf")], dtype=torch.float64))
         known = list(model.buffers())
         statistics = RunningStatistics(model, World())
         statistics.begin()

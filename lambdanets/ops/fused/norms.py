@@ -25,6 +25,8 @@ def takes(product_BNS: Tensor, norms: Sequence[nn.Module | None]) -> bool:
     """Whether `normed_parts` does here what calling the norms would do."""
     if len(norms) not in (2, 3) or (len(norms) == 3 and norms[2] is not None):
         return False
+    if norms[0] is norms[1]:  # it updates its running statistics twice, one after the other
+        return False
     if type(product_BNS) is not Tensor or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return False  # the compiler fuses batch norm by itself
     if forward_ad._current_level >= 0:  # kernels have gradients only
