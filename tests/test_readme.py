@@ -215,6 +215,7 @@ def test_a_comparison_is_shown_once_it_is_measured(tmp_path: Path):
             "is 1.00 points behind the convolution (95% interval -1.25 to -0.75, 3",
             "is not seen here",
         ),
+        ((1.2, 1.5, 1.8), "is 1.50 points ahead of the convolution (95% interval +0.75", "is seen here on average"),
         ((-2.0, 0.5, 3.0), "cannot be told from the convolution: +0.50 points (95% interval -5.71", "stays open"),
     ],
 )
@@ -241,6 +242,9 @@ def test_sentences_about_a_comparison_follow_its_numbers(gains, verdict, paper, 
     assert "a rate of 0.1 won for every network: the largest one they tried, so a larger one may be better" in text
     assert "They had 4 epochs, the runs 8:" in text
     assert "reached 52.1% with 1 and 53.4% with 0.02; the runs took 0.02. At the end the cosine of their tables" in text
+    verdicts = generate.filled(block.replace("reading", "verdict"), tmp_path)
+    assert verdicts.count("\n- ") == 1
+    assert f"- **CCLL** {verdict}" in verdicts
     best = "**CCLL** learned most in this schedule: " if sum(gains) > 0 else "**The convolution** learned most"
     assert best in text
 

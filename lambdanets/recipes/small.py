@@ -15,7 +15,7 @@ def imagenette() -> TrainConfig:
     - Command: lambdanets train imagenette --data.path IMAGENETTE --out runs/imagenette
     - Hardware: one GPU of 16 GB or more.
     - Hours: about a quarter on an H200 (estimate).
-    - Expected: the paper has no such row, and the whole run is not measured; docs/choosing.md has what 16 epochs gave,
+    - Expected: the paper has no such row, and the whole run is not measured; docs/choosing.md has what 32 epochs gave,
       with all networks that `lambdanets compare` knows. The convolutional twin is --model.placement CCCC.
 
     RandAugment with 2 layers of magnitude 10, dropout 0.2, stochastic depth 0.1, label smoothing 0.1. What is scaled to
