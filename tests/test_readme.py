@@ -249,6 +249,17 @@ def test_sentences_about_a_comparison_follow_its_numbers(gains, verdict, paper, 
     assert best in text
 
 
+def test_a_layer_is_compared_with_the_fastest_form_of_the_convolution():
+    def one(contender: str, milliseconds: float, shape: str = "7x7x8", memory_format: str = "channels_last"):
+        about = {"shape": shape, "scope": 23, "mode": "inference", "memory_format": memory_format}
+        return about | {"contender": contender, "milliseconds": milliseconds}
+
+    rows = [one("ours", 4.0), one("ours, folded", 2.0), one("conv3x3 + BN", 1.6), one("conv3x3, BN folded", 3.0)]
+    assert "| 7x7x8 | 23 | 2, folded | 1.6 | 1.25 |\n" in generate.hard_baseline(rows)
+    assert generate.hard_baseline(rows[:2]) == ""
+    assert generate.hard_baseline([*rows[:3], one("conv3x3, BN folded", 9.0, memory_format="contiguous")]) == ""
+
+
 def test_what_choosing_takes_is_shown_and_computed_for_more(tmp_path: Path):
     block = "<!-- bench:pseudo-select -->\n<!-- /bench -->"
     assert "No measurement yet" in generate.filled(block, tmp_path)
