@@ -177,7 +177,7 @@ def run_part(part: nn.Module, inputs: Sequence[Any], autocast: Callable[[], Abst
     """Forward, and backward from always the same gradient; inputs need gradients as they say."""
     leaves = tree_map_only(Tensor, without_history, inputs)
     with autocast():
-        output = part(*tree_map_only(Tensor, Tensor.clone, leaves))  # parts may work in place
+        output = part(*tree_map_only(Tensor, copied, leaves))  # parts may work in place
     outputs = [one for one in tree_leaves(output) if isinstance(one, Tensor)]
     above = [one for one in outputs if one.requires_grad]
     gradients = []
@@ -190,6 +190,12 @@ def run_part(part: nn.Module, inputs: Sequence[Any], autocast: Callable[[], Abst
 
 def without_history(tensor: Tensor) -> Tensor:
     return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """Made in inference mode if the tensor was: code is compiled for the one or the other."""
+    with torch.inference_mode(tensor.is_inference()) if torch.is_inference_mode_enabled() else nullcontext():
+        return tensor.clone()
 
 
 def some_gradient(output: Tensor) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from lambdanets.measure.check import MismatchError, relative_error
 from lambdanets.measure.compiled import TOLERANCE, Compiled, as_graph, check_compiled, compile_blocks, many_variants
 from lambdanets.measure.fold import fold_batch_norm
-from lambdanets.measure.timing import fastest_convolutions, once, peak_bytes
+from lambdanets.measure.timing import fastest_convolutions, once, peak_bytes, synchronize
 
 NORMAL_BATCH = 1024  # the paper gives latencies for this many images
 CLASSES = 1000
@@ -95,9 +95,7 @@ class Throughput:
     peak_batch: int  # with so many images: `memory_batch`, but `batch` if compiled (another one compiles again)
     folded: int  # pairs of a convolution and a batch norm that became one
     fold_error: float | None  # relative difference of folded and original outputs
-    compile_error: float | None = (
-        None  # the same of compiled blocks and eager ones, the worst; in training of gradients too
-    )
+    compile_error: float | None = None  # the worst of compiled blocks beside eager ones, gradients too
 
 
 class NoMemoryError(Exception):
@@ -226,9 +224,9 @@ class Steps:
 
     def trial(self, batch: int) -> None:
         if self.compiled is not None:
+            images, allowed = self.images(batch), TOLERANCE[self.protocol.precision]
             with torch.inference_mode(not self.training):
-                allowed = TOLERANCE[self.protocol.precision]
-                self.compile_error = check_compiled(self.compiled, self.images(batch), allowed, self.autocast)
+                self.compile_error = check_compiled(self.compiled, images, allowed, self.autocast)
         self.step(batch)()
         synchronize(self.device)
 
@@ -338,11 +336,6 @@ def free_memory() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-
-
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 @contextmanager

@@ -42,6 +42,11 @@ def threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def once(function: Callable[[], object], device: torch.device) -> float:
     """Seconds of one call. On a GPU between two events, so that the queue in front of it does not count."""
     if device.type != "cuda":
