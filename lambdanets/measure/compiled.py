@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor, fx, nn
@@ -21,6 +21,27 @@ from lambdanets.measure.timing import captured
 VARIANTS = 1024  # of one block's code: widths, strides, layers, image sizes, modes, of all networks of a run
 # What a compiled block may differ from the same block eager on the same input, normwise: rounding, also of gradients.
 TOLERANCE = {"float32": 1e-3, "tf32": 2e-2, "bfloat16": 0.1}
+
+Way = Literal["no", "yes", "graphs", "blocks"]  # eager, compiled, and started by CUDA graphs, compiled by blocks
+
+
+class Compilation(TypedDict):
+    """Fields of a `Protocol`."""
+
+    compiled: bool
+    graphs: bool
+    blocks: bool
+
+
+def compilation(way: Way, device: torch.device) -> Compilation:
+    cuda = device.type == "cuda"
+    if way == "graphs" and not cuda:
+        raise ValueError("--compile graphs (and all, which has them) is for CUDA GPUs: use yes or blocks")
+    return {
+        "compiled": way != "no",
+        "graphs": way == "graphs" or (way == "blocks" and cuda),
+        "blocks": way == "blocks",
+    }
 
 
 @dataclass(frozen=True)
