@@ -5,7 +5,7 @@ inputs. So a block that was compiled once serves all blocks like it, of this net
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
@@ -69,7 +69,7 @@ def compile_blocks(network: nn.Module, **options: Any) -> Compiled:
     options = {"fullgraph": True, "dynamic": False, **options}
     blocks = repeated_blocks(network)
     if not blocks:
-        network.compile(**options)
+        compile_module(network, options)
         return Compiled((), (("",),), network)
     parts = split_at(network, blocks)
     rest: list[tuple[str, ...]] = []
@@ -78,11 +78,16 @@ def compile_blocks(network: nn.Module, **options: Any) -> Compiled:
         modules = [str(node.meta["name"]) for node in part.graph.nodes if node.op == "call_module"]
         if not set(modules) & set(blocks):
             rest.append(tuple(modules))
-            part.compile(**options)
+            compile_module(part, options)
     for name in blocks:
-        network.get_submodule(name).compile(**options)
+        compile_module(network.get_submodule(name), options)
     network.forward = parts.forward
     return Compiled(tuple(blocks), tuple(rest), parts)
+
+
+def compile_module(module: nn.Module, options: Mapping[str, Any]) -> None:
+    """In place. `module.compile` leaves modules of torch.nn itself eager, in silence, at least in torch 2.11."""
+    module.forward = torch.compile(module.forward, **options)
 
 
 def repeated_blocks(network: nn.Module) -> list[str]:
