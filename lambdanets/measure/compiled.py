@@ -258,6 +258,7 @@ def as_graph(step: Callable[[], Tensor], allowed: float | None) -> Callable[[], 
         kept[:] = [step()]
 
     expected = step().clone()
+    torch.cuda.empty_cache()  # other streams cannot use what this one keeps
     replay = captured(run, required=True)
     replay()
     if not kept[0].isfinite().all():

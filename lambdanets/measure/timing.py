@@ -109,7 +109,8 @@ def captured(function: Callable[[], object], *, required: bool = False) -> Calla
     graph = torch.cuda.CUDAGraph()
     problem: RuntimeError | None = None
     try:
-        with torch.cuda.graph(graph):
+        # a capture that fails at its end leaves its stream as the current one: the outer context takes the old one back
+        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
             try:
                 function()
             except RuntimeError as error:  # the end of a capture that failed raises another error, which would hide it
