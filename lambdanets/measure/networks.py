@@ -132,8 +132,8 @@ class BenchNetwork:
     dtype: tuple[Precision, ...] = ("float32",)
     """float32, tf32 (float32 tensors, products in TF32) and bfloat16 (training: autocast over float32 weights)."""
     compile: Way | Literal["both", "all"] = "no"
-    """Eager; compiled by torch.compile; also started by CUDA graphs; or compiled by blocks, in a fraction of the time (on
-    a GPU a step is then one CUDA graph); both: no and yes in turn; all: each of them."""
+    """Eager; compiled by torch.compile; also started by CUDA graphs; or compiled by blocks, in a fraction of the time
+    (on a GPU a step is then one CUDA graph); both: no and yes in turn; all: each of them."""
     train: bool = True
     """Measure training."""
     infer: bool = True
