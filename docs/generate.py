@@ -142,6 +142,8 @@ def networks(result: Row, where: str) -> str:
 
 def kind_of(protocol: Row) -> str:
     how = ("CUDA graphs" if protocol.get("graphs") else "compiled") if protocol["compiled"] else "eager"
+    if protocol.get("blocks"):
+        how = "by blocks, CUDA graph" if protocol["graphs"] else "by blocks"
     return f"{protocol['mode']}, {how}"
 
 

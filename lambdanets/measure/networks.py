@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 import tyro
@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 from torch import nn
 
+from lambdanets.measure.compiled import Way, compilation
 from lambdanets.measure.machine import describe, installed
 from lambdanets.measure.parameters import count_parameters, meta_network
 from lambdanets.measure.show import wide
@@ -130,8 +131,9 @@ class BenchNetwork:
     """resnet50-placements: ResNet-50 and lambda layers in its stages, LambdaResNets beside ResNet-RS, attention."""
     dtype: tuple[Precision, ...] = ("float32",)
     """float32, tf32 (float32 tensors, products in TF32) and bfloat16 (training: autocast over float32 weights)."""
-    compile: Literal["no", "yes", "graphs", "both", "all"] = "no"
-    """Eager, compiled by torch.compile, compiled and started by CUDA graphs; the first two, or all, in turn."""
+    compile: Way | Literal["both", "all"] = "no"
+    """Eager; compiled by torch.compile; also started by CUDA graphs; or compiled by blocks, in a fraction of the time
+    (on a GPU a step is then one CUDA graph); both: no and yes in turn; all: each of them."""
     train: bool = True
     """Measure training."""
     infer: bool = True
@@ -212,16 +214,14 @@ def make_protocols(options: BenchNetwork, device: torch.device) -> list[Protocol
     if "tf32" in options.dtype and device.type != "cuda":
         raise ValueError("--dtype tf32 is for CUDA GPUs: use float32")
     cuda = device.type == "cuda"
-    ways = ("no", "yes", "graphs")[: {"both": 2, "all": 3}.get(options.compile, 0)] or (options.compile,)
-    if "graphs" in ways and not cuda:
-        raise ValueError(f"--compile {options.compile} is for CUDA GPUs, which have graphs: use yes or both")
+    several: dict[str, tuple[Way, ...]] = {"both": ("no", "yes"), "all": get_args(Way)}
+    ways = several.get(options.compile, (options.compile,))
     batch = options.batch or (2 if options.quick else 1024 if cuda else 8)
     return [
         Protocol(
             mode=mode,  # type: ignore[arg-type]
             precision=precision,
-            compiled=way != "no",
-            graphs=way == "graphs",
+            **compilation(way, device),  # type: ignore[arg-type]
             channels_last=options.channels_last,
             fold=options.fold,
             batch=batch,

@@ -20,15 +20,15 @@ import torch
 from torch import Tensor, nn
 
 from lambdanets.measure.check import MismatchError, relative_error
+from lambdanets.measure.compiled import TOLERANCE, Compiled, as_graph, check_compiled, compile_blocks, many_variants
 from lambdanets.measure.fold import fold_batch_norm
-from lambdanets.measure.timing import once, peak_bytes
+from lambdanets.measure.timing import fastest_convolutions, once, peak_bytes, synchronize
 
 NORMAL_BATCH = 1024  # the paper gives latencies for this many images
 CLASSES = 1000
 WARM_UP = 2  # steps: the first allocates optimizer state and compiles, the second is like all that follow
 TOGETHER = 5  # steps that are timed as one: Python prepares the next one while the GPU is busy, as in real use
 LONG = 0.25  # seconds: fewer steps together that take so long show the same, for Python is far ahead of the GPU
-TRIED = 4  # algorithms of cuDNN for a convolution, its best guesses first: of ten, some take a second for one trial
 INDEXABLE = 2**31  # elements of one tensor: from there on cuDNN and torch take other, slow kernels
 SURE = 0.8  # a batch is left out only if even this part of the memory that it should need is more than there is
 Precision = Literal["float32", "tf32", "bfloat16"]
@@ -47,7 +47,9 @@ class Protocol:
         precision: float32; tf32: float32 tensors, products in TF32 (CUDA); bfloat16: weights too in inference, in
             training autocast over float32 weights.
         compiled: torch.compile of the network.
-        graphs: compiled, and its kernels started by CUDA graphs (`mode="reduce-overhead"`): Python does not count.
+        graphs: compiled, and its kernels started by CUDA graphs (`mode="reduce-overhead"`, with `blocks` one graph of
+            the whole step): Python does not count.
+        blocks: compiled block by block, which takes far less time than compiling a deep network whole.
         channels_last: memory format of images and weights.
         fold: batch norm is folded into convolutions for inference.
         batch: where the search begins.
@@ -60,6 +62,7 @@ class Protocol:
     precision: Precision = "float32"
     compiled: bool = False
     graphs: bool = False
+    blocks: bool = False
     channels_last: bool = True
     fold: bool = True
     batch: int = NORMAL_BATCH
@@ -70,8 +73,12 @@ class Protocol:
 
     @property
     def how(self) -> str:
-        """eager, compiled, or compiled with CUDA graphs."""
-        return ("compiled, CUDA graphs" if self.graphs else "compiled") if self.compiled else "eager"
+        """eager or compiled, whole or by blocks, with or without CUDA graphs."""
+        if not self.compiled:
+            return "eager"
+        if self.blocks:
+            return "compiled by blocks, a CUDA graph" if self.graphs else "compiled by blocks"
+        return "compiled, CUDA graphs" if self.graphs else "compiled"
 
 
 @dataclass(frozen=True)
@@ -88,6 +95,7 @@ class Throughput:
     peak_batch: int  # with so many images: `memory_batch`, but `batch` if compiled (another one compiles again)
     folded: int  # pairs of a convolution and a batch norm that became one
     fold_error: float | None  # relative difference of folded and original outputs
+    compile_error: float | None = None  # the worst of compiled blocks beside eager ones, gradients too
 
 
 class NoMemoryError(Exception):
@@ -99,7 +107,7 @@ def measure_network(
 ) -> Throughput:
     """Measures the network that `build` makes, on images of `size` (height, width)."""
     torch.manual_seed(0)
-    with precision_of(protocol.precision, device):
+    with precision_of(protocol.precision, device), many_variants() if protocol.blocks else nullcontext():
         with device:  # drawing initial weights of deep networks takes a CPU long
             network = build()
         folded, error = 0, None
@@ -120,17 +128,17 @@ def measure_network(
             batch = steps.may_fit(protocol.batch, peak, peak_batch) if peak_batch == asked else peak_batch
             batch = largest_batch(steps.trial, steps.indexable(batch))
             if protocol.compiled:
-                torch.compiler.reset()
-                network.compile(dynamic=False, mode="reduce-overhead" if protocol.graphs else None)
+                steps.compile()
                 batch = largest_batch(steps.trial, batch)
             with fastest_convolutions():  # may need more memory than the search had: it goes on here
                 batch = largest_batch(partial(steps.time_into, times), batch)
                 if protocol.latency and protocol.mode == "inference":
                     latency = median(steps.time(1, together=1))
             if protocol.compiled or peak_batch > batch:
+                free_memory()  # of a CUDA graph
                 peak, peak_batch = steps.peak(batch)
         finally:
-            if protocol.compiled:
+            if protocol.compiled and not protocol.blocks:  # blocks serve the next network
                 torch.compiler.reset()
     seconds = median(times)
     return Throughput(
@@ -144,6 +152,7 @@ def measure_network(
         peak_batch=peak_batch,
         folded=folded,
         fold_error=error,
+        compile_error=steps.compile_error,
     )
 
 
@@ -155,49 +164,74 @@ class Steps:
         self.training = protocol.mode == "training"
         self.network.train(self.training)
         self.largest = 0.0  # elements of an output of a module, for each image; `peak` looks
+        self.compiled: Compiled | None = None  # by blocks
+        self.compile_error: float | None = None
         self.optimizer = None
         if self.training:
             self.optimizer = torch.optim.SGD(network.parameters(), lr=1e-4, momentum=0.9, weight_decay=1e-4)
 
-    def step(self, batch: int) -> Callable[[], object]:
-        """A function that runs one step on random images."""
+    def compile(self) -> None:
+        if self.protocol.blocks:
+            self.compiled = compile_blocks(self.network)
+            return
+        torch.compiler.reset()
+        self.network.compile(dynamic=False, mode="reduce-overhead" if self.protocol.graphs else None)
+
+    def images(self, batch: int) -> Tensor:
         pure_half = self.protocol.precision == "bfloat16" and not self.training
         images = torch.randn(batch, *self.shape, device=self.device, dtype=torch.bfloat16 if pure_half else None)
-        if self.protocol.channels_last:
-            images = images.contiguous(memory_format=torch.channels_last)
+        return images.contiguous(memory_format=torch.channels_last) if self.protocol.channels_last else images
+
+    def step(self, batch: int) -> Callable[[], Tensor]:
+        """A function that runs one step on random images; it returns scores, or the loss in training."""
+        images = self.images(batch)
         if self.optimizer is None:
             return lambda: self.infer(images)
         classes = torch.randint(CLASSES, (batch,), device=self.device)
         return lambda: self.train(images, classes)
 
+    def timed_step(self, batch: int) -> Callable[[], object]:
+        """`step`, as a CUDA graph where that is ours to make."""
+        step = self.step(batch)
+        if not (self.protocol.blocks and self.protocol.graphs):
+            return step
+        free_memory()  # the graph has a memory of its own
+        return as_graph(step, None if self.training else TOLERANCE[self.protocol.precision])
+
     def begin(self) -> None:
-        if self.protocol.graphs:  # what the last step gave may be overwritten
+        if self.protocol.graphs and not self.protocol.blocks:  # what the last step gave may be overwritten
             torch.compiler.cudagraph_mark_step_begin()
+
+    def autocast(self) -> AbstractContextManager:
+        mixed = self.training and self.protocol.precision == "bfloat16"
+        return torch.autocast(self.device.type, torch.bfloat16) if mixed else nullcontext()
 
     @torch.inference_mode()
     def infer(self, images: Tensor) -> Tensor:
         self.begin()
         return self.network(images)
 
-    def train(self, images: Tensor, classes: Tensor) -> None:
+    def train(self, images: Tensor, classes: Tensor) -> Tensor:
         assert self.optimizer is not None
         self.begin()
-        autocast: AbstractContextManager = nullcontext()
-        if self.protocol.precision == "bfloat16":
-            autocast = torch.autocast(self.device.type, torch.bfloat16)
-        with autocast:
+        with self.autocast():
             scores = self.network(images)
         loss = nn.functional.cross_entropy(scores.float(), classes % scores.shape[1], label_smoothing=0.1)
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        return loss.detach()
 
     def trial(self, batch: int) -> None:
+        if self.compiled is not None:
+            images, allowed = self.images(batch), TOLERANCE[self.protocol.precision]
+            with torch.inference_mode(not self.training):
+                self.compile_error = check_compiled(self.compiled, images, allowed, self.autocast)
         self.step(batch)()
         synchronize(self.device)
 
     def time(self, batch: int, together: int = TOGETHER) -> list[float]:
-        step = self.step(batch)
+        step = self.timed_step(batch)
         for _ in range(WARM_UP - 1):
             step()
         last = once(step, self.device)
@@ -219,7 +253,7 @@ class Steps:
 
         def run(batch: int) -> None:
             step = self.step(batch)
-            with self.watched(batch):
+            with nullcontext() if self.largest else self.watched(batch):  # once: hooks are in the way of the compiler
                 step()
             found.append(peak_bytes(step, self.device))
 
@@ -304,11 +338,6 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 @contextmanager
 def precision_of(precision: Precision, device: torch.device) -> Iterator[None]:
     """Products of float32 tensors in TF32, or not."""
@@ -321,18 +350,6 @@ def precision_of(precision: Precision, device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
-
-
-@contextmanager
-def fastest_convolutions() -> Iterator[None]:
-    """cuDNN tries its algorithms on each new shape: worth it where a shape comes many times."""
-    cudnn = torch.backends.cudnn
-    before = cudnn.benchmark, cudnn.benchmark_limit
-    cudnn.benchmark, cudnn.benchmark_limit = True, TRIED
-    try:
-        yield
-    finally:
-        cudnn.benchmark, cudnn.benchmark_limit = before
 
 
 def settle(network: nn.Module, shape: tuple[int, ...]) -> nn.Module:

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+TRIED = 4  # algorithms of cuDNN for a convolution, its best guesses first: of ten, some take a second for one trial
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -38,6 +40,11 @@ def threads(count: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def once(function: Callable[[], object], device: torch.device) -> float:
@@ -87,8 +94,11 @@ def cuda_repeats(function: Callable[[], object], repeats: int) -> tuple[float, .
     return tuple(t * 1e-3 for t in times)
 
 
-def captured(function: Callable[[], object]) -> Callable[[], object]:
-    """The function as a CUDA graph, so that Python's launches do not count; itself where it cannot be captured."""
+def captured(function: Callable[[], object], *, required: bool = False) -> Callable[[], object]:
+    """The function as a CUDA graph, so that Python's launches do not count.
+
+    Where it cannot be captured: itself, or the error (`required`).
+    """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -97,13 +107,34 @@ def captured(function: Callable[[], object]) -> Callable[[], object]:
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
+    problem: RuntimeError | None = None
     try:
-        with torch.cuda.graph(graph):
-            function()
-    except RuntimeError:
-        torch.cuda.synchronize()
-        return function
-    return graph.replay
+        # a capture that fails at its end leaves its stream as the current one: the outer context takes the old one back
+        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
+            try:
+                function()
+            except RuntimeError as error:  # the end of a capture that failed raises another error, which would hide it
+                problem = error
+    except RuntimeError as error:
+        problem = problem or error
+    if problem is None:
+        return graph.replay
+    torch.cuda.synchronize()
+    if required:
+        raise problem
+    return function
+
+
+@contextlib.contextmanager
+def fastest_convolutions() -> Iterator[None]:
+    """cuDNN tries its algorithms on each new shape: worth it where a shape comes many times."""
+    cudnn = torch.backends.cudnn
+    before = cudnn.benchmark, cudnn.benchmark_limit
+    cudnn.benchmark, cudnn.benchmark_limit = True, TRIED
+    try:
+        yield
+    finally:
+        cudnn.benchmark, cudnn.benchmark_limit = before
 
 
 def peak_bytes(function: Callable[[], object], device: torch.device) -> int:

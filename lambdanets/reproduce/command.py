@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from lambdanets.measure.compiled import Way, compilation
 from lambdanets.measure.flops import paper_flops
 from lambdanets.measure.parameters import count_parameters, meta_network
 from lambdanets.measure.show import wide
@@ -22,7 +23,7 @@ from lambdanets.models import list_models
 from lambdanets.options import chosen_device, optional
 from lambdanets.reproduce.compare import MARKS, Comparison, Quantity, compare
 from lambdanets.reproduce.experiments import EXPERIMENTS
-from lambdanets.reproduce.jobs import FILE, Compile, Settings
+from lambdanets.reproduce.jobs import FILE, Settings
 from lambdanets.reproduce.numbers import COLUMNS, Number, as_json, read_accuracy
 from lambdanets.reproduce.page import HTML, MARKDOWN, comments, markdown_line
 from lambdanets.reproduce.run import listing, reproduce
@@ -67,8 +68,9 @@ class Reproduce:
     """cpu, cuda or cuda:1. A GPU if there is one."""
     dtype: Annotated[Precision | None, optional("DTYPE")] = None
     """Of networks: float32, tf32 or bfloat16. By default bfloat16 on a GPU where the paper has it, else float32."""
-    compile: Compile = "no"
-    """Networks as they are, compiled by torch.compile (yes), or compiled and started by CUDA graphs: all alike."""
+    compile: Way = "no"
+    """Networks as they are, compiled by torch.compile (yes), also started by CUDA graphs, or compiled by blocks, which
+    takes the least time (on a GPU a step is one CUDA graph): all alike."""
     threads: Annotated[int | None, optional("N")] = None
     """CPU threads; torch's own number, with --quick one."""
     batch: Annotated[int | None, optional("N")] = None
@@ -113,8 +115,7 @@ class Reproduce:
         device = chosen_device(self.device)
         if self.dtype == "tf32" and device.type != "cuda":
             raise ValueError("--dtype tf32 is for CUDA GPUs: use float32")
-        if self.compile == "graphs" and device.type != "cuda":
-            raise ValueError("--compile graphs is for CUDA GPUs: use yes")
+        compilation(self.compile, device)  # refuses what the device does not have
         settings = Settings(device, self.quick, self.dtype, self.compile, self.batch, self.seconds)
         accuracy = read_accuracy(self.accuracy) if self.accuracy is not None else {}
         progress = nullcontext() if self.format == "table" else redirect_stdout(sys.stderr)  # what is printed is read

@@ -12,6 +12,7 @@ import torch
 
 from lambdanets.data.places import whole_file
 from lambdanets.measure.check import MismatchError
+from lambdanets.measure.compiled import Way, compilation
 from lambdanets.measure.machine import describe
 from lambdanets.measure.networks import Entry, cuda_lost, measure
 from lambdanets.measure.throughput import Precision, Protocol, free_memory, is_no_memory
@@ -21,7 +22,6 @@ FILE = "reproduce.json"
 QUICK_SIZE = 64
 QUICK_PARAMETERS = 50e6  # larger networks take a CPU too long
 Found = dict[str, Any]
-Compile = Literal["no", "yes", "graphs"]
 OUT_OF_MEMORY = "out of memory"
 CUT_SHORT = "cut_short"  # in a result: fewer steps were timed than the settings ask for
 
@@ -34,7 +34,7 @@ class Settings:
         device: where.
         quick: small images and few repeats.
         dtype: of networks; None: bfloat16 on a GPU where the paper's numbers are, and float32 elsewhere.
-        compile: no, yes (torch.compile of networks), or graphs (and CUDA graphs).
+        compile: no, yes (torch.compile of networks), graphs (and CUDA graphs), or blocks (block by block, and a graph).
         batch: where the search for the largest batch begins.
         seconds: at most so long for the timed steps of one job (three run anyway).
     """
@@ -42,7 +42,7 @@ class Settings:
     device: torch.device
     quick: bool = False
     dtype: Precision | None = None
-    compile: Compile = "no"
+    compile: Way = "no"
     batch: int | None = None
     seconds: float = 5.0
 
@@ -67,8 +67,7 @@ class Settings:
         return Protocol(
             mode=mode,
             precision=self.dtype or ("bfloat16" if half and self.cuda else "float32"),
-            compiled=self.compile != "no",
-            graphs=self.compile == "graphs",
+            **compilation(self.compile, self.device),
             batch=batch,
             memory_batch=min(batch, 128),
             repeats=1 if self.quick else 20,

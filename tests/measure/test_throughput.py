@@ -294,7 +294,13 @@ def test_compiled(tmp_path):
 
 
 def test_graphs_are_for_gpus():
-    with pytest.raises(ValueError, match="--compile all is for CUDA GPUs"):
-        make_protocols(BenchNetwork(names=("resnet50",), compile="all"), torch.device("cpu"))
+    for way in ("graphs", "all"):
+        with pytest.raises(ValueError, match=r"--compile graphs .* is for CUDA GPUs"):
+            make_protocols(BenchNetwork(names=("resnet50",), compile=way), torch.device("cpu"))
     protocols = make_protocols(BenchNetwork(names=("resnet50",), compile="all", infer=False), torch.device("cuda"))
-    assert [protocol.how for protocol in protocols] == ["eager", "compiled", "compiled, CUDA graphs"]
+    assert [protocol.how for protocol in protocols] == [
+        "eager",
+        "compiled",
+        "compiled, CUDA graphs",
+        "compiled by blocks, a CUDA graph",
+    ]

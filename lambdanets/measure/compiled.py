@@ -1,0 +1,272 @@
+"""Networks compiled block by block, so that a deep one compiles as fast as a shallow one.
+
+torch.compile keeps its code for each function, with guards on the module's class, settings and shapes; weights are
+inputs. So a block that was compiled once serves all blocks like it, of this network and of the next.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.passes.split_module import split_module
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from lambdanets.measure.check import MismatchError, relative_error
+from lambdanets.measure.timing import captured
+
+VARIANTS = 1024  # of one block's code: widths, strides, layers, image sizes, modes, of all networks of a run
+# What a compiled block may differ from the same block eager on the same input, normwise: rounding, also of gradients.
+TOLERANCE = {"float32": 1e-3, "tf32": 2e-2, "bfloat16": 0.1}
+
+Way = Literal["no", "yes", "graphs", "blocks"]  # eager, compiled, and started by CUDA graphs, compiled by blocks
+
+
+class Compilation(TypedDict):
+    """Fields of a `Protocol`."""
+
+    compiled: bool
+    graphs: bool
+    blocks: bool
+
+
+def compilation(way: Way, device: torch.device) -> Compilation:
+    cuda = device.type == "cuda"
+    if way == "graphs" and not cuda:
+        raise ValueError("--compile graphs (and all, which has them) is for CUDA GPUs: use yes or blocks")
+    return {
+        "compiled": way != "no",
+        "graphs": way == "graphs" or (way == "blocks" and cuda),
+        "blocks": way == "blocks",
+    }
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What `compile_blocks` compiled.
+
+    Attributes:
+        blocks: names of the repeated blocks.
+        rest: names of what lies between them, for each part that is compiled as one, such as the stem. If the network
+            has no repeated blocks the only part is the network, whose name is empty.
+        parts: calls the blocks and the rest in order.
+    """
+
+    blocks: tuple[str, ...]
+    rest: tuple[tuple[str, ...], ...]
+    parts: nn.Module
+
+
+def compile_blocks(network: nn.Module, **options: Any) -> Compiled:
+    """Compiles a network in place: each of its repeated blocks, and as one what lies before, between and after them.
+
+    The mode (training or not) is to be set before. `options` are torch.compile's; a graph break is an error, and so is
+    a block that torch no longer compiles since it has seen too many variants (see `many_variants`).
+    """
+    options = {"fullgraph": True, "dynamic": False, **options}
+    blocks = repeated_blocks(network)
+    if not blocks:
+        compile_module(network, options)
+        return Compiled((), (("",),), network)
+    parts = split_at(network, blocks)
+    rest: list[tuple[str, ...]] = []
+    for part in parts.children():
+        assert isinstance(part, fx.GraphModule)
+        modules = [str(node.meta["name"]) for node in part.graph.nodes if node.op == "call_module"]
+        if not set(modules) & set(blocks):
+            rest.append(tuple(modules))
+            compile_module(part, options)
+    for name in blocks:
+        compile_module(network.get_submodule(name), options)
+    network.forward = parts.forward
+    return Compiled(tuple(blocks), tuple(rest), parts)
+
+
+def compile_module(module: nn.Module, options: Mapping[str, Any]) -> None:
+    """In place. `module.compile` leaves modules of torch.nn itself eager, in silence, at least in torch 2.11."""
+    module.forward = torch.compile(module.forward, **options)
+
+
+def repeated_blocks(network: nn.Module) -> list[str]:
+    """Names of the outermost modules in a list whose class is in lists at least twice.
+
+    Lists are Sequential and ModuleList, which are no blocks themselves, and neither are modules without children.
+    """
+
+    def listed(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
+        inside = isinstance(module, nn.Sequential | nn.ModuleList)
+        for child_name, child in module.named_children():
+            path = f"{name}.{child_name}" if name else child_name
+            if inside and not isinstance(child, nn.Sequential | nn.ModuleList) and any(child.children()):
+                yield path, child
+            else:
+                yield from listed(child, path)
+
+    found = list(listed(network, ""))
+    counts = Counter(type(module) for _, module in found)
+    return [name for name, module in found if counts[type(module)] > 1]
+
+
+class Outside(fx.Tracer):
+    """Looks only into modules that have blocks in them."""
+
+    def __init__(self, blocks: Sequence[str]) -> None:
+        super().__init__()
+        self.above = {block[:end] for block in blocks for end, letter in enumerate(block) if letter == "."}
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return module_qualified_name not in self.above
+
+
+def split_at(network: nn.Module, blocks: Sequence[str]) -> fx.GraphModule:
+    """The network as a sequence of parts: each block is one, and what is between two blocks is one."""
+    try:
+        graph = Outside(blocks).trace(network)
+    except Exception as error:  # whatever its forward does that cannot be traced
+        raise ValueError(
+            f"{type(network).__name__} cannot be cut into blocks ({error}): compile it as a whole, --compile graphs"
+        ) from error
+    names = set(blocks)
+    part, after_block = 0, False
+    for node in graph.nodes:
+        node.meta["name"] = node.target  # splitting gives modules new names
+        is_block = node.op == "call_module" and node.target in names
+        part += is_block or after_block
+        after_block = is_block
+        node.meta["part"] = part
+    return split_module(fx.GraphModule(network, graph), network, lambda node: node.meta["part"])
+
+
+@contextmanager
+def many_variants() -> Iterator[None]:
+    """One block's code may be compiled in many variants: torch gives up after eight.
+
+    Beyond `VARIANTS` it is an error for modules that `compile_blocks` compiled, never silently eager.
+    """
+    import torch._dynamo.config as dynamo
+
+    with dynamo.patch(recompile_limit=VARIANTS, accumulated_recompile_limit=VARIANTS, fail_on_recompile_limit_hit=True):
+        yield
+
+
+def check_compiled(
+    compiled: Compiled, images: Tensor, allowed: float, autocast: Callable[[], AbstractContextManager] = nullcontext
+) -> float:
+    """Each part compiled against the same part eager, on the same input; returns the worst relative error.
+
+    Part by part, since hundreds of layers with random weights enlarge rounding until nothing can be compared. Where
+    gradients are enabled they are compared too. All is compiled here: steps that follow find it done.
+    """
+    worst = 0.0
+
+    def compare(part: nn.Module, inputs: Sequence[Any]) -> Any:
+        nonlocal worst
+        found = run_part(part, inputs, autocast)
+        with torch.compiler.set_stance("force_eager"):
+            expected = run_part(part, inputs, autocast)
+            error = worst_error(found, expected)
+            if not error <= allowed:
+                again = worst_error(run_part(part, inputs, autocast), expected)
+                if not again > allowed:  # else it is random (dropout), and cannot be compared
+                    raise MismatchError(
+                        f"a compiled part of the network differs from the same part eager by {error:.1e}, "
+                        f"allowed {allowed}"
+                    )
+                error = 0.0
+        worst = max(worst, error)
+        return expected.output
+
+    class Parts(fx.Interpreter):
+        def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+            return compare(self.fetch_attr(target), args)
+
+    if isinstance(compiled.parts, fx.GraphModule):
+        Parts(compiled.parts).run(images)
+    else:
+        compare(compiled.parts, (images,))
+    return worst
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a part of a network gave: its output without history, and all tensors to compare."""
+
+    output: Any
+    outputs: list[Tensor]
+    gradients: list[Tensor]
+
+
+def run_part(part: nn.Module, inputs: Sequence[Any], autocast: Callable[[], AbstractContextManager]) -> Run:
+    """Forward, and backward from always the same gradient; inputs need gradients as they say."""
+    leaves = tree_map_only(Tensor, without_history, inputs)
+    with autocast():
+        output = part(*tree_map_only(Tensor, copied, leaves))  # parts may work in place
+    outputs = [one for one in tree_leaves(output) if isinstance(one, Tensor)]
+    above = [one for one in outputs if one.requires_grad]
+    gradients = []
+    if above:
+        wanted = [one for one in (*tree_leaves(leaves), *part.parameters()) if getattr(one, "requires_grad", False)]
+        given = [some_gradient(one) for one in above]
+        gradients = [one for one in torch.autograd.grad(above, wanted, given, allow_unused=True) if one is not None]
+    return Run(tree_map_only(Tensor, without_history, output), [one.detach() for one in outputs], gradients)
+
+
+def without_history(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """Made in inference mode if the tensor was: code is compiled for the one or the other."""
+    with torch.inference_mode(tensor.is_inference()) if torch.is_inference_mode_enabled() else nullcontext():
+        return tensor.clone()
+
+
+def some_gradient(output: Tensor) -> Tensor:
+    return torch.empty_like(output).normal_(generator=torch.Generator(output.device).manual_seed(0))
+
+
+def worst_error(found: Run, expected: Run) -> float:
+    """Of outputs and of gradients, each all together: a gradient that is next to nothing is all rounding."""
+    return max(
+        together(found.outputs, expected.outputs),
+        together(found.gradients, expected.gradients) if expected.gradients else 0.0,
+    )
+
+
+def together(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    difference = norm([mine - right for mine, right in zip(found, expected, strict=True)])
+    return (difference / norm(expected).clamp(min=torch.finfo(torch.float64).tiny)).item()
+
+
+def norm(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.stack([torch.linalg.vector_norm(one, dtype=torch.float64) for one in tensors]).norm()
+
+
+def as_graph(step: Callable[[], Tensor], allowed: float | None) -> Callable[[], object]:
+    """The step as one CUDA graph, after some steps without. What it gives must be finite.
+
+    Args:
+        step: works on tensors that stay where they are, and returns one.
+        allowed: how far the graph's tensor may be from that of the step, relatively; None: steps change it.
+    """
+    kept: list[Tensor] = []
+
+    def run() -> None:
+        kept[:] = [step()]
+
+    expected = step().clone()
+    torch.cuda.empty_cache()  # other streams cannot use what this one keeps
+    replay = captured(run, required=True)
+    replay()
+    if not kept[0].isfinite().all():
+        raise MismatchError("the step as a CUDA graph gave numbers that are not finite")
+    if allowed is not None:
+        error = relative_error(kept[0], expected)
+        if not error <= allowed and not relative_error(step(), expected) > allowed:  # else it is random
+            raise MismatchError(
+                f"the step as a CUDA graph differs from the step without by {error:.1e}, allowed {allowed}"
+            )
+    return replay
