@@ -21,7 +21,7 @@ from lambdanets.train.config import TrainConfig
 from lambdanets.train.loop import fit
 from lambdanets.train.precision import autocast
 from lambdanets.train.prefetch import moved
-from lambdanets.train.signals import SIGNAL_STATUS, Terminated, sigterm_interrupts
+from lambdanets.train.signals import SIGNAL_STATUS, Interrupted, Interrupts
 from lambdanets.train.task import Share
 
 if TYPE_CHECKING:
@@ -72,10 +72,10 @@ class BenchEngine:
             device=self.device,
         )
         try:
-            with sigterm_interrupts():
-                result = compare_loops(base, self.steps, self.turns)
-        except KeyboardInterrupt as stop:
-            name = "SIGTERM" if isinstance(stop, Terminated) else "SIGINT"
+            with Interrupts() as stop:
+                result = compare_loops(base, self.steps, self.turns, stop.check)
+        except Interrupted as signal:
+            (name,) = signal.args
             print(f"lambdanets: {name} ended the measurement: nothing is written to {self.output}", file=sys.stderr)
             return SIGNAL_STATUS[name]
         with whole_path(self.output) as part:
@@ -93,13 +93,14 @@ class BenchEngine:
 class Clock:
     """Images per second of every window but the first, which warms up. Both loops are timed by this."""
 
-    def __init__(self, images: int, device: torch.device) -> None:
-        self.images, self.device = images, device
+    def __init__(self, images: int, device: torch.device, check: Callable[[], None] = lambda: None) -> None:
+        self.images, self.device, self.check = images, device, check
         self.steps, self.began = 0, 0.0
         self.rates: list[float] = []
 
     def tick(self) -> None:
-        """After a step."""
+        """After a step; `check` may end it all."""
+        self.check()
         self.steps += 1
         if self.steps % WINDOW:
             return
@@ -111,7 +112,9 @@ class Clock:
         self.began = now
 
 
-def compare_loops(base: TrainConfig, steps: int, turns: int) -> dict[str, Any]:
+def compare_loops(
+    base: TrainConfig, steps: int, turns: int, check: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
     """Images per second of both loops, medians of windows over all turns, and what ours takes longer."""
     if steps < WINDOW or turns < 1:
         raise ValueError(f"{steps} steps in {turns} turns: at least {WINDOW} steps in one turn can be timed")
@@ -125,7 +128,7 @@ def compare_loops(base: TrainConfig, steps: int, turns: int) -> dict[str, Any]:
     for turn in range(turns):
         rates = {}
         for name in ("bare", "ours") if turn % 2 == 0 else ("ours", "bare"):  # what drifts with time cancels
-            clock = Clock(base.batch_size, device)
+            clock = Clock(base.batch_size, device, check)
             loops[name](base, (1 + steps // WINDOW) * WINDOW, clock)
             rates[name] = clock.rates
             found[name] += clock.rates

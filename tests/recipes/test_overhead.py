@@ -60,7 +60,9 @@ def then_signal(function, name, when=lambda *a: True):
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-@pytest.mark.parametrize("moment", ["bare loop", "start of ours", "ours", "evaluation at the end of ours", "between"])
+@pytest.mark.parametrize(
+    "moment", ["bare loop", "backward pass", "start of ours", "ours", "evaluation at the end of ours", "between"]
+)
 def test_a_signal_ends_it_there_with_a_sentence(moment, name, config, tmp_path, monkeypatch, capsys):
     calls = []  # of what must not run after the signal
     usual = overhead.run_ours, overhead.Clock.tick
@@ -69,6 +71,15 @@ def test_a_signal_ends_it_there_with_a_sentence(moment, name, config, tmp_path, 
     monkeypatch.setattr(overhead.Clock, "tick", lambda clock: calls.append("step") or usual[1](clock))
     if moment == "between":
         monkeypatch.setattr(overhead, "run_bare", then_signal(overhead.run_bare, name))
+    elif moment == "backward pass":  # it ends before anything is raised: torch would crash at exit
+        loss = Classify.loss
+
+        def with_hook(*arguments):
+            outcome = loss(*arguments)
+            outcome.loss.register_hook(lambda _: signal.raise_signal(getattr(signal, name)))
+            return outcome
+
+        monkeypatch.setattr(Classify, "loss", with_hook)
     elif moment == "start of ours":
         monkeypatch.setattr(Engine, "__init__", then_signal(Engine.__init__, name))
     elif moment == "evaluation at the end of ours":
@@ -81,9 +92,11 @@ def test_a_signal_ends_it_there_with_a_sentence(moment, name, config, tmp_path, 
     assert main(["bench", "engine", *words, "--device", "cpu", "--output", str(output)]) == SIGNAL_STATUS[name]
     assert f"lambdanets: {name} ended the measurement: nothing is written" in capsys.readouterr().err
     assert not output.parent.exists()
-    steps = {"bare loop": 3, "start of ours": 6, "ours": 8, "between": 6}.get(moment, 12)  # 9 calls: one is of ours
+    steps = {"bare loop": 3, "backward pass": 1, "start of ours": 6, "ours": 8, "between": 6}.get(
+        moment, 12
+    )  # 9 calls: one is of ours
     assert calls.count("step") == steps
-    assert calls.count("ours") == (moment not in ("bare loop", "between"))
+    assert calls.count("ours") == (moment not in ("bare loop", "backward pass", "between"))
     assert signal.getsignal(signal.SIGTERM) == before
 
 
