@@ -4,7 +4,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median, quantiles
@@ -21,7 +21,7 @@ from lambdanets.train.config import TrainConfig
 from lambdanets.train.loop import fit
 from lambdanets.train.precision import autocast
 from lambdanets.train.prefetch import moved
-from lambdanets.train.signals import SIGNAL_STATUS, Terminated, sigterm_interrupts
+from lambdanets.train.signals import SIGNAL_STATUS, Interrupted, Interrupts
 from lambdanets.train.task import Share
 
 if TYPE_CHECKING:
@@ -71,10 +71,10 @@ class BenchEngine:
             device=self.device,
         )
         try:
-            with sigterm_interrupts():
-                result = compare_loops(base, self.turns)
-        except KeyboardInterrupt as stop:
-            name = "SIGTERM" if isinstance(stop, Terminated) else "SIGINT"
+            with Interrupts() as stop:
+                result = compare_loops(base, self.turns, stop.check)
+        except Interrupted as signal:
+            (name,) = signal.args
             print(f"lambdanets: {name} ended the measurement: nothing is written to {self.output}", file=sys.stderr)
             return SIGNAL_STATUS[name]
         with whole_path(self.output) as part:
@@ -91,20 +91,22 @@ class BenchEngine:
 class Turns:
     """After every turn of our loop, one of the bare loop; images per second of both. The first pair warms up."""
 
-    def __init__(self, images: int, device: torch.device, bare: Iterator[None]) -> None:
-        self.images, self.device, self.bare = images, device, bare
+    def __init__(self, images: int, device: torch.device, bare: Iterator[None], check: Callable[[], None]) -> None:
+        self.images, self.device, self.bare, self.check = images, device, bare, check
         self.steps, self.began = 0, time.perf_counter()
         self.rates: dict[str, list[float]] = {"bare": [], "ours": []}
 
     def watch(self, record: dict[str, Any]) -> None:
-        """Is told of every step that our loop has taken."""
+        """Is told of every step that our loop has taken; `check` may end it all."""
         if record["event"] != "tick":
             return
+        self.check()
         self.steps += 1
         if self.steps % WINDOW == 0:
             self.over("ours")
             for _ in range(WINDOW):
                 next(self.bare)
+                self.check()
             self.over("bare")
 
     def over(self, name: str) -> None:
@@ -116,7 +118,7 @@ class Turns:
         self.began = now
 
 
-def compare_loops(base: TrainConfig, turns: int) -> dict[str, Any]:
+def compare_loops(base: TrainConfig, turns: int, check: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Images per second of both loops, medians over their turns, and what ours takes longer than its neighbour."""
     from lambdanets.train.classify import Classify
 
@@ -126,7 +128,7 @@ def compare_loops(base: TrainConfig, turns: int) -> dict[str, Any]:
     base = replace(base, log_every=WINDOW, evaluate_every=10**6, micro_batch=base.batch_size, checkpoint_minutes=1e6)
     steps = (1 + turns) * WINDOW
     bare = bare_steps(base, device)
-    taken = Turns(base.batch_size, device, bare)
+    taken = Turns(base.batch_size, device, bare, check)
     try:
         with tempfile.TemporaryDirectory() as folder:
             task = Classify(base)

@@ -2,15 +2,16 @@
 
 Only a second Ctrl-C ends at once: a scheduler and torchrun may both pass on one SIGTERM.
 
-Where there is nothing to save, `sigterm_interrupts` makes SIGTERM what Ctrl-C is everywhere in Python.
+Where there is nothing to save, `Interrupts` end at once.
 """
 
 import signal
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from types import FrameType, TracebackType
 from typing import Any, Self
+
+import torch
 
 WATCHED = ("SIGTERM", "SIGINT", "SIGUSR1")  # SIGUSR1: SLURM's --signal=USR1@120, before the time is up
 SIGNAL_STATUS = {"SIGINT": 130, "SIGTERM": 143, "SIGUSR1": 138}  # what a command that they ended returns
@@ -47,22 +48,20 @@ class StopRequests:
         self.restore()
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM came."""
+class Interrupted(KeyboardInterrupt):
+    """A signal came; its name is the argument."""
 
 
-@contextmanager
-def sigterm_interrupts() -> Iterator[None]:
-    """SIGTERM raises Terminated wherever the program is, so that all that is open gets closed."""
+class Interrupts(StopRequests):
+    """`with Interrupts() as stop: ...` raises Interrupted where the program is when a signal comes, so that all that is
+    open gets closed. Only in a backward pass it waits for `stop.check()`: torch's queue of a pass that an exception
+    leaves outlives Python, and a crash at the very end would take the place of the exit status."""
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise Terminated
+    def note(self, number: int, frame: FrameType | None) -> None:
+        self.name = signal.Signals(number).name
+        if torch._C._current_graph_task_id() < 0:
+            self.check()
 
-    if threading.current_thread() is not threading.main_thread():  # Python allows handlers nowhere else
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    def check(self) -> None:
+        if self.name is not None:
+            raise Interrupted(self.name)
