@@ -25,7 +25,7 @@ def content_output(problem: Problem) -> Tensor:
     """sum over m of (query . normalised key_m) value_m: [B, N, H, V]."""
     queries_BNHK, keys_BMKU, values_BMVU = problem.queries_BNHK, problem.keys_BMKU, problem.values_BMVU
     assert keys_BMKU is not None
-    if problem.mask_NM is None and not problem.causal:
+    if shares_content(problem):
         return apply_shared(queries_BNHK, content_lambda(problem))
     exporting = torch.compiler.is_exporting()  # no loops there: they would fix the length
     if problem.mask_NM is None and runs_in_step(problem) and not exporting:
@@ -34,6 +34,19 @@ def content_output(problem: Problem) -> Tensor:
             queries_BNHK, keys_BMKU, values_BMVU, state, problem.key_norm, problem.strict, problem.context_mask_BM
         )[0]
     return masked_output(problem)
+
+
+def add_content(output_BNHV: Tensor, problem: Problem) -> Tensor:
+    """The output with that of the content added to it, in place."""
+    if not shares_content(problem) or not output_BNHV.is_contiguous():
+        return output_BNHV.add_(content_output(problem))
+    output_BNHV.flatten(1, 2).baddbmm_(problem.queries_BNHK.flatten(1, 2), content_lambda(problem))
+    return output_BNHV
+
+
+def shares_content(problem: Problem) -> bool:
+    """Whether all queries of an example share one content lambda."""
+    return problem.mask_NM is None and not problem.causal
 
 
 def content_lambda(problem: Problem) -> Tensor:

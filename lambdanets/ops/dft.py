@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lambdanets.ops.content import content_lambda, shares_content
 from lambdanets.ops.fft import unwrapped_length, wrap
 from lambdanets.ops.positions import Axis, Relative, toeplitz
 from lambdanets.ops.problem import Problem
@@ -34,8 +35,16 @@ def why_not(problem: Problem) -> str | None:
     return None
 
 
-def position_output(problem: Problem) -> Tensor:
-    """[B, N, H, V]."""
+def whole_output(problem: Problem, dtype: torch.dtype) -> Tensor | None:
+    """Position and content output together, [B, N, H, V]; None where that does not pay."""
+    if problem.keys_BMKU is None or not shares_content(problem) or not problem.may_overwrite:
+        return None
+    problem = problem.to(dtype)
+    return position_output(problem, content_lambda(problem))
+
+
+def position_output(problem: Problem, content_BKV: Tensor | None = None) -> Tensor:
+    """[B, N, H, V]; without gradients also with content, which is a constant: it lives in the first frequency."""
     positions = problem.positions
     assert isinstance(positions, Relative)
     if problem.causal:
@@ -53,10 +62,13 @@ def position_output(problem: Problem) -> Tensor:
     for begin in range(0, max(B, 1), chunk):
         queries = problem.queries_BNHK[begin : begin + chunk]
         spectrum = rows_by_frequency(problem.values_BMVU[begin : begin + chunk], axis_y, axis_x, forward_FX)
+        content = None if content_BKV is None else constant(content_BKV[begin : begin + chunk], inverse_XF)
         found = []
         for first in range(0, axis_y.queries, tile):
             seen = rows_seen(axis_y, first, window)
             lambdas = room.bmm(part(weights, 2, seen[0], 2 * U), part(spectrum, 1, seen[1], 2 * U))
+            if content is not None:
+                lambdas[0, : tile * K].view(tile, K, -1).add_(content)
             if result is None:
                 lambdas = inverse_XF @ lambdas.view(len(forward_FX), -1)
                 found.append(lambdas.view(-1, tile, K, len(queries), V))
@@ -67,6 +79,11 @@ def position_output(problem: Problem) -> Tensor:
         if result is None:
             outputs.append(apply_tiles(queries, found, axis_y, axis_x))
     return result.view(B, N, H, V) if result is not None else torch.cat(outputs)
+
+
+def constant(content_BKV: Tensor, inverse_XF: Tensor) -> Tensor:
+    """What to add to the real part of the first frequency so that every position gets the content: [K, (B V)]."""
+    return (content_BKV.transpose(0, 1) / inverse_XF[0, 0]).flatten(1)
 
 
 def matrices(table: Tensor, axis_y: Axis, axis_x: Axis) -> tuple[Tensor, Tensor, Tensor]:

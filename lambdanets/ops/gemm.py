@@ -25,6 +25,7 @@ from lambdanets.ops.recompute import recomputed
 from lambdanets.ops.reference import causal_mask
 
 WORKSPACE = 2**22  # elements: 16 MiB in float32
+PART = 2**18  # elements of the maps that are made, used and overwritten where nothing is kept: they stay in the cache
 
 
 def why_not(problem: Problem) -> str | None:
@@ -88,7 +89,9 @@ def expanded_output(
         if problem.causal:
             positions = positions.causal(problem.strict)
         embeddings = positions.once("gemm", lambda: expand_backwards(*positions.clipped()))
-        return backwards_output(queries_BNHK, problem.values_BMVU, embeddings, depth_first, mask_NM, keys_BMKU)
+        return backwards_output(
+            queries_BNHK, problem.values_BMVU, embeddings, depth_first, mask_NM, keys_BMKU, problem.may_overwrite
+        )
     if problem.causal:
         causal_NM = causal_mask(N, M, positions, problem.strict, problem.device)
         mask_NM = causal_NM if mask_NM is None else mask_NM & causal_NM
@@ -98,7 +101,7 @@ def expanded_output(
         embeddings_NMKU = embeddings_NMKU * mask_NM[:, :, None, None]
     embeddings_NKC = embeddings_NMKU.permute(0, 2, 3, 1).flatten(2)
     keys_BCK = None if keys_BMKU is None else depth_in_context(keys_BMKU)
-    return product(queries_BNHK, embeddings_NKC, values_BCV, depth_first, keys_BCK)
+    return product(queries_BNHK, embeddings_NKC, values_BCV, depth_first, keys_BCK, problem.may_overwrite)
 
 
 def row_output(queries_BNHK: Tensor, values_BMVU: Tensor, table: Tensor, axes: list[Axis], depth_first: bool) -> Tensor:
@@ -113,6 +116,7 @@ def backwards_output(
     depth_first: bool,
     mask_NM: Tensor | None = None,
     keys_BMKU: Tensor | None = None,
+    may_overwrite: bool = False,
 ) -> Tensor:
     """With embeddings [*N, K, U, *M] whose context runs backwards: reversing every axis reverses M."""
     _, N, _, K = queries_BNHK.shape
@@ -121,7 +125,7 @@ def backwards_output(
         embeddings = embeddings * mask_NM.flip(1)[:, None, None]
     values_BCV = depth_in_context(values_BMVU.flip(1))
     keys_BCK = None if keys_BMKU is None else depth_in_context(keys_BMKU.flip(1))
-    return product(queries_BNHK, embeddings.flatten(2), values_BCV, depth_first, keys_BCK)
+    return product(queries_BNHK, embeddings.flatten(2), values_BCV, depth_first, keys_BCK, may_overwrite)
 
 
 def depth_in_context(values_BMVU: Tensor) -> Tensor:
@@ -130,7 +134,12 @@ def depth_in_context(values_BMVU: Tensor) -> Tensor:
 
 
 def product(
-    queries_BNHK: Tensor, embeddings_NKC: Tensor, values_BCV: Tensor, depth_first: bool, keys_BCK: Tensor | None = None
+    queries_BNHK: Tensor,
+    embeddings_NKC: Tensor,
+    values_BCV: Tensor,
+    depth_first: bool,
+    keys_BCK: Tensor | None = None,
+    may_overwrite: bool = False,
 ) -> Tensor:
     """The two matrix products, in either order: [B, N, H, V]. Keys only where `whole_output` has them."""
     B, N, H, K = queries_BNHK.shape
@@ -140,13 +149,40 @@ def product(
         lambdas_NBKV = lambdas.view(N, K, B, V).transpose(1, 2)
         return torch.matmul(queries_BNHK.transpose(0, 1), lambdas_NBKV).transpose(0, 1)
     queries_NXK = queries_BNHK.transpose(0, 1).reshape(N, B * H, K)
+    if may_overwrite and keys_BCK is None:
+        return product_in_parts(queries_NXK, embeddings_NKC, values_BCV, H)
     maps_NXC = torch.bmm(queries_NXK, embeddings_NKC)
     if keys_BCK is not None:
         maps_BYC = maps_NXC.view(N, B, H, C).transpose(0, 1).reshape(B, N * H, C)
         maps_BYC = torch.baddbmm(maps_BYC, queries_BNHK.reshape(B, N * H, K), keys_BCK.transpose(1, 2))
         return torch.bmm(maps_BYC, values_BCV).view(B, N, H, V)
-    values_XCV = values_BCV[:, None].expand(-1, H, -1, -1).reshape(B * H, C, V)
+    values_XCV = for_heads(values_BCV, H)
     return torch.bmm(maps_NXC.transpose(0, 1), values_XCV).view(B, H, N, V).transpose(1, 2)
+
+
+def for_heads(values_BCV: Tensor, heads: int) -> Tensor:
+    """The values once for every head: [X, C, V]."""
+    return values_BCV[:, None].expand(-1, heads, -1, -1).flatten(0, 1)
+
+
+def product_in_parts(queries_NXK: Tensor, embeddings_NKC: Tensor, values_BCV: Tensor, H: int) -> Tensor:
+    """Depth first, some queries after the other, their maps in the same memory: fresh memory costs as much again."""
+    N, X, _ = queries_NXK.shape
+    B, C, V = values_BCV.shape
+    values_XCV = for_heads(values_BCV, H)
+    parts = -(-N * X * C // PART)
+    size = -(-N // max(1, min(N, parts)))
+    maps, found = values_BCV.new_empty(size, X, C), values_BCV.new_empty(X, size, V)
+    result = values_BCV.new_empty(B, N, H, V)
+    for first in range(0, N, size):
+        rows = slice(first, min(first + size, N))
+        count = rows.stop - rows.start
+        if count < size:
+            maps, found = maps[:count], values_BCV.new_empty(X, count, V)
+        torch.bmm(queries_NXK[rows], embeddings_NKC[rows], out=maps)
+        torch.bmm(maps.transpose(0, 1), values_XCV, out=found)
+        result[:, rows] = found.view(B, H, count, V).transpose(1, 2)
+    return result
 
 
 def queries_part(problem: Problem, start: int, stop: int) -> Problem:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lambdanets.ops import choose, conv, fused, registered
-from lambdanets.ops.content import content_output
+from lambdanets.ops.content import add_content, content_output
 from lambdanets.ops.fused import backend as fused_backend
 from lambdanets.ops.positions import Positions
 from lambdanets.ops.problem import Problem, check, embeddings_of, problems, with_embeddings
@@ -148,7 +148,7 @@ def multi_query(problem: Problem, backend: str, dtype: torch.dtype) -> Tensor:
     if problem.positions is None:
         return content_output(problem)
     position = chosen.position_output(problem)
-    return position.add_(content_output(problem)) if problem.may_overwrite else position + content_output(problem)
+    return add_content(position, problem) if problem.may_overwrite else position + content_output(problem)
 
 
 def without_autocast(device_type: str) -> AbstractContextManager:

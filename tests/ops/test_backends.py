@@ -107,6 +107,33 @@ def test_content_stands_alone_where_it_cannot_join(changes):
     assert_agree(case, "gemm")
 
 
+@pytest.mark.parametrize("tile", [1, 2, 5])
+@pytest.mark.parametrize("changes", [{}, {"intra_depth": 2}, {"context": (4, 6)}, {"key_norm": "l2", "scope": (2, 6)}])
+def test_content_joins_the_first_frequency(monkeypatch, tile, changes):
+    """Without gradients; in several tiles, and the batch in several parts."""
+    monkeypatch.setattr(dft, "TILE", tile)
+    monkeypatch.setattr(dft, "WORKSPACE", 1)
+    case = Case(grid=(5, 4), scope=(3, 3), batch=3).but(**changes)
+    assert_agree(case, "dft")
+    monkeypatch.delattr("lambdanets.ops.operation.add_content")  # nobody else computes it
+    with torch.no_grad():
+        Inputs(case).forward("dft")
+    assert dft.whole_output(problem_of(case), torch.float64) is None  # with gradients
+
+
+@pytest.mark.parametrize("part", [1, 700, 10**6])
+@pytest.mark.parametrize("positions", ["relative", "dense"])
+def test_maps_of_some_queries_at_a_time(monkeypatch, part, positions):
+    """Of single queries, of as many as do not divide them all, of all; without gradients, where nothing is kept."""
+    seen = []
+    in_parts = gemm.product_in_parts
+    monkeypatch.setattr(gemm, "PART", part)
+    monkeypatch.setattr(gemm, "product_in_parts", lambda *inputs: (seen.append(len(inputs[0])), in_parts(*inputs))[1])
+    case = Case(grid=(5, 4), scope=(5, 5), heads=2, key_depth=8, value_depth=16, batch=3, positions=positions)
+    assert_agree(case, "gemm")
+    assert seen == [20]
+
+
 def test_content_does_not_join_maps_that_need_chunks(monkeypatch):
     problem = problem_of(JOINT)
     assert gemm.whole_output(problem, torch.float64) is not None
