@@ -75,6 +75,11 @@ def body(name: str, results: Path) -> str:
             parts.append(f"\nWhole layers, {mode}: ours in milliseconds, the others as multiples of ours.\n\n")
             parts.append(table(layers, layer_cell))
             parts.append(hard_baseline(layers))
+            if machine["gpu"] and mode == "training" and all(row["peak_bytes"] for row in layers):
+                parts.append(
+                    "\nPeak memory beyond the input, training: ours in MiB, the others as multiples of ours.\n\n"
+                )
+                parts.append(table(layers, memory_cell(layers)))
         if operations:
             parts.append(f"\nThe operation alone, {mode}: milliseconds, with * for what `auto` chooses.\n\n")
             parts.append(table(operations, operation_cell))
@@ -233,6 +238,16 @@ def form(row: Row) -> str:
 
 def layer_cell(row: Row) -> str:
     return f"{row['milliseconds']:.3g} ms" if row["contender"] == "ours" else f"{row['ratio']:.2f}x"
+
+
+def memory_cell(rows: list[Row]) -> Callable[[Row], str]:
+    ours = {(row["shape"], row["scope"]): row["peak_bytes"] for row in rows if row["contender"] == "ours"}
+
+    def cell(row: Row) -> str:
+        mine = ours[row["shape"], row["scope"]]
+        return f"{mine / 2**20:,.0f} MiB" if row["contender"] == "ours" else f"{row['peak_bytes'] / mine:.2f}x"
+
+    return cell
 
 
 def operation_cell(row: Row) -> str:

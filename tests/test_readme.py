@@ -249,6 +249,12 @@ def test_sentences_about_a_comparison_follow_its_numbers(gains, verdict, paper, 
     assert best in text
 
 
+def test_memory_is_shown_beside_ours():
+    about = {"shape": "7x7x8", "scope": None}
+    rows = [about | {"contender": "ours", "peak_bytes": 3 * 2**30}, about | {"contender": "conv", "peak_bytes": 2**30}]
+    assert [generate.memory_cell(rows)(row) for row in rows] == ["3,072 MiB", "0.33x"]
+
+
 def test_a_layer_is_compared_with_the_fastest_form_of_the_convolution():
     def one(contender: str, milliseconds: float, shape: str = "7x7x8", memory_format: str = "channels_last"):
         about = {"shape": shape, "scope": 23, "mode": "inference", "memory_format": memory_format}
