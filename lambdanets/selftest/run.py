@@ -140,7 +140,7 @@ def run_case(case: Case, device: torch.device, tallies: dict[str, Tally], alone:
         tally = tallies[name]
         tally.cases += 1
         try:
-            verdicts = judge(truth, run_backend(case, inputs, name))
+            verdicts = judge(truth, run_backend(case, inputs, name), name)
         except Exception as error:  # a crash is a failure like any other, and the remaining cases still count
             failures.append(Failure(case, name, f"{type(error).__name__}: {error}".splitlines()[0]))
             tally.failures += 1
