@@ -26,9 +26,11 @@ def run(**options):
 
 
 def break_backend(monkeypatch, name, change):
-    """Puts a backend in the registry whose position output went through `change`."""
+    """Puts a backend in the registry whose position output, and so all of its output, went through `change`."""
     right = choose.BACKENDS[name]
-    wrong = replace(right, position_output=lambda problem: change(right.position_output(problem)))
+    wrong = replace(
+        right, position_output=lambda problem: change(right.position_output(problem)), whole_output=lambda *_: None
+    )
     monkeypatch.setitem(choose.BACKENDS, name, wrong)
 
 
