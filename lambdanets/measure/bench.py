@@ -346,7 +346,7 @@ def result_name(options: BenchLayer, what: str, device: torch.device) -> str:
 
 
 def as_json(options: BenchLayer, what: str, device: torch.device, runner: Runner) -> dict[str, Any]:
-    settings = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(options).items()}
+    settings = {name: value for name, value in asdict(options).items() if name not in ("output", "plot")}
     rows = []
     for row in runner.rows:
         fields = asdict(row)

@@ -272,7 +272,7 @@ def write(
     output: Path, options: BenchNetwork, device: torch.device, about: dict[str, object], rows: Sequence[NetworkRow]
 ) -> None:
     """All rows so far, under their name only when the file is complete: a kill loses nothing."""
-    settings = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(options).items()}
+    settings = {name: value for name, value in asdict(options).items() if name != "output"}
     result = {"name": result_name(options, device), **about, "settings": settings, "rows": [asdict(r) for r in rows]}
     output.parent.mkdir(parents=True, exist_ok=True)
     part = output.with_name(output.name + ".part")

@@ -45,7 +45,8 @@ BACKENDS = {
 }
 NAMES = ("auto", "reference", *BACKENDS)
 
-# `python -m lambdanets.measure.calibrate --threads 1`, float32, a core with AVX-512: (inference, training step).
+# `python -m lambdanets.measure.calibrate --threads 1`, float32, a core with AVX-512: (inference, training step). Those
+# of inference are from before `dft` had content for nothing and `gemm` made maps in parts: both are a little faster.
 CPU_RATES = {
     "gemm": (Rates(1.6e5, 32.6, 352.0), Rates(5.11e5, 68.4, 3310.0)),
     "conv": (Rates(2.5e5, 17.0, 920.0), Rates(6.8e5, 184.0, 5420.0)),

@@ -40,7 +40,8 @@ def add_content(output_BNHV: Tensor, problem: Problem) -> Tensor:
     """The output with that of the content added to it, in place."""
     if not shares_content(problem) or not output_BNHV.is_contiguous():
         return output_BNHV.add_(content_output(problem))
-    output_BNHV.flatten(1, 2).baddbmm_(problem.queries_BNHK.flatten(1, 2), content_lambda(problem))
+    output_BYV = output_BNHV.flatten(1, 2)  # (`out=` rather than baddbmm_, which torch's FLOP counter does not know)
+    torch.baddbmm(output_BYV, problem.queries_BNHK.flatten(1, 2), content_lambda(problem), out=output_BYV)
     return output_BNHV
 
 

@@ -149,7 +149,7 @@ def product(
         lambdas_NBKV = lambdas.view(N, K, B, V).transpose(1, 2)
         return torch.matmul(queries_BNHK.transpose(0, 1), lambdas_NBKV).transpose(0, 1)
     queries_NXK = queries_BNHK.transpose(0, 1).reshape(N, B * H, K)
-    if may_overwrite and keys_BCK is None:
+    if may_overwrite and keys_BCK is None and gains_by_parts(queries_BNHK):
         return product_in_parts(queries_NXK, embeddings_NKC, values_BCV, H)
     maps_NXC = torch.bmm(queries_NXK, embeddings_NKC)
     if keys_BCK is not None:
@@ -163,6 +163,11 @@ def product(
 def for_heads(values_BCV: Tensor, heads: int) -> Tensor:
     """The values once for every head: [X, C, V]."""
     return values_BCV[:, None].expand(-1, heads, -1, -1).flatten(0, 1)
+
+
+def gains_by_parts(tensor: Tensor) -> bool:
+    """A CPU's cache does. On a GPU parts are launches; an exported loop would fix the length."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_exporting()
 
 
 def product_in_parts(queries_NXK: Tensor, embeddings_NKC: Tensor, values_BCV: Tensor, H: int) -> Tensor:

@@ -9,6 +9,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.export import Dim
 
 from lambdanets import LambdaLayer1d, LambdaLayer2d
+from lambdanets.ops import gemm
 
 LAYERS = {
     "2d": (lambda: LambdaLayer2d(8, scope=5), [(2, 8, 6, 7), (3, 8, 9, 4), (5, 8, 12, 10)]),
@@ -141,3 +142,16 @@ def test_export_with_a_mask_of_padding():
     program = torch.export.export(layer, (x,), {"context_mask": mask})
     other = torch.rand(2, 6, 7) > 0.5
     torch.testing.assert_close(program.module()(x, context_mask=other), layer(x, context_mask=other))
+
+
+def test_export_with_a_mask_and_an_open_batch(monkeypatch):
+    """By matrix products, without gradients: in one piece, whatever the batch."""
+    monkeypatch.setattr(gemm, "PART", 1)  # in parts it would be a loop of as many turns as the first batch has
+    layer = LambdaLayer2d(8, scope=5, heads=1, key_depth=2).double().eval()
+    x, mask = torch.randn(2, 8, 4, 5, dtype=torch.float64), torch.rand(20, 20) > 0.3
+    with torch.no_grad():
+        program = torch.export.export(layer, (x,), {"mask": mask}, dynamic_shapes={"x": {0: OPEN}, "mask": None})
+        assert not any("out" in node.kwargs for node in program.graph.nodes)
+        for batch in (2, 5):
+            x = torch.randn(batch, 8, 4, 5, dtype=torch.float64)
+            torch.testing.assert_close(program.module()(x, mask=mask), layer(x, mask=mask), rtol=1e-9, atol=1e-9)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
 
 from lambdanets.ops import dft, gemm
 from lambdanets.ops.problem import Problem, problems
@@ -121,17 +122,28 @@ def test_content_joins_the_first_frequency(monkeypatch, tile, changes):
     assert dft.whole_output(problem_of(case), torch.float64) is None  # with gradients
 
 
-@pytest.mark.parametrize("part", [1, 700, 10**6])
+@pytest.mark.parametrize(("part", "sizes"), [(1, [1] * 20), (1000, [7, 7, 6]), (10**6, [20])])
 @pytest.mark.parametrize("positions", ["relative", "dense"])
-def test_maps_of_some_queries_at_a_time(monkeypatch, part, positions):
+def test_maps_of_some_queries_at_a_time(monkeypatch, part, sizes, positions):
     """Of single queries, of as many as do not divide them all, of all; without gradients, where nothing is kept."""
-    seen = []
-    in_parts = gemm.product_in_parts
     monkeypatch.setattr(gemm, "PART", part)
-    monkeypatch.setattr(gemm, "product_in_parts", lambda *inputs: (seen.append(len(inputs[0])), in_parts(*inputs))[1])
     case = Case(grid=(5, 4), scope=(5, 5), heads=2, key_depth=8, value_depth=16, batch=3, positions=positions)
     assert_agree(case, "gemm")
-    assert seen == [20]
+    seen, bmm = [], torch.bmm
+    monkeypatch.setattr(torch, "bmm", lambda *given, **options: (seen.append(len(given[0])), bmm(*given, **options))[1])
+    with torch.no_grad():
+        Inputs(case).forward("gemm")
+    assert seen[::2] == sizes  # every other product makes maps
+
+
+@pytest.mark.parametrize("backend", ["gemm", "conv"])
+def test_content_is_counted_where_it_is_added_in_place(backend):
+    inputs = Inputs(Case(grid=(5, 4), scope=(5, 5), heads=2, key_depth=8, value_depth=16))
+    with FlopCounterMode(display=False) as kept:
+        inputs.forward(backend)
+    with torch.no_grad(), FlopCounterMode(display=False) as overwritten:
+        inputs.forward(backend)
+    assert overwritten.get_total_flops() == kept.get_total_flops()
 
 
 def test_content_does_not_join_maps_that_need_chunks(monkeypatch):
