@@ -36,8 +36,8 @@ class BenchEngine:
 
     The bare loop moves a batch to the device, computes the loss, and takes a step of SGD. Ours also averages the
     weights, undoes steps that are not finite, sums up what the log says, and can resume to the last bit. Both live in
-    one process and take turns of 20 steps: what else changes the machine's speed changes it for both. Each has processes
-    of its own that read images, also while the other loop runs: loops are compared, not how fast images come.
+    one process and take turns of 20 steps: what else changes the machine's speed changes it for both. Each has
+    processes of its own that read images, also while the other loop runs: loops are compared, not how fast images come.
     """
 
     data: str
