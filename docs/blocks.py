@@ -1,4 +1,4 @@
-"""Blocks about networks that learned: comparisons, pseudo-labels, detection, and what training costs."""
+"""Blocks about networks that learned: comparisons, pseudo-labels, detection, and what training and kernels cost."""
 
 import json
 from pathlib import Path
@@ -51,6 +51,31 @@ def engine(result: Row, where: str) -> str:
         f"ours {result['ours']:,.0f} ({spans['ours']}): {100 * result['overhead']:+.1f}% time"
         f"{f' (half of the turns {quartiles})' if quartiles else ''}.\n"
     )
+
+
+def kernels(result: Row, where: str) -> str:
+    """What `lambdanets bench kernels` wrote: for each map a table of its training step, and inference in a line."""
+    from lambdanets.measure.roofline import TITLES, Peaks, lines, sentence
+
+    used, rows = result["settings"], result["rows"]
+    peaks = result["peaks"] and Peaks(**result["peaks"])
+    limits = f" Limits: {peaks.flops / 1e12:g} TFLOP/s and {peaks.bytes / 1e12:g} TB/s." if peaks else ""
+    parts = [
+        f"{where}; one layer, channels-last, scope {used['scope']}, batch {used['batch']}, {used['dtype']}, "
+        f"{used['heads']} heads, key depth {used['key_depth']}. Time in kernels alone, medians of {used['steps']} "
+        f"steps.{limits}\n"
+    ]
+    for shape in dict.fromkeys(row["shape"] for row in rows):
+        inference, training = (
+            [row for row in rows if (row["shape"], row["mode"]) == (shape, mode)] for mode in ("inference", "training")
+        )
+        if inference:  # a mode is missing where its check failed
+            parts.append(f"\n{shape}, inference, folded: {sentence(inference, peaks)}.\n")
+        if training:
+            parts.append(f"\n{shape}, training:\n\n")
+            table = [list(TITLES), ["---", *["---:"] * (len(TITLES) - 1)], *lines(training, peaks)]
+            parts += [f"| {' | '.join(cells)} |\n" for cells in table]
+    return "".join(parts)
 
 
 def loader(result: Row, where: str) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # blocks.py, readings.py
 
 import readings
-from blocks import Row, comparison, detect, engine, loader, pseudo, pseudo_hours, sets
+from blocks import Row, comparison, detect, engine, kernels, loader, pseudo, pseudo_hours, sets
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -53,7 +53,7 @@ def body(name: str, results: Path) -> str:
     versions = ", ".join(f"{package} {version}" for package, version in result["versions"].items() if version)
     if "files" in result:
         return exports(result, f"{machine['cpu']}. {versions}. Measured {result['date'][:10]}")
-    kind = result.get("name", name).partition("-")[0]
+    kind = "roofline" if "peaks" in result else result.get("name", name).partition("-")[0]
     if kind in OTHERS:
         note = f"\n{result['note']}\n" if "note" in result else ""
         threads = f", {machine['cores']} thread{'s' if machine['cores'] > 1 else ''}"
@@ -208,8 +208,9 @@ def language(result: Row, where: str) -> str:
 
 OTHERS = {"language": language, "compare": comparison, "networks": networks, "engine": engine, "pseudo": pseudo}
 OTHERS |= {"detect": detect, "sets": sets, "steps": steps, "loader": loader, "guard": readings.guard}
+OTHERS |= {"roofline": kernels}
 WRITERS = {"detect-cuda": "lambdanets detect bench", "detect-sets": "benchmarks/detect_sets.py"}
-WRITERS |= {"guard-imagenette": "benchmarks/guard_hashes.py"}
+WRITERS |= {"guard-imagenette": "benchmarks/guard_hashes.py", "kernels-h200": "lambdanets bench kernels"}
 WRITERS |= {"steps-cuda": "benchmarks/step_profile.py", "compare-imagenette": "lambdanets compare"}
 
 

@@ -15,6 +15,7 @@ from lambdanets.data.command import Data
 from lambdanets.export.command import Export
 from lambdanets.measure.bench import BenchLayer, BenchOp
 from lambdanets.measure.draw import BenchPlot
+from lambdanets.measure.kernels import BenchKernels
 from lambdanets.measure.networks import BenchNetwork
 from lambdanets.pseudo.command import PseudoLabel, PseudoSelect
 from lambdanets.recipes.command import train_command
@@ -65,6 +66,7 @@ class Bench:
     what: Annotated[
         Annotated[BenchOp, tyro.conf.subcommand("op")]
         | Annotated[BenchLayer, tyro.conf.subcommand("layer")]
+        | Annotated[BenchKernels, tyro.conf.subcommand("kernels")]
         | Annotated[BenchNetwork, tyro.conf.subcommand("network")]
         | Annotated[BenchEngine, tyro.conf.subcommand("engine")]
         | Annotated[BenchPlot, tyro.conf.subcommand("plot")],

@@ -22,7 +22,9 @@ def stopped(arguments, capsys):
     return ended.value.code, captured.out, captured.err
 
 
-@pytest.mark.parametrize("command", [[], *([name] for name in COMMANDS), ["bench", "op"], ["bench", "layer"]])
+@pytest.mark.parametrize(
+    "command", [[], *([name] for name in COMMANDS), *(["bench", what] for what in ("op", "layer", "kernels"))]
+)
 def test_help_explains_every_option(command, capsys):
     code, out, _ = stopped([*command, "--help"], capsys)
     assert code == 0

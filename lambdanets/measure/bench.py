@@ -243,13 +243,7 @@ class Runner:
         if "compiled" in contender.name:  # minutes of compiling for a format that is never faster on a GPU
             formats = {"channels_last": torch.channels_last}
         for name, memory_format in formats.items():
-            torch.manual_seed(0)
-            module = contender.build(case).to(self.device, case.torch_dtype).train(mode == "training")
-            for weight in module.parameters():
-                if weight.ndim == 4:
-                    weight.data = weight.data.contiguous(memory_format=memory_format)
-            x = case.image(self.device).contiguous(memory_format=memory_format)
-            step = partial(layer_step, module, x.requires_grad_(mode == "training"))
+            step = partial(layer_step, *built(contender.build, case, mode, memory_format, self.device))
             step()  # compiles, allocates
             second = once(step, self.device)
             # One call from Python may take long for its launches alone, whatever the GPU needs.
@@ -276,10 +270,26 @@ def operation_step(inputs: OpInputs, backend: str, training: bool) -> object:
         return torch.autograd.grad(output, inputs.leaves, inputs.gradient) if training else output
 
 
-def layer_step(module: nn.Module, x: Tensor) -> object:
+def built(
+    build: Callable[[Case], nn.Module], case: Case, mode: str, memory_format: torch.memory_format, device: torch.device
+) -> tuple[nn.Module, Tensor]:
+    """A layer and its input for `layer_step`."""
+    torch.manual_seed(0)
+    module = build(case).to(device, case.torch_dtype).train(mode == "training")
+    for weight in module.parameters():
+        if weight.ndim == 4:
+            weight.data = weight.data.contiguous(memory_format=memory_format)
+    x = case.image(device).contiguous(memory_format=memory_format)
+    return module, x.requires_grad_(mode == "training")
+
+
+def layer_step(module: nn.Module, x: Tensor, gradient: Tensor | None = None) -> object:
+    """A forward pass and, where x wants its gradient, a backward pass; without a gradient of the output from ones."""
     with torch.set_grad_enabled(x.requires_grad):
         y = module(x)
-        return torch.autograd.grad(y, [x, *module.parameters()], torch.ones_like(y)) if x.requires_grad else y
+        if not x.requires_grad:
+            return y
+        return torch.autograd.grad(y, [x, *module.parameters()], torch.ones_like(y) if gradient is None else gradient)
 
 
 def bench(options: BenchLayer, what: str, *, operation: bool, layers: bool, console: Console | None = None) -> int:
@@ -347,17 +357,13 @@ def result_name(options: BenchLayer, what: str, device: torch.device) -> str:
 
 def as_json(options: BenchLayer, what: str, device: torch.device, runner: Runner) -> dict[str, Any]:
     settings = {name: value for name, value in asdict(options).items() if name not in ("output", "plot")}
-    rows = []
-    for row in runner.rows:
-        fields = asdict(row)
-        case = fields.pop("case")
-        rows.append({"shape": str(row.case.shape), **{k: v for k, v in case.items() if k != "shape"}, **fields})
+    own = [{name: value for name, value in asdict(row).items() if name != "case"} for row in runner.rows]
     return {
         "name": result_name(options, what, device),
         **describe(device),
         "settings": settings,
         "memory": "CUDA: max_memory_allocated beyond the start; CPU: torch's CPU allocator, without oneDNN's scratch",
-        "rows": rows,
+        "rows": [row.case.fields() | fields for row, fields in zip(runner.rows, own, strict=True)],
         "left_out": [asdict(one) for one in runner.left_out],
         "mismatches": runner.mismatches,
     }

@@ -1,8 +1,9 @@
 """What is measured: feature maps, scopes, and the sizes of the layer. Plain data."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -85,6 +86,10 @@ class Case:
         if self.scope is not None:
             return self.scope, self.scope
         return 2 * self.shape.height - 1, 2 * self.shape.width - 1
+
+    def fields(self) -> dict[str, Any]:
+        """As a result's rows have it."""
+        return asdict(self) | {"shape": str(self.shape)}
 
     def image(self, device: torch.device, seed: int = 0) -> Tensor:
         """A random feature map [B, C, height, width]."""

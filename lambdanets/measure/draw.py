@@ -28,7 +28,8 @@ class BenchPlot:
     def run(self) -> int:
         check_plotting(self.picture)
         result = read_object(self.result)
-        if "generation" not in result and not all("shape" in row for row in result.get("rows", [{}])):
+        layers = all({"shape", "contender"} <= set(row) for row in result.get("rows", [{}]))
+        if "generation" not in result and not layers:
             raise ValueError(f"{self.result} is no result of `bench op`, `bench layer` or `language compare`")
         draw(result, self.picture)
         print(f"drawn in {self.picture}")
