@@ -204,7 +204,7 @@ def sentence(rows: Sequence[dict[str, Any]], peaks: Peaks | None) -> str:
     parts = ", ".join(f"{row['group']} {number(row['microseconds'])}" for row in rows)
     part = share(rows, peaks)
     limit = "" if part is None else f"; {part:.0%} of the limit"
-    return f"{number(time)} µs in {number(calls)} kernels ({parts}){limit}"
+    return f"{number(time)} µs in {number(calls)} kernel{'s' if calls != 1 else ''} ({parts}){limit}"
 
 
 def number(value: float) -> str:

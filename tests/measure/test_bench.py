@@ -202,12 +202,14 @@ def test_growth_is_drawn_against_the_side(tmp_path):
         (["op", "--key-depth", "0"], "--key-depth must be more than 0, got 0"),
         (["op", "--plot", "times.xyz"], "times.xyz: a picture's name ends in .*, .png, .*, .svg"),
         (["plot", "networks.json", "a.png"], "networks.json is no result of `bench op`, `bench layer`"),
+        (["plot", "kernels.json", "a.png"], "kernels.json is no result of `bench op`, `bench layer`"),
         (["plot", "broken.json", "a.png"], "broken.json is not JSON"),
     ],
 )
 def test_refusals(arguments, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "networks.json").write_text(json.dumps({"rows": [{"network": "resnet50"}]}))
+    (tmp_path / "kernels.json").write_text(json.dumps({"rows": [{"shape": "7x7x512", "group": "forward"}]}))
     (tmp_path / "broken.json").write_text("{")
     quickly = [] if arguments[0] == "plot" else ["--device", "cpu", "--quick"]
     assert main(["bench", *arguments, *quickly]) == 2

@@ -229,7 +229,7 @@ def test_the_documents_show_a_table_for_each_map(tmp_path):
     shown = generate.filled(block, tmp_path)
     assert "A GPU. torch 2.11. Measured 2021-02-17; one layer, channels-last, scope 5, batch 256, bfloat16" in shown
     assert "Limits: 989 TFLOP/s and 4.8 TB/s." in shown
-    assert "\n20x20x64, inference, folded: 50 µs in 1 kernels (forward 50); " in shown
+    assert "\n20x20x64, inference, folded: 50 µs in 1 kernel (forward 50); " in shown
     table = shown.partition("20x20x64, training:\n\n")[2].splitlines()
     assert table[0] == ("| group | µs | calls | useful GFLOP | useful TFLOP/s | MB | TB/s | share of the limit |")
     assert [line.split(" | ")[0] for line in table[2:8]] == [
