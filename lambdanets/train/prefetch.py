@@ -23,20 +23,6 @@ def moved(batch: Any, device: torch.device) -> Any:
     return batch
 
 
-def used_on(batch: Any, stream: torch.cuda.Stream) -> None:
-    """Memory of the batch is not given to others before this stream is done with it."""
-    if isinstance(batch, Tensor):
-        if batch.is_cuda:
-            batch.record_stream(stream)
-    elif isinstance(batch, dict):
-        used_on(list(batch.values()), stream)
-    elif isinstance(batch, list | tuple):
-        for value in batch:
-            used_on(value, stream)
-    elif is_dataclass(batch) and not isinstance(batch, type):
-        used_on([getattr(batch, f.name) for f in fields(batch)], stream)
-
-
 def on_device(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
     """The batches on the device, in their order."""
     if device.type != "cuda":
@@ -46,6 +32,8 @@ def on_device(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
     side = torch.cuda.Stream(device)
     ahead = None
     for batch in batches:
+        # Memory of a batch that is done with goes to the next one on this stream, once whoever used it is done.
+        side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
             coming = moved(batch, device)
             copied = side.record_event()
@@ -57,7 +45,5 @@ def on_device(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
 
 
 def ready(batch: Any, copied: Any, device: torch.device) -> Any:
-    stream = torch.cuda.current_stream(device)
-    stream.wait_event(copied)
-    used_on(batch, stream)
+    torch.cuda.current_stream(device).wait_event(copied)
     return batch

@@ -44,6 +44,13 @@ def rows_of_parts(
     return x
 
 
+@triton.jit
+def rows_of_share(x_ptr, r, last, c, NORMED: tl.constexpr, S: tl.constexpr):
+    """Rows [ROWS, COLS] of the projection before `last`, without keys, in float32; zero elsewhere."""
+    exists = (r < last)[:, None] & (c < NORMED)[None, :]
+    return tl.load(x_ptr + (r.to(tl.int64)[:, None] * S + c[None, :]), mask=exists, other=0.0).to(tl.float32)
+
+
 @triton.jit(do_not_specialize=["R", "share"])
 def batch_moments(
     x_ptr, mean_ptr, square_ptr, R, share,
@@ -51,27 +58,29 @@ def batch_moments(
 ):  # fmt: skip
     """For each share of the rows: mean [P, NORMED] and sum of squared distances from it. Grid: (columns, P).
 
-    Tile by tile around the tile's own mean, merged as in Chan et al.: no difference of large squares.
+    Sums are of distances from the mean of the share's first tile, so no large squares are subtracted: that tile is part
+    of the share, and cannot lie further from its mean than sqrt(tiles) deviations.
     """
     c = tl.program_id(0) * COLS + tl.arange(0, COLS)
     first = tl.program_id(1) * share
     last = tl.minimum(first + share, R)
-    mean = tl.zeros((COLS,), dtype=tl.float32)
-    square = tl.zeros((COLS,), dtype=tl.float32)
+    rows = tl.arange(0, ROWS)
+    x = rows_of_share(x_ptr, first + rows, last, c, NORMED, S)
+    origin = tl.sum(x, axis=0) / tl.minimum(ROWS, last - first)
+    total = tl.zeros((ROWS, COLS), dtype=tl.float32)  # summed over rows at the end: threads wait for each other once
+    square = tl.zeros((ROWS, COLS), dtype=tl.float32)
     for start in range(first, last, ROWS):
-        r = start + tl.arange(0, ROWS)
-        exists = (r < last)[:, None] & (c < NORMED)[None, :]
-        x = tl.load(x_ptr + (r.to(tl.int64)[:, None] * S + c[None, :]), mask=exists, other=0.0).to(tl.float32)
-        before = (start - first).to(tl.float32)
-        here = tl.minimum(ROWS, last - start).to(tl.float32)
-        tile_mean = tl.sum(x, axis=0) / here
-        apart = tl.where(exists, x - tile_mean[None, :], 0.0)
-        step = tile_mean - mean
-        mean += step * (here / (before + here))
-        square += tl.sum(apart * apart, axis=0) + step * step * (before * here / (before + here))
+        r = start + rows
+        apart = rows_of_share(x_ptr, r, last, c, NORMED, S) - origin[None, :]
+        apart = tl.where((r < last)[:, None], apart, 0.0)
+        total += apart
+        square += apart * apart
+    count = (last - first).to(tl.float32)
+    step = tl.sum(total, axis=0) / count
     place = tl.program_id(1) * NORMED + c
-    tl.store(mean_ptr + place, mean, mask=c < NORMED)
-    tl.store(square_ptr + place, square, mask=c < NORMED)
+    tl.store(mean_ptr + place, origin + step, mask=c < NORMED)
+    squares = tl.maximum(tl.sum(square, axis=0) - step * step * count, 0.0)
+    tl.store(square_ptr + place, squares, mask=c < NORMED)
 
 
 @triton.jit
@@ -148,18 +157,18 @@ def gradient_moments(
     inverse = tl.load(moments_ptr + NORMED + c, mask=c < NORMED, other=0.0)
     first = tl.program_id(1) * share
     last = tl.minimum(first + share, R)
-    total = tl.zeros((COLS,), dtype=tl.float32)
-    product = tl.zeros((COLS,), dtype=tl.float32)
+    total = tl.zeros((ROWS, COLS), dtype=tl.float32)  # summed at the end, as in batch_moments
+    product = tl.zeros((ROWS, COLS), dtype=tl.float32)
     for start in range(first, last, ROWS):
         r = start + tl.arange(0, ROWS)
-        exists = (r < last)[:, None] & (c < NORMED)[None, :]
-        x = tl.load(x_ptr + (r.to(tl.int64)[:, None] * S + c[None, :]), mask=exists, other=0.0).to(tl.float32)
+        x = rows_of_share(x_ptr, r, last, c, NORMED, S)
+        exists = (r < last)[:, None]
         dy = rows_of_parts(dq_ptr, dv_ptr, dv_ptr, r, c, exists, FIRST, NORMED, NORMED)
-        total += tl.sum(dy, axis=0)
-        product += tl.sum(dy * (x - mean[None, :]), axis=0)
+        total += dy
+        product += dy * (x - mean[None, :])
     place = tl.program_id(1) * NORMED + c
-    tl.store(sum_ptr + place, total, mask=c < NORMED)
-    tl.store(product_ptr + place, product * inverse, mask=c < NORMED)
+    tl.store(sum_ptr + place, tl.sum(total, axis=0), mask=c < NORMED)
+    tl.store(product_ptr + place, tl.sum(product, axis=0) * inverse, mask=c < NORMED)
 
 
 @triton.jit(do_not_specialize=["R", "P", *GRADIENTS])

@@ -18,7 +18,8 @@ from .launch import multiprocessors, on_device
 
 ROWS, COLUMNS = 128, 32
 SHARES = 128  # of the rows, at most: whoever norms reads the sums of all of them at once, before it begins
-PROGRAMS = 6  # per multiprocessor: all of them bound by memory
+PROGRAMS = 8  # per multiprocessor: all of them bound by memory
+MANY_ROWS = 2**17  # from here on sums of gradients take larger tiles: SHARES leaves too few programs
 
 
 def takes(product_BNS: Tensor, norms: Sequence[nn.Module | None]) -> bool:
@@ -70,8 +71,15 @@ def shares_of(rows: int, columns: int, device: torch.device) -> tuple[int, int]:
     return share, -(-rows // share)
 
 
-def tile_of(sizes: Sequence[int]) -> dict[str, Any]:
-    return dict(FIRST=sizes[0], NORMED=sizes[0] + sizes[1], S=sum(sizes), ROWS=ROWS, COLS=COLUMNS, num_warps=4)
+def programs_of(rows: int, channels: int, device: torch.device) -> tuple[int, int]:
+    """A grid for who norms: (columns, programs that share the rows)."""
+    columns = -(-channels // COLUMNS)
+    return columns, max(1, min(-(-rows // ROWS), multiprocessors(device) * PROGRAMS // columns))
+
+
+def tile_of(sizes: Sequence[int], larger: int = 1) -> dict[str, Any]:
+    parts = dict(FIRST=sizes[0], NORMED=sizes[0] + sizes[1], S=sum(sizes))
+    return parts | dict(ROWS=larger * ROWS, COLS=COLUMNS, num_warps=larger * 4)
 
 
 class NormedParts(torch.autograd.Function):
@@ -90,7 +98,7 @@ class NormedParts(torch.autograd.Function):
         tile = tile_of(sizes)
         with on_device(product):
             kernels.batch_moments[(-(-normed // COLUMNS), shares)](product, sums[0], sums[1], rows, share, **tile)
-            kernels.normalise_parts[(-(-S // COLUMNS), shares)](
+            kernels.normalise_parts[programs_of(rows, S, device)](
                 product, parts[0], parts[1], parts[-1], sums[0], sums[1], moments, weight_q, weight_v, bias_q, bias_v,
                 first.running_mean, second.running_mean, first.running_var, second.running_var,
                 first.num_batches_tracked, second.num_batches_tracked,
@@ -126,9 +134,10 @@ class NormedParts(torch.autograd.Function):
         tile = tile_of(ctx.sizes)
         with on_device(product):
             kernels.gradient_moments[(-(-normed // COLUMNS), shares)](
-                product, gradients[0], gradients[1], moments, sums[0], sums[1], rows, share, **tile
-            )
-            kernels.gradients_of_parts[(-(-S // COLUMNS), shares)](
+                product, gradients[0], gradients[1], moments, sums[0], sums[1], rows, share,
+                **tile_of(ctx.sizes, larger=4 if rows >= MANY_ROWS else 1),
+            )  # fmt: skip
+            kernels.gradients_of_parts[programs_of(rows, S, device)](
                 product, gradients[0], gradients[1], gradients[-1], dx, moments, sums[0], sums[1],
                 weight_q, weight_v, dweight_q, dweight_v, dbias_q, dbias_v, rows, shares,
                 SHARES=cast(Any, SHARES), **tile,

@@ -116,17 +116,18 @@ def forward_window(
     q_ptr, v_ptr, c_ptr, t_ptr, y_ptr,
     B, V, QH, QW, CH, CW, back_y, back_x, forward_y, forward_x, sqb, sqn, sqh, svb, svm,
     K: tl.constexpr, H: tl.constexpr, TY: tl.constexpr, TX: tl.constexpr, KP: tl.constexpr, HP: tl.constexpr,
-    VT: tl.constexpr, BB: tl.constexpr, C: tl.constexpr, HAS_C: tl.constexpr, PRECISION: tl.constexpr,
+    VT: tl.constexpr, BB: tl.constexpr, C: tl.constexpr, HAS_C: tl.constexpr, TILES_FIRST: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Relative positions on larger maps: every tile of queries reads the same small table (tables.py, T).
 
-    Grid: (batch tiles, query tiles, value tiles).
+    Grid: (batch tiles, query tiles, value tiles), or with TILES_FIRST query tiles before batch tiles.
     """
     T: tl.constexpr = TY * TX
     dtype: tl.constexpr = t_ptr.dtype.element_ty
-    b0 = tl.program_id(0) * BB
+    b0 = tl.program_id(1 if TILES_FIRST else 0) * BB
     v0 = tl.program_id(2) * VT
-    y0, x0 = tile_origin(tl.program_id(1), QW, TY, TX)
+    y0, x0 = tile_origin(tl.program_id(0 if TILES_FIRST else 1), QW, TY, TX)
     lambdas = tile_lambdas(
         v_ptr, c_ptr, t_ptr, b0, v0, y0, x0, B, V, CH, CW, back_y, back_x, forward_y, forward_x, svb, svm,
         K, TY, TX, KP, VT, BB, C, HAS_C, True, PRECISION,
@@ -156,17 +157,17 @@ def query_gradients_window(
     B, V, QH, QW, CH, CW, back_y, back_x, forward_y, forward_x, syb, syn, syh, svb, svm,
     K: tl.constexpr, H: tl.constexpr, TY: tl.constexpr, TX: tl.constexpr, KP: tl.constexpr, HP: tl.constexpr,
     VT: tl.constexpr, NV: tl.constexpr, BB: tl.constexpr, C: tl.constexpr, HAS_C: tl.constexpr,
-    PRECISION: tl.constexpr,
+    TILES_FIRST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The forward's lambdas again, then dq^T [k, h] = lambda [k, 16 values] dy^T [16 values, h] per query.
 
-    Grid: (batch tiles, query tiles).
+    Grid: (batch tiles, query tiles), or with TILES_FIRST the other way round.
     """
     T: tl.constexpr = TY * TX
     G: tl.constexpr = BB * VT // 16
     dtype: tl.constexpr = t_ptr.dtype.element_ty
-    b0 = tl.program_id(0) * BB
-    y0, x0 = tile_origin(tl.program_id(1), QW, TY, TX)
+    b0 = tl.program_id(1 if TILES_FIRST else 0) * BB
+    y0, x0 = tile_origin(tl.program_id(0 if TILES_FIRST else 1), QW, TY, TX)
     index = tl.arange(0, G * T)
     group = index // T
     n_group, exists_group = tile_query(index % T, y0, x0, QH, QW, TX)

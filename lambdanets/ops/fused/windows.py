@@ -12,10 +12,12 @@ from torch import Tensor
 from .launch import Geometry, fold_partial, on_device, power_of_two, precision_of, shares
 
 WINDOW_CONTEXT = 256  # contexts above this take the window mode, where it can run them
-WORKSPACE = 256 * 2**20  # bytes of g = dlambda that the backward holds at a time, at most
-SPREAD_ELEMENTS = 8192  # of g that a program makes in one turn
-SPREAD_PROGRAMS = 4  # per multiprocessor: the kernel that writes g has few registers to keep
+WORKSPACE = 512 * 2**20  # bytes of g = dlambda that the backward holds at a time, at most
+SPREAD_ELEMENTS = 4096  # of g that a program makes in one turn
+SPREAD_PROGRAMS = 8  # per multiprocessor: the kernel that writes g has few registers to keep
 THREE_PROGRAMS = 168  # registers a thread with which three programs of 4 warps fit a multiprocessor
+TILES_FIRST = 64  # values of an example from which on neighbouring tiles of one example run side by side
+WIDE = 32  # maps with more columns take other tiles of context positions
 WINDOW_HEADS = 16  # more heads would need more registers than there are
 
 
@@ -45,12 +47,21 @@ def split_tile(positions: int, one_wide: bool) -> tuple[int, int]:
 
 
 @functools.cache
+def context_tile(width: int, element_size: int) -> WindowTile:
+    """For dv, whose tiles are of context positions, on a map of this width: as `window_tile`, for two kinds of maps."""
+    half = element_size == 2
+    rows, columns = split_tile(128 if half else 64, width == 1)
+    if not half:
+        return WindowTile(rows, columns, 128, 32, 3, 4, 2)
+    if width > WIDE:  # 577 us with the long side down, 603 with it across, at 56x56x64
+        return WindowTile(columns, rows, 128, 32, 4, 4, 2)
+    return WindowTile(rows, columns, 128, 64, 3, 4, 2)  # 459 us; 491 with products of 32, at 28x28x256
+
+
+@functools.cache
 def window_tile(kernel: str, depth: int, one_wide: bool, element_size: int) -> WindowTile:
     """Fixed choices, from measurements on an H200 (README.md); never a function of batch or map size."""
     half = element_size == 2
-    if kernel == "value_gradients":
-        rows, width = split_tile(128 if half else 64, one_wide)
-        return WindowTile(rows, width, 128, 32, 4 if half else 3, 4, 2)
     rows, width = split_tile(max(1, (128 if half else 64) // depth), one_wide)
     if kernel == "table_gradients":
         return WindowTile(rows, width, 64 if half else 32, 128 if half else 64, 3, 4, 2)
@@ -108,6 +119,11 @@ def tiles_of(grid: tuple[int, int], use: WindowTile) -> int:
     return -(-grid[0] // use.rows) * -(-grid[1] // use.width)
 
 
+def tiles_first(batch_tiles: int, value_tile: int) -> bool:
+    """Whether neighbouring tiles of one example run side by side, not one tile of many examples."""
+    return value_tile >= TILES_FIRST and batch_tiles < 2**16  # as many as the second dimension of a grid holds
+
+
 @functools.cache
 def table_blocks(geometry: Geometry, use: WindowTile) -> tuple[int, int]:
     """Blocks of the window of a column of query tiles in dT, at most, and how many there are in all columns."""
@@ -147,11 +163,12 @@ def forward(q: Tensor, v: Tensor, c: Tensor | None, table: Tensor, geometry: Geo
     registers = {"maxnreg": THREE_PROGRAMS} if usual else {}
     with on_device(q):
         t = expand_window(table, (use.rows, use.width), reach, (0, 0), depth, q.dtype)
-        grid = (-(-B // batch_tile), tiles_of(geometry.query_grid, use), -(-V // value_tile))
-        kernels.forward_window[grid](
+        swap = tiles_first(-(-B // batch_tile), value_tile)
+        grid = (-(-B // batch_tile), tiles_of(geometry.query_grid, use))
+        kernels.forward_window[(*(grid[::-1] if swap else grid), -(-V // value_tile))](
             q, v, q if c is None else c, t, y, B, V, *window_geometry(geometry), *q.stride()[:3], *v.stride()[:2],
             K=K, H=H, TY=use.rows, TX=use.width, KP=depth, HP=max(8, power_of_two(H)), VT=value_tile, BB=batch_tile,
-            C=use.block, HAS_C=c is not None, PRECISION=precision_of(q.dtype),
+            C=use.block, HAS_C=c is not None, TILES_FIRST=swap, PRECISION=precision_of(q.dtype),
             num_warps=use.warps, num_stages=use.stages, **registers,
         )  # fmt: skip
     return y
@@ -208,10 +225,12 @@ def window_query_gradients(call: WindowCall, dy: Tensor, q: Tensor, v: Tensor, c
     batch_tile = use.columns // value_tile
     t = expand_window(call.table, (use.rows, use.width), call.reach(use), (0, 0), call.depth, q.dtype)
     dq = torch.empty(B, N, H, K, device=q.device, dtype=q.dtype)
-    kernels.query_gradients_window[(-(-B // batch_tile), tiles_of(geometry.query_grid, use))](
+    swap = tiles_first(-(-B // batch_tile), value_tile)
+    grid = (-(-B // batch_tile), tiles_of(geometry.query_grid, use))
+    kernels.query_gradients_window[grid[::-1] if swap else grid](
         dy, v, q if c is None else c, t, dq, B, V, *window_geometry(geometry), *dy.stride()[:3], *v.stride()[:2],
         K=K, H=H, KP=call.depth, HP=max(8, power_of_two(H)), TY=use.rows, TX=use.width, VT=value_tile,
-        NV=-(-V // value_tile), BB=batch_tile, C=use.block, HAS_C=c is not None,
+        NV=-(-V // value_tile), BB=batch_tile, C=use.block, HAS_C=c is not None, TILES_FIRST=swap,
         PRECISION=precision_of(q.dtype), num_warps=use.warps, num_stages=use.stages,
     )  # fmt: skip
     return dq
@@ -237,12 +256,14 @@ def window_value_and_table_gradients(
     g = torch.empty(N * depth, columns, device=q.device, dtype=q.dtype)
     value_tile = min(128 if call.size == 2 else 32, values)
     batch_tile = max(1, 64 // value_tile)
-    queries = max(1, min(8, SPREAD_ELEMENTS // (batch_tile * depth * value_tile)))
+    together = batch_tile * depth * value_tile
+    queries = max(1, min(8, SPREAD_ELEMENTS // together))
+    warps = 2 if call.size == 2 and queries * together <= SPREAD_ELEMENTS else 4
     batch_tiles, value_tiles = -(-part // batch_tile), values // value_tile
     query_shares = shares(q.device, batch_tiles * value_tiles, -(-N // queries), SPREAD_PROGRAMS)
     dc = torch.empty(query_shares, B, K, V, device=q.device, dtype=torch.float32) if needs[2] else None
 
-    on_values = call.tile("value_gradients")
+    on_values = context_tile(geometry.context_grid[1], call.size)
     d = dv = dt = partial = None
     if needs[1]:
         dv = torch.empty(B, M, V, device=q.device, dtype=v.dtype)
@@ -263,7 +284,7 @@ def window_value_and_table_gradients(
         kernels.spread_window[(query_shares, batch_tiles, value_tiles)](
             q, dy, g, g if dc is None else dc, B, V, N, b_first, columns, query_shares,
             *q.stride()[:3], *dy.stride()[:3], K=K, H=H, T=queries, KP=depth, HP=max(16, power_of_two(H)), VP=values,
-            VT=value_tile, BB=batch_tile, WITH_C=dc is not None, PRECISION=precision, num_warps=4,
+            VT=value_tile, BB=batch_tile, WITH_C=dc is not None, PRECISION=precision, num_warps=warps,
         )  # fmt: skip
         if dv is not None:
             grid = (-(-columns // on_values.columns), tiles_of(geometry.context_grid, on_values))
