@@ -105,9 +105,10 @@ class Engine:
         gradients = [gradient for p in self.parameters if (gradient := p.grad) is not None]
         if self.scale.used:
             foreach.mul_(gradients, 1 / self.scale.scale)
-        norm = foreach.total_norm(gradients)
-        finite = self.statistics.merged(norm < math.inf)  # false for NaN
-        if self.config.clip_norm:
+        norm = foreach.total_norm(gradients) if self.norm_is_due(step) else None
+        # The comparison is false for NaN.
+        finite = self.statistics.merged(foreach.all_finite(gradients) if norm is None else norm < math.inf)
+        if norm is not None and self.config.clip_norm:
             foreach.mul_(gradients, (self.config.clip_norm / (norm + 1e-6)).clamp(max=1.0))
         skip = (~finite).to(torch.float32)
         optim.step(self.optimizer, rate, skip)
@@ -117,6 +118,10 @@ class Engine:
             self.average.update(1 - decay_of_step(self.config.ema, step, self.steps), skip)
         self.window.end_step(step, finite, norm)
         self.optimizer.zero_grad(set_to_none=True)
+
+    def norm_is_due(self, step: int) -> bool:
+        """Where gradients are clipped; else once for each line of the log, since the host has much to do for it."""
+        return self.config.clip_norm > 0 or (step + 1) % self.config.log_every == 0 or step + 1 == self.steps
 
     def keep_pace(self) -> None:
         """Waits until the device is at most some steps behind: no queue of batches piles up in its memory."""

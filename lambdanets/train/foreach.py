@@ -16,8 +16,18 @@ def total_norm(tensors: list[Tensor]) -> Tensor:
     One norm of all would be wrong in the third digit on a CPU, which adds up in order: pieces are not.
     """
     dense = [t.permute(0, 2, 3, 1) if is_channels_last(t) else t for t in tensors]  # as they lie: no copy of each
-    pieces = torch_._utils._flatten_dense_tensors(dense).split(PIECE)
+    flat = torch_._utils._flatten_dense_tensors(dense)
+    if flat.is_cuda:
+        return torch.linalg.vector_norm(flat)
+    pieces = flat.split(PIECE)
     return torch.linalg.vector_norm(torch.stack(torch_._foreach_norm(pieces)))
+
+
+def all_finite(tensors: list[Tensor]) -> Tensor:
+    """Whether no number is infinite or NaN, as GradScaler finds out: the host has less to do than for the norm."""
+    one, found = tensors[0].new_ones((), dtype=torch.float32), tensors[0].new_zeros((), dtype=torch.float32)
+    torch_._amp_foreach_non_finite_check_and_unscale_(tensors, found, one)
+    return found == 0
 
 
 def is_channels_last(tensor: Tensor) -> bool:

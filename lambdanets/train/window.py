@@ -15,7 +15,7 @@ MOST_WAITING = 1000  # steps whose numbers stay on the device, where each takes 
 
 
 class Window:
-    """Sums over the steps of a log's window, and which steps were skipped.
+    """Sums over the steps of a log's window, and which steps were skipped. Norms are known for some steps only.
 
     Attributes:
         names: of the sums, once a batch has been seen.
@@ -29,7 +29,9 @@ class Window:
         self.sums: list[float] | None = None
         self.skipped: list[int] = []  # positions in the window
         self.total = self.in_a_row = 0
-        self.waiting: list[tuple[int, int, int, list[Tensor]]] = []  # position, micro-batches, examples, numbers
+        self.no_norm = torch.zeros((), device=world.device)  # where it was not asked for
+        # position, micro-batches, examples, whether there is a norm, numbers
+        self.waiting: list[tuple[int, int, int, bool, list[Tensor]]] = []
         self.start_step()
 
     def start_step(self) -> None:
@@ -45,8 +47,9 @@ class Window:
         self.parts += 1
         self.examples += outcome.examples
 
-    def end_step(self, step: int, finite: Tensor, norm: Tensor) -> None:
-        self.waiting.append((step % self.length, self.parts, self.examples, [finite, norm, *self.numbers]))
+    def end_step(self, step: int, finite: Tensor, norm: Tensor | None) -> None:
+        numbers = [finite, self.no_norm if norm is None else norm, *self.numbers]
+        self.waiting.append((step % self.length, self.parts, self.examples, norm is not None, numbers))
         self.start_step()
         if len(self.waiting) == MOST_WAITING:
             self.read()
@@ -55,12 +58,14 @@ class Window:
         """The host waits for the device, and has all the numbers afterwards."""
         if not self.waiting:
             return
-        positions, parts, examples, rows = zip(*self.waiting, strict=True)
+        positions, parts, examples, with_norm, rows = zip(*self.waiting, strict=True)
         self.waiting = []
         columns = [torch.stack(column).to(self.world.device, torch.float64) for column in zip(*rows, strict=True)]
         values = torch.stack(columns, 1).tolist()
-        for position, *counts, (finite, norm, *numbers) in zip(positions, parts, examples, values, strict=True):
-            row = [*map(float, counts), *numbers, norm, 1.0]
+        for position, *counts, has_norm, (finite, norm, *numbers) in zip(
+            positions, parts, examples, with_norm, values, strict=True
+        ):
+            row = [*map(float, counts), *numbers, has_norm * norm, float(has_norm)]
             if finite:
                 self.in_a_row = 0
             else:
@@ -78,10 +83,10 @@ class Window:
         self.sums = None
         if total is None:
             return {}
-        named = dict(zip([*self.names, "grad_norm", "steps"], total.tolist(), strict=True))
-        parts, examples, steps = named.pop("parts"), named.pop("examples"), named.pop("steps")
+        named = dict(zip([*self.names, "grad_norm", "norms"], total.tolist(), strict=True))
+        parts, examples, norms = named.pop("parts"), named.pop("examples"), named.pop("norms")
         means = {"loss": named.pop("loss") / parts if parts else float("nan")}
-        means["grad_norm"] = named.pop("grad_norm") / steps if steps else float("nan")
+        means["grad_norm"] = named.pop("grad_norm") / norms if norms else float("nan")
         return means | {name: value / examples if examples else float("nan") for name, value in named.items()}
 
     def total_sums(self) -> Tensor | None:

@@ -1,5 +1,6 @@
 """What a step costs the host, and the parts of it that are kept off the host: average, statistics, the log's window."""
 
+import math
 import random
 
 import numpy as np
@@ -70,6 +71,17 @@ def test_the_norm_is_that_of_all_tensors_however_many_numbers():
     torch.testing.assert_close(foreach.total_norm(tensors).double(), exact, rtol=1e-5, atol=0)
     tensors[1][3] = float("nan")
     assert foreach.total_norm(tensors).isnan()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf"), 3.0])
+def test_one_number_that_is_not_finite_is_found_and_nothing_changes(number, dtype):
+    tensors = [torch.randn(8, 6, 3, 3, dtype=dtype).to(memory_format=torch.channels_last), torch.randn(7, dtype=dtype)]
+    tensors[0][5, 2, 1, 0] = number
+    before = [tensor.clone() for tensor in tensors]
+    assert bool(foreach.all_finite(tensors)) == math.isfinite(number)
+    assert all(torch.equal(one, other) for one, other in zip(tensors[1:], before[1:], strict=True))
+    torch.testing.assert_close(tensors[0], before[0], rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
@@ -173,12 +185,11 @@ def test_a_long_window_is_read_now_and_then_and_says_the_same(tmp_path, monkeypa
 
 def test_the_window_is_the_mean_over_its_finite_steps():
     found = Window(4, World())
-    for step, (finite, norm, losses) in enumerate(
-        [(True, 2.0, (1.0, 3.0)), (False, 9.0, (9.0, 9.0)), (True, 4.0, (5.0, 7.0))]
-    ):
+    steps = [(True, 2.0, (1.0, 3.0)), (False, 9.0, (9.0, 9.0)), (True, 4.0, (5.0, 7.0)), (True, None, (4.0, 4.0))]
+    for step, (finite, norm, losses) in enumerate(steps):
         for loss in losses:
             found.note(Outcome(torch.tensor(loss, requires_grad=True), {"right": torch.tensor(3)}, examples=4))
-        found.end_step(step, torch.tensor(finite), torch.tensor(norm))
+        found.end_step(step, torch.tensor(finite), None if norm is None else torch.tensor(norm))
     kept = Window(4, World())
     kept.load(found.state())
     for one in (found, kept):
