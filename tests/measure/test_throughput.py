@@ -186,6 +186,14 @@ def test_folding_is_right_where_rounding_alone_is_too_much(monkeypatch):
         throughput.folded_network(network, (2, 3, 32, 32))
 
 
+def test_lambda_layers_do_not_enlarge_images_that_statistics_have_not_seen():
+    torch.manual_seed(0)
+    network = settle(create_model("resnet26", placement="LLLL"), (2, 3, 48, 48))
+    with torch.inference_mode():
+        scores = network(torch.randn(16, 3, 48, 48, generator=torch.Generator().manual_seed(1)))
+    assert scores.abs().max() < 1e3  # 8e7 where branches add as much as there is
+
+
 def test_tf32_is_for_gpus():
     with pytest.raises(ValueError, match="tf32"):
         measure_network(partial(create_model, "resnet_tiny"), (8, 8), Protocol("training", "tf32"), CPU)
