@@ -27,6 +27,7 @@ from lambdanets.train.task import Share
 if TYPE_CHECKING:
     from lambdanets.train.classify import Classify
 
+Report = Callable[[dict[str, Any]], None]
 WINDOW = 20  # steps of one loop that are timed together; then it is the other's turn
 
 
@@ -71,15 +72,24 @@ class BenchEngine:
             compile=self.compile,
             device=self.device,
         )
+        done = 0
+
+        def write(result: dict[str, Any]) -> None:
+            """After every turn, so that a run that is stopped loses nothing."""
+            nonlocal done
+            done = result["settings"]["turns"]
+            with whole_path(self.output) as part:
+                part.write_text(json.dumps(result, indent=1) + "\n")
+            print(f"turn {done} of {self.turns}: {100 * result['overhead']:.1f}% so far", file=sys.stderr, flush=True)
+
         try:
             with Interrupts() as stop:
-                result = compare_loops(base, self.turns, stop.check)
+                result = compare_loops(base, self.turns, stop.check, write)
         except Interrupted as signal:
             (name,) = signal.args
-            print(f"lambdanets: {name} ended the measurement: nothing is written to {self.output}", file=sys.stderr)
+            rest = f"{self.output} has {done} of {self.turns} turns" if done else f"nothing is written to {self.output}"
+            print(f"lambdanets: {name} ended the measurement: {rest}", file=sys.stderr)
             return SIGNAL_STATUS[name]
-        with whole_path(self.output) as part:
-            part.write_text(json.dumps(result, indent=1) + "\n")
         low, high = result["overhead_quartiles"]
         Console(highlight=False).print(
             f"bare loop {result['bare']:,.0f} images/s, ours {result['ours']:,.0f}: {100 * result['overhead']:.1f}% "
@@ -90,10 +100,15 @@ class BenchEngine:
 
 
 class Turns:
-    """After every turn of our loop, one of the bare loop; images per second of both. The first pair warms up."""
+    """After every turn of our loop, one of the bare loop; images per second of both. The first pair warms up.
 
-    def __init__(self, images: int, device: torch.device, bare: Iterator[None], check: Callable[[], None]) -> None:
-        self.images, self.device, self.bare, self.check = images, device, bare, check
+    `check` is called after every step, `report` with the rates so far from the second pair on.
+    """
+
+    def __init__(
+        self, images: int, device: torch.device, bare: Iterator[None], check: Callable[[], None], report: Report
+    ) -> None:
+        self.images, self.device, self.bare, self.check, self.report = images, device, bare, check, report
         self.steps, self.began = 0, time.perf_counter()
         self.rates: dict[str, list[float]] = {"bare": [], "ours": []}
 
@@ -109,6 +124,9 @@ class Turns:
                 next(self.bare)
                 self.check()
             self.over("bare")
+            if len(self.rates["bare"]) > 1:
+                self.report(self.rates)
+                self.began = time.perf_counter()
 
     def over(self, name: str) -> None:
         if self.device.type == "cuda":
@@ -119,8 +137,13 @@ class Turns:
         self.began = now
 
 
-def compare_loops(base: TrainConfig, turns: int, check: Callable[[], None] = lambda: None) -> dict[str, Any]:
-    """Images per second of both loops, medians over their turns, and what ours takes longer than its neighbour."""
+def compare_loops(
+    base: TrainConfig, turns: int, check: Callable[[], None] = lambda: None, report: Report = lambda result: None
+) -> dict[str, Any]:
+    """Images per second of both loops, medians over their turns, and what ours takes longer than its neighbour.
+
+    `check` is called after every step; `report` with the result so far, after every turn from the second on.
+    """
     from lambdanets.train.classify import Classify
 
     if turns < 2:
@@ -129,7 +152,8 @@ def compare_loops(base: TrainConfig, turns: int, check: Callable[[], None] = lam
     base = replace(base, log_every=WINDOW, evaluate_every=10**6, micro_batch=base.batch_size, checkpoint_minutes=1e6)
     steps = (1 + turns) * WINDOW
     bare = bare_steps(base, device)
-    taken = Turns(base.batch_size, device, bare, check)
+    about = describe(device)
+    taken = Turns(base.batch_size, device, bare, check, lambda rates: report(summary(base, about, rates)))
     try:
         with tempfile.TemporaryDirectory() as folder:
             task = Classify(base)
@@ -138,14 +162,18 @@ def compare_loops(base: TrainConfig, turns: int, check: Callable[[], None] = lam
             fit(task, replace(base, epochs=epochs, out=Path(folder)), watch=taken.watch, listen=False)
     finally:
         bare.close()
-    found = taken.rates
+    return summary(base, about, taken.rates)
+
+
+def summary(base: TrainConfig, about: dict[str, Any], found: dict[str, list[float]]) -> dict[str, Any]:
+    """The result, from the images per second of turns that are neighbours."""
     overheads = [theirs / ours - 1 for theirs, ours in zip(found["bare"], found["ours"], strict=True)]
     low, middle, high = quantiles(overheads, n=4, method="inclusive")
     settings = {"placement": base.model.placement, "batch": base.batch_size, "precision": base.precision}
-    settings |= {"image_size": base.model.size, "compile": base.compile, "steps": WINDOW, "turns": turns}
+    settings |= {"image_size": base.model.size, "compile": base.compile, "steps": WINDOW, "turns": len(overheads)}
     return {
         "name": "engine",
-        **describe(device),
+        **about,
         "settings": settings,
         "bare": median(found["bare"]),
         "ours": median(found["ours"]),
