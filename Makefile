@@ -44,7 +44,7 @@ test-kernels: $(READY)  ## the GPU kernels under Triton's interpreter, values an
 	TRITON_INTERPRET=1 $(BIN)/lambdanets selftest --backend fused --seed 11 --cases 6
 
 test-gpu: $(READY)  ## the kernels and the operation on a CUDA device
-	$(BIN)/python -m pytest tests/ops/test_fused.py tests/ops/test_fused_norms.py tests/models/test_pool.py tests/measure/test_compiled.py tests/measure/test_kernels.py
+	$(BIN)/python -m pytest tests/ops/test_fused.py tests/ops/test_fused_norms.py tests/models/test_pool.py tests/measure/test_compiled.py tests/measure/test_kernels.py tests/train/test_prefetch.py
 	$(BIN)/lambdanets selftest --device cuda --minutes 3
 
 # One small case of every mode of the kernels. Without torch's cache an access beyond a tensor is one beyond its memory.

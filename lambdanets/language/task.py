@@ -92,9 +92,10 @@ class Language(Task):
         offset = order.mix(seed, epoch) % length
         starts = order.permutation(self.examples, seed, epoch) * length + offset
         count = order.training_batches(self.examples, share.micro_batch * share.parts, share.world) * share.parts
-        for batch in range(first_step * share.parts, count):
-            chosen = starts[list(order.training_positions(batch, share.micro_batch, share.rank, share.world))]
-            yield torch.from_numpy(self.corpus.training[chosen[:, None] + np.arange(length + 1)])
+        for number in range(first_step * share.parts, count):
+            chosen = starts[list(order.training_positions(number, share.micro_batch, share.rank, share.world))]
+            batch_BN = torch.from_numpy(self.corpus.training[chosen[:, None] + np.arange(length + 1)])
+            yield batch_BN.pin_memory() if torch.cuda.is_available() else batch_BN  # copied beside the step before
 
     def loss(self, model: nn.Module, batch: Any) -> Outcome:
         text_BN = batch.long()

@@ -1,7 +1,6 @@
 """One step: micro-batches, gradients, guard, update, average. The host never waits for the device in here."""
 
 import inspect
-import math
 import random
 from collections import deque
 from collections.abc import Iterator
@@ -103,11 +102,8 @@ class Engine:
     @torch.no_grad()
     def update(self, step: int, rate: float) -> None:
         gradients = [gradient for p in self.parameters if (gradient := p.grad) is not None]
-        if self.scale.used:
-            foreach.mul_(gradients, 1 / self.scale.scale)
+        finite = self.statistics.merged(foreach.unscaled_(gradients, 1 / self.scale.scale))
         norm = foreach.total_norm(gradients) if self.norm_is_due(step) else None
-        # The comparison is false for NaN.
-        finite = self.statistics.merged(foreach.all_finite(gradients) if norm is None else norm < math.inf)
         if norm is not None and self.config.clip_norm:
             foreach.mul_(gradients, (self.config.clip_norm / (norm + 1e-6)).clamp(max=1.0))
         skip = (~finite).to(torch.float32)

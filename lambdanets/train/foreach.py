@@ -7,6 +7,7 @@ from torch import Tensor
 
 torch_: Any = torch
 mul_ = torch_._foreach_mul_
+LARGE = 2.0**64
 PIECE = 2**19  # numbers whose squares a float32 can sum up
 
 
@@ -23,10 +24,15 @@ def total_norm(tensors: list[Tensor]) -> Tensor:
     return torch.linalg.vector_norm(torch.stack(torch_._foreach_norm(pieces)))
 
 
-def all_finite(tensors: list[Tensor]) -> Tensor:
-    """Whether no number is infinite or NaN, as GradScaler finds out: the host has less to do than for the norm."""
-    one, found = tensors[0].new_ones((), dtype=torch.float32), tensors[0].new_zeros((), dtype=torch.float32)
-    torch_._amp_foreach_non_finite_check_and_unscale_(tensors, found, one)
+def unscaled_(tensors: list[Tensor], factor: Tensor) -> Tensor:
+    """Multiplies all tensors by `factor`, a power of two; returns whether all numbers and their squares are finite.
+
+    By what GradScaler has for it, twice: up until a number whose square would not be finite overflows, and back, which
+    changes no other number. The host has less to do than for the norm.
+    """
+    found = torch.zeros_like(factor)
+    torch_._amp_foreach_non_finite_check_and_unscale_(tensors, found, factor * LARGE)
+    torch_._amp_foreach_non_finite_check_and_unscale_(tensors, found, torch.full_like(factor, 1 / LARGE))
     return found == 0
 
 

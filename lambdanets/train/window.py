@@ -85,8 +85,8 @@ class Window:
             return {}
         named = dict(zip([*self.names, "grad_norm", "norms"], total.tolist(), strict=True))
         parts, examples, norms = named.pop("parts"), named.pop("examples"), named.pop("norms")
-        means = {"loss": named.pop("loss") / parts if parts else float("nan")}
-        means["grad_norm"] = named.pop("grad_norm") / norms if norms else float("nan")
+        loss, norm = named.pop("loss"), named.pop("grad_norm")
+        means = {"loss": loss / parts if parts else float("nan"), "grad_norm": norm / norms if norms else float("nan")}
         return means | {name: value / examples if examples else float("nan") for name, value in named.items()}
 
     def total_sums(self) -> Tensor | None:

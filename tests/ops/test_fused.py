@@ -156,6 +156,15 @@ def test_windows(case, dtype, monkeypatch):
     assert used
 
 
+def test_grids_fit_the_second_dimension():
+    from lambdanets.ops.fused.windows import tiles_first
+
+    assert not tiles_first(512, 98, 16)
+    assert tiles_first(256, 98, 64)
+    assert not tiles_first(2**16, 98, 64)
+    assert tiles_first(1, 2**16, 16)
+
+
 def test_the_window_mode_takes_larger_maps_only():
     from lambdanets.ops.fused.launch import Geometry
     from lambdanets.ops.fused.windows import use_window

@@ -69,8 +69,9 @@ def test_larger_maps_with_all_pairs(compiled):
     assert {"forward_large", "query_gradients_large", "value_gradients", "table_gradients"} <= compiled
 
 
-def test_larger_maps_by_windows(compiled):
-    backward_and_forward(windows, 28, 32, launch.Geometry((28, 28), (28, 28), (23, 23), 1, 1))
+@pytest.mark.parametrize(("side", "value"), [(28, 32), (28, 64), (56, 16)], ids=["usual", "many values", "wide map"])
+def test_larger_maps_by_windows(side, value, compiled):
+    backward_and_forward(windows, side, value, launch.Geometry((side, side), (side, side), (23, 23), 1, 1))
     names = ("forward", "query_gradients", "value_gradients", "table_gradients", "spread")
     assert {"sum_table_parts", *(f"{name}_window" for name in names)} <= compiled
 
@@ -83,7 +84,10 @@ def test_content(with_values, compiled):
     assert compiled == {"content_forward", "content_backward"}
 
 
-def test_norms(compiled):
+@pytest.mark.parametrize("many_rows", [2**17, 1])
+def test_norms(many_rows, compiled, monkeypatch):
+    monkeypatch.setattr(norms, "MANY_ROWS", many_rows)
+
     class Context:
         def save_for_backward(self, *tensors):
             self.saved_tensors = tensors

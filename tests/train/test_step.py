@@ -74,14 +74,49 @@ def test_the_norm_is_that_of_all_tensors_however_many_numbers():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf"), 3.0])
-def test_one_number_that_is_not_finite_is_found_and_nothing_changes(number, dtype):
+@pytest.mark.parametrize(
+    ("number", "kept"), [(math.nan, False), (math.inf, False), (-math.inf, False), (3.0, True), (1e-44, True)]
+)
+def test_one_number_that_is_not_finite_is_found_and_others_stay(number, kept, dtype):
     tensors = [torch.randn(8, 6, 3, 3, dtype=dtype).to(memory_format=torch.channels_last), torch.randn(7, dtype=dtype)]
     tensors[0][5, 2, 1, 0] = number
     before = [tensor.clone() for tensor in tensors]
-    assert bool(foreach.all_finite(tensors)) == math.isfinite(number)
-    assert all(torch.equal(one, other) for one, other in zip(tensors[1:], before[1:], strict=True))
-    torch.testing.assert_close(tensors[0], before[0], rtol=0, atol=0, equal_nan=True)
+    assert bool(foreach.unscaled_(tensors, torch.tensor(0.25))) == kept
+    if kept:
+        assert all(torch.equal(one, other * 0.25) for one, other in zip(tensors, before, strict=True))
+
+
+def test_gradients_whose_squares_overflow_are_skipped_whatever_is_logged(tmp_path, monkeypatch):
+    update = Engine.update
+
+    def enlarged(engine, step, rate):
+        if step == 7:
+            for parameter in engine.parameters:
+                parameter.grad *= 1e25
+        update(engine, step, rate)
+
+    monkeypatch.setattr(Engine, "update", enlarged)
+    for every in (1, 5):
+        records = []
+        out = tmp_path / str(every)
+        fit(Numbers(), config(out, log_every=every, precision="float32"), watch=records.append)
+        assert [record["step"] for record in records if record["event"] == "skipped_step"] == [7]
+    assert same(final(tmp_path / "1"), final(tmp_path / "5"))
+
+
+def test_the_log_has_the_norm_of_its_step_and_none_where_that_was_skipped(tmp_path, monkeypatch):
+    norms, records, update = {}, [], Engine.update
+
+    def watched(engine, step, rate):
+        norms[step + 1] = float(torch.cat([p.grad.flatten() for p in engine.parameters]).norm())
+        update(engine, step, rate)
+
+    monkeypatch.setattr(Engine, "update", watched)
+    fit(Numbers(spoilt={9}), config(tmp_path, log_every=5), watch=records.append)
+    found = {record["step"]: record["grad_norm"] for record in records if record["event"] == "step"}
+    assert math.isnan(found.pop(10))  # null in the file
+    assert found == pytest.approx({step: norms[step] for step in found})
+    assert len(found) > 2
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])

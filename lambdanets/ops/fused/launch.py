@@ -1,7 +1,7 @@
 """Choosing tiles and launching the kernels. Plain functions on tensors; autograd and registration: operators.py.
 
 Letters: B batch, N queries, M context positions (times intra-depth U), H heads, K key depth, V value depth.
-Tiles depend on K, H, V, the class of context sizes and the type, never on the batch or the exact map.
+Tiles depend on K, H, V, the type and the class of the map, never on the batch or the exact map.
 """
 
 import contextlib

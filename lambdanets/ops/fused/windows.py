@@ -16,7 +16,7 @@ WORKSPACE = 512 * 2**20  # bytes of g = dlambda that the backward holds at a tim
 SPREAD_ELEMENTS = 4096  # of g that a program makes in one turn
 SPREAD_PROGRAMS = 8  # per multiprocessor: the kernel that writes g has few registers to keep
 THREE_PROGRAMS = 168  # registers a thread with which three programs of 4 warps fit a multiprocessor
-TILES_FIRST = 64  # values of an example from which on neighbouring tiles of one example run side by side
+SIDE_BY_SIDE = 64  # values of an example from which on neighbouring tiles of one example run side by side
 WIDE = 32  # maps with more columns take other tiles of context positions
 WINDOW_HEADS = 16  # more heads would need more registers than there are
 
@@ -124,9 +124,12 @@ def tiles_of(grid: tuple[int, int], use: WindowTile) -> int:
     return -(-grid[0] // use.rows) * -(-grid[1] // use.width)
 
 
-def tiles_first(batch_tiles: int, value_tile: int) -> bool:
-    """Whether neighbouring tiles of one example run side by side, not one tile of many examples."""
-    return value_tile >= TILES_FIRST and batch_tiles < 2**16  # as many as the second dimension of a grid holds
+def tiles_first(batch_tiles: int, query_tiles: int, value_tile: int) -> bool:
+    """Whether neighbouring tiles of one example run side by side, not one tile of many examples.
+
+    The second dimension of a grid holds fewer than 2**16.
+    """
+    return query_tiles >= 2**16 or (value_tile >= SIDE_BY_SIDE and batch_tiles < 2**16)
 
 
 @functools.cache
@@ -168,8 +171,8 @@ def forward(q: Tensor, v: Tensor, c: Tensor | None, table: Tensor, geometry: Geo
     registers = {"maxnreg": THREE_PROGRAMS} if usual else {}
     with on_device(q):
         t = expand_window(table, (use.rows, use.width), reach, (0, 0), depth, q.dtype)
-        swap = tiles_first(-(-B // batch_tile), value_tile)
         grid = (-(-B // batch_tile), tiles_of(geometry.query_grid, use))
+        swap = tiles_first(*grid, value_tile)
         kernels.forward_window[(*(grid[::-1] if swap else grid), -(-V // value_tile))](
             q, v, q if c is None else c, t, y, B, V, *window_geometry(geometry), *q.stride()[:3], *v.stride()[:2],
             K=K, H=H, TY=use.rows, TX=use.width, KP=depth, HP=max(8, power_of_two(H)), VT=value_tile, BB=batch_tile,
@@ -230,8 +233,8 @@ def window_query_gradients(call: WindowCall, dy: Tensor, q: Tensor, v: Tensor, c
     batch_tile = use.columns // value_tile
     t = expand_window(call.table, (use.rows, use.width), call.reach(use), (0, 0), call.depth, q.dtype)
     dq = torch.empty(B, N, H, K, device=q.device, dtype=q.dtype)
-    swap = tiles_first(-(-B // batch_tile), value_tile)
     grid = (-(-B // batch_tile), tiles_of(geometry.query_grid, use))
+    swap = tiles_first(*grid, value_tile)
     kernels.query_gradients_window[grid[::-1] if swap else grid](
         dy, v, q if c is None else c, t, dq, B, V, *window_geometry(geometry), *dy.stride()[:3], *v.stride()[:2],
         K=K, H=H, KP=call.depth, HP=max(8, power_of_two(H)), TY=use.rows, TX=use.width, VT=value_tile,
@@ -255,7 +258,7 @@ def window_value_and_table_gradients(
     geometry, depth, values, precision = call.geometry, call.depth, call.values, precision_of(q.dtype)
     assert geometry.query_grid is not None
     where, scope = window_geometry(geometry), geometry.scope
-    part = min(B, max(1, WORKSPACE // (N * depth * values * call.size)))
+    part = min(B, 2**16 - 1, max(1, WORKSPACE // (N * depth * values * call.size)))
     part = -(-B // -(-B // part))  # equal parts of the batch
     columns = part * values
     g = torch.empty(N * depth, columns, device=q.device, dtype=q.dtype)
