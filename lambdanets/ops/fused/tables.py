@@ -11,7 +11,7 @@ import triton.language as tl
 
 
 @triton.jit(
-    do_not_specialize=["N", "M", "query_width", "context_width", "scope_y", "scope_x", "centre_y", "centre_x",
+    do_not_specialize=["N", "M", "ME", "query_width", "context_width", "scope_y", "scope_x", "centre_y", "centre_x",
                        "stride"]
 )  # fmt: skip
 def expand(

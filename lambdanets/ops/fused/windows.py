@@ -72,21 +72,16 @@ def expand_window(
     table: Tensor, query_grid: tuple[int, int], context_grid: tuple[int, int], centre: tuple[int, int], depth: int,
     dtype: torch.dtype, transposed: bool = False,
 ) -> Tensor:  # fmt: skip
-    """The table for one tile: [positions of context_grid, queries of query_grid * depth], or its transpose.
-
-    Positions are padded to a multiple of 16, which lets the kernel write several of them at once where they lie side by
-    side: one at a time, dv's table took 20 us at c2.
-    """
+    """The table for one tile: [positions of context_grid, queries of query_grid * depth], or its transpose."""
     from . import tables
 
     table = table.contiguous()
     queries, context = query_grid[0] * query_grid[1], context_grid[0] * context_grid[1]
-    padded = -(-context // 16) * 16
-    shape = (queries * depth, padded) if transposed else (padded, queries * depth)
+    shape = (queries * depth, context) if transposed else (context, queries * depth)
     expanded = torch.empty(shape, device=table.device, dtype=dtype)
     strides = expanded.stride()[::-1] if transposed else expanded.stride()
-    tables.expand[(-(-queries * depth // 128), padded // 16)](
-        table, expanded, queries, context, padded, queries * depth, *strides, query_grid[1], context_grid[1],
+    tables.expand[(-(-queries * depth // 128), -(-context // 16))](
+        table, expanded, queries, context, context, queries * depth, *strides, query_grid[1], context_grid[1],
         *table.shape[:2], *centre, 1,
         K=table.shape[2], U=1, KP=depth, DENSE=False, ROW_BLOCK=16, COLUMN_BLOCK=128, num_warps=4,
     )  # fmt: skip
