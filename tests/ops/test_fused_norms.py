@@ -54,7 +54,6 @@ def test_against_torch_in_float64(case, dtype, far, monkeypatch):
     monkeypatch.setattr(norms, "ROWS", 16)  # several shares, of several tiles each, for small inputs
     monkeypatch.setattr(norms, "SHARES", 16)
     monkeypatch.setattr(norms, "PROGRAMS", 16)
-    monkeypatch.setattr(norms, "MANY_ROWS", 1 if far else 2**17)  # both tiles of gradients
     batch, count, sizes = CASES[case]
     torch.manual_seed(0)
     product = (torch.randn(batch, count, sum(sizes), device=DEVICE) + far * torch.randn(sum(sizes), device=DEVICE)).to(

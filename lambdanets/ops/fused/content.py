@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .launch import on_device, power_of_two, precision_of
 
-BACKWARD_ROWS, BACKWARD_TURNS = 32, 4
+BACKWARD_ROWS = 64
 
 
 def tile_sizes(key_depth: int, value_depth: int, context: int, element_size: int) -> tuple[int, int, int]:
@@ -48,10 +48,10 @@ def content_gradients(
     depth, value_tile, _ = tile_sizes(K, V, M, values.element_size())
     dk = torch.empty(B, M, K, device=keys.device, dtype=keys.dtype)
     with on_device(values):
-        kernels.content_backward[(-(-M // (BACKWARD_ROWS * BACKWARD_TURNS)), B)](
+        kernels.content_backward[(-(-M // BACKWARD_ROWS), B)](
             keys, values, found, norm, gradient, dk, dk if dv is None else dv, M, V,
             *keys.stride()[:2], *values.stride()[:2],
-            K=K, KP=depth, VT=value_tile, NV=-(-V // value_tile), C=BACKWARD_ROWS, TURNS=BACKWARD_TURNS,
-            WITH_V=dv is not None, PRECISION=precision_of(values.dtype), num_warps=4,
+            K=K, KP=depth, VT=value_tile, NV=-(-V // value_tile), C=BACKWARD_ROWS,
+            WITH_V=dv is not None, PRECISION=precision_of(values.dtype), num_warps=4 if value_tile >= 64 else 2,
         )  # fmt: skip
     return dk

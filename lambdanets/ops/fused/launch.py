@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+EXPANDED = (16, 128)  # rows and columns of E that one program writes
 SMALL_CONTEXT = {2: 256, 4: 0}  # bytes per element -> context of which one block holds all
 
 
@@ -186,13 +187,12 @@ def expand_table(
     width = -(-queries // tiles.queries) * tiles.queries * tiles.depth
     expanded = torch.empty(tiles.columns, width, device=source.device, dtype=dtype)
     context = geometry.context_grid[0] * geometry.context_grid[1]
-    row_block, column_block = 16, 128
-    tables.expand[(-(-width // column_block), -(-tiles.columns // row_block))](
-        source, expanded, queries, context, tiles.columns, width, width, 1,
+    tables.expand[(-(-width // EXPANDED[1]), tiles.columns // EXPANDED[0], 1)](
+        source, expanded, queries, context, width, 0, width, 1,
         1 if geometry.query_grid is None else geometry.query_grid[1], geometry.context_grid[1],
         *geometry.scope, *geometry.centre, geometry.stride,
         K=source.shape[-2], U=geometry.intra_depth, KP=tiles.depth, DENSE=geometry.query_grid is None,
-        ROW_BLOCK=row_block, COLUMN_BLOCK=column_block, num_warps=4,
+        ROW_BLOCK=EXPANDED[0], COLUMN_BLOCK=EXPANDED[1], num_warps=4,
     )  # fmt: skip
     return expanded
 

@@ -16,10 +16,9 @@ from torch.autograd import forward_ad
 from . import why_not
 from .launch import multiprocessors, on_device
 
-ROWS, COLUMNS = 128, 32
-SHARES = 128  # of the rows, at most: whoever norms reads the sums of all of them at once, before it begins
-PROGRAMS = 8  # per multiprocessor: all of them bound by memory
-MANY_ROWS = 2**17  # from here on sums of gradients take larger tiles: SHARES leaves too few programs
+ROWS, COLUMNS, STAGES = 128, 32, 4
+SHARES = 64  # of the rows, at most: whoever norms reads the sums of all of them at once, before it begins
+PROGRAMS = 2  # per multiprocessor
 
 
 def takes(product_BNS: Tensor, norms: Sequence[nn.Module | None]) -> bool:
@@ -63,23 +62,28 @@ def normed_parts(product_BNS: Tensor, norms: Sequence[nn.Module | None], sizes: 
     )
 
 
-def shares_of(rows: int, columns: int, device: torch.device) -> tuple[int, int]:
+def strips(sizes: Sequence[int]) -> int:
+    """Tiles side by side that cover the channels of these parts, each part by its own."""
+    return sum(-(-size // COLUMNS) for size in sizes)
+
+
+def shares_of(rows: int, sizes: Sequence[int], device: torch.device) -> tuple[int, int]:
     """Rows of a share, a multiple of the tile, and how many shares: as many as fill the chip, or SHARES."""
-    programs = max(1, min(SHARES, multiprocessors(device) * PROGRAMS // columns))
+    programs = max(1, min(SHARES, multiprocessors(device) * PROGRAMS // strips(sizes[:2])))
     tiles = -(-rows // ROWS)
     share = -(-tiles // min(programs, tiles)) * ROWS
     return share, -(-rows // share)
 
 
-def programs_of(rows: int, channels: int, device: torch.device) -> tuple[int, int]:
-    """A grid for who norms: (columns, programs that share the rows)."""
-    columns = -(-channels // COLUMNS)
-    return columns, max(1, min(-(-rows // ROWS), multiprocessors(device) * PROGRAMS // columns))
+def programs_of(rows: int, sizes: Sequence[int], device: torch.device) -> tuple[int, int]:
+    """A grid for who norms: (strips, programs that share the rows)."""
+    across = strips(sizes)
+    return across, max(1, min(-(-rows // ROWS), multiprocessors(device) * PROGRAMS // across))
 
 
-def tile_of(sizes: Sequence[int], larger: int = 1) -> dict[str, Any]:
+def tile_of(sizes: Sequence[int]) -> dict[str, Any]:
     parts = dict(FIRST=sizes[0], NORMED=sizes[0] + sizes[1], S=sum(sizes))
-    return parts | dict(ROWS=larger * ROWS, COLS=COLUMNS, num_warps=larger * 4)
+    return parts | dict(ROWS=ROWS, COLS=COLUMNS, STAGES=STAGES, num_warps=4)
 
 
 class NormedParts(torch.autograd.Function):
@@ -91,14 +95,14 @@ class NormedParts(torch.autograd.Function):
 
         (B, N, S), normed = product.shape, sizes[0] + sizes[1]
         rows, device = B * N, product.device
-        share, shares = shares_of(rows, -(-normed // COLUMNS), device)
+        share, shares = shares_of(rows, sizes, device)
         parts = [torch.empty(B, N, size, device=device, dtype=product.dtype) for size in sizes]
         sums = torch.empty(2, shares, normed, device=device, dtype=torch.float32)
         moments = torch.empty(2, normed, device=device, dtype=torch.float32)
         tile = tile_of(sizes)
         with on_device(product):
-            kernels.batch_moments[(-(-normed // COLUMNS), shares)](product, sums[0], sums[1], rows, share, **tile)
-            kernels.normalise_parts[programs_of(rows, S, device)](
+            kernels.batch_moments[(strips(sizes[:2]), shares)](product, sums[0], sums[1], rows, share, **tile)
+            kernels.normalise_parts[programs_of(rows, sizes, device)](
                 product, parts[0], parts[1], parts[-1], sums[0], sums[1], moments, weight_q, weight_v, bias_q, bias_v,
                 first.running_mean, second.running_mean, first.running_var, second.running_var,
                 first.num_batches_tracked, second.num_batches_tracked,
@@ -126,18 +130,17 @@ class NormedParts(torch.autograd.Function):
 
         (B, N, S), normed = product.shape, ctx.sizes[0] + ctx.sizes[1]
         rows, device = B * N, product.device
-        share, shares = shares_of(rows, -(-normed // COLUMNS), device)
+        share, shares = shares_of(rows, ctx.sizes, device)
         gradients = [one.to(product.dtype).contiguous() for one in gradients]
         sums = torch.empty(2, shares, normed, device=device, dtype=torch.float32)
         dx = torch.empty_like(product)
         dweight_q, dweight_v, dbias_q, dbias_v = map(torch.empty_like, (weight_q, weight_v, bias_q, bias_v))
         tile = tile_of(ctx.sizes)
         with on_device(product):
-            kernels.gradient_moments[(-(-normed // COLUMNS), shares)](
-                product, gradients[0], gradients[1], moments, sums[0], sums[1], rows, share,
-                **tile_of(ctx.sizes, larger=4 if rows >= MANY_ROWS else 1),
-            )  # fmt: skip
-            kernels.gradients_of_parts[programs_of(rows, S, device)](
+            kernels.gradient_moments[(strips(ctx.sizes[:2]), shares)](
+                product, gradients[0], gradients[1], moments, sums[0], sums[1], rows, share, **tile
+            )
+            kernels.gradients_of_parts[programs_of(rows, ctx.sizes, device)](
                 product, gradients[0], gradients[1], gradients[-1], dx, moments, sums[0], sums[1],
                 weight_q, weight_v, dweight_q, dweight_v, dbias_q, dbias_v, rows, shares,
                 SHARES=cast(Any, SHARES), **tile,

@@ -11,16 +11,20 @@ import triton.language as tl
 
 
 @triton.jit(
-    do_not_specialize=["N", "M", "ME", "query_width", "context_width", "scope_y", "scope_x", "centre_y", "centre_x",
+    do_not_specialize=["N", "M", "query_width", "context_width", "scope_y", "scope_x", "centre_y", "centre_x",
                        "stride"]
 )  # fmt: skip
 def expand(
     table_ptr, e_ptr,
-    N, M, ME, NK, row_stride, column_stride, query_width, context_width, scope_y, scope_x, centre_y, centre_x, stride,
+    N, M, NK, copy, row_stride, column_stride, query_width, context_width, scope_y, scope_x, centre_y, centre_x, stride,
     K: tl.constexpr, U: tl.constexpr, KP: tl.constexpr, DENSE: tl.constexpr,
     ROW_BLOCK: tl.constexpr, COLUMN_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """table [scope_y, scope_x, K, U], or embeddings [N, M, K, U] if DENSE -> E. Grid: (column blocks, row blocks)."""
+    """table [scope_y, scope_x, K, U], or embeddings [N, M, K, U] if DENSE -> E. Grid: (column blocks, row blocks, copies).
+
+    E has whole blocks of rows: a mask for them would hide that there are a multiple of eight, and where E is stored by
+    columns, stores would shrink from 16 bytes to 2.
+    """
     row = tl.program_id(1) * ROW_BLOCK + tl.arange(0, ROW_BLOCK)
     column = tl.program_id(0) * COLUMN_BLOCK + tl.arange(0, COLUMN_BLOCK)
     n = column // KP
@@ -37,7 +41,8 @@ def expand(
         pair = i_y * scope_x + i_x
     embedding = tl.load(table_ptr + (pair * K + k[None, :]) * U + u[:, None], mask=inside, other=0.0)
     offset = row.to(tl.int64)[:, None] * row_stride + column[None, :] * column_stride
-    tl.store(e_ptr + offset, embedding.to(e_ptr.dtype.element_ty), mask=(row < ME)[:, None] & (column < NK)[None, :])
+    e_ptr += tl.program_id(2).to(tl.int64) * copy
+    tl.store(e_ptr + offset, embedding.to(e_ptr.dtype.element_ty), mask=(column < NK)[None, :])
 
 
 @triton.jit(

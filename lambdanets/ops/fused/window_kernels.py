@@ -75,10 +75,10 @@ def tile_lambdas(
     lambdas = tl.zeros((BB * VT if VALUE_ROWS else ROWS, ROWS if VALUE_ROWS else BB * VT), dtype=tl.float32)
     for start in range(0, count, C):
         j = start + tl.arange(0, C)
-        row, column = row_column(j, width)
+        row, _ = row_column(j, width)  # j % width + row * pitch, of the map or the table, is j + row * (pitch - width)
         exists = j < count
-        x = values_at(v_ptr, m0 + row * context_width + column, exists, b0, v0, B, V, svb, svm, BB, VT)
-        line = tl.where(exists, t0 + row * span + column, 0)
+        x = values_at(v_ptr, m0 + j + row * (context_width - width), exists, b0, v0, B, V, svb, svm, BB, VT)
+        line = tl.where(exists, t0 + j + row * (span - width), 0)
         e = tl.load(t_ptr + (line[:, None] * ROWS + tl.arange(0, ROWS)[None, :]))
         if VALUE_ROWS:
             lambdas = tl.dot(tl.trans(x), e, lambdas, input_precision=PRECISION)
@@ -114,17 +114,19 @@ def small_matrices(
 @triton.jit(do_not_specialize=["B", "QH", "QW", "CH", "CW", "back_y", "back_x", "forward_y", "forward_x"])
 def forward_window(
     q_ptr, v_ptr, c_ptr, t_ptr, y_ptr,
-    B, V, QH, QW, CH, CW, back_y, back_x, forward_y, forward_x, sqb, sqn, sqh, svb, svm,
+    B, V, QH, QW, CH, CW, back_y, back_x, forward_y, forward_x, copy, sqb, sqn, sqh, svb, svm,
     K: tl.constexpr, H: tl.constexpr, TY: tl.constexpr, TX: tl.constexpr, KP: tl.constexpr, HP: tl.constexpr,
-    VT: tl.constexpr, BB: tl.constexpr, C: tl.constexpr, HAS_C: tl.constexpr, TILES_FIRST: tl.constexpr,
-    PRECISION: tl.constexpr,
+    VT: tl.constexpr, BB: tl.constexpr, C: tl.constexpr, COPIES: tl.constexpr, HAS_C: tl.constexpr,
+    TILES_FIRST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Relative positions on larger maps: every tile of queries reads the same small table (tables.py, T).
 
+    There are COPIES of it, `copy` numbers apart, for neighbouring programs: one would be asked for by all at once.
     Grid: (batch tiles, query tiles, value tiles), or with TILES_FIRST query tiles before batch tiles.
     """
     T: tl.constexpr = TY * TX
     dtype: tl.constexpr = t_ptr.dtype.element_ty
+    t_ptr += tl.program_id(0) % COPIES * copy
     b0 = tl.program_id(1 if TILES_FIRST else 0) * BB
     v0 = tl.program_id(2) * VT
     y0, x0 = tile_origin(tl.program_id(0 if TILES_FIRST else 1), QW, TY, TX)
@@ -151,22 +153,54 @@ def forward_window(
     tl.store(y_ptr + offset, tl.permute(y.to(dtype), (0, 2, 1)), mask=mask)
 
 
-@triton.jit(do_not_specialize=["B", "QH", "QW", "CH", "CW", "back_y", "back_x", "forward_y", "forward_x"])
+@triton.jit
+def store_lambda_gradients(
+    q_ptr, dy_ptr, g_ptr, b0, v0, y0, x0, B, V, QH, QW, b_first, columns, sqb, sqn, sqh, syb, syn, syh,
+    K: tl.constexpr, H: tl.constexpr, TY: tl.constexpr, TX: tl.constexpr, KP: tl.constexpr, HG: tl.constexpr,
+    VP: tl.constexpr, VT: tl.constexpr, BB: tl.constexpr, P: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """g [(n, k), (b, v)] of a tile of queries, P of them a turn: [k, h] [h, v] for each. VP: v with its padding.
+
+    Zero where an example or a value does not exist, since others sum over all of g.
+    """
+    index = tl.arange(0, P * BB)
+    b = b0 + index % BB
+    k = tl.arange(0, KP)
+    v = v0 + tl.arange(0, VT)
+    for first in tl.static_range(0, TY * TX, P):
+        n, exists = tile_query(first + index // BB, y0, x0, QH, QW, TX)
+        nothing = tl.zeros_like(n)
+        queries = small_matrices(q_ptr, b, n, nothing, exists & (b < B), K, H, sqb, sqn, sqh, HG, KP, True)
+        dy = small_matrices(dy_ptr, b, n, nothing + v0, exists & (b < B), V, H, syb, syn, syh, HG, VT, False)
+        g = tl.dot(queries, dy, input_precision=PRECISION)
+        offset = (n.to(tl.int64) * KP * columns + (b - b_first) * VP)[:, None, None]
+        offset = offset + (k * columns)[None, :, None] + v[None, None, :]
+        mask = (exists & ((b - b_first) * VP < columns))[:, None, None] & (v < VP)[None, None, :]
+        tl.store(g_ptr + offset, g.to(g_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit(
+    do_not_specialize=["B", "QH", "QW", "CH", "CW", "back_y", "back_x", "forward_y", "forward_x", "b_first"]
+)  # fmt: skip
 def query_gradients_window(
-    dy_ptr, v_ptr, c_ptr, t_ptr, dq_ptr,
-    B, V, QH, QW, CH, CW, back_y, back_x, forward_y, forward_x, syb, syn, syh, svb, svm,
+    dy_ptr, v_ptr, c_ptr, t_ptr, q_ptr, dq_ptr, g_ptr,
+    B, V, QH, QW, CH, CW, back_y, back_x, forward_y, forward_x, b_first, columns, copy,
+    syb, syn, syh, svb, svm, sqb, sqn, sqh,
     K: tl.constexpr, H: tl.constexpr, TY: tl.constexpr, TX: tl.constexpr, KP: tl.constexpr, HP: tl.constexpr,
-    VT: tl.constexpr, NV: tl.constexpr, BB: tl.constexpr, C: tl.constexpr, HAS_C: tl.constexpr,
-    TILES_FIRST: tl.constexpr, PRECISION: tl.constexpr,
+    HG: tl.constexpr, VP: tl.constexpr, VT: tl.constexpr, NV: tl.constexpr, BB: tl.constexpr, C: tl.constexpr,
+    P: tl.constexpr, COPIES: tl.constexpr, HAS_C: tl.constexpr, WITH_G: tl.constexpr, TILES_FIRST: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The forward's lambdas again, then dq^T [k, h] = lambda [k, 16 values] dy^T [16 values, h] per query.
 
-    Grid: (batch tiles, query tiles), or with TILES_FIRST the other way round.
+    WITH_G: also their gradients g, which dv and dT want: memory is idle here.
+    Grid: (batch tiles from b_first on, query tiles), or with TILES_FIRST the other way round.
     """
     T: tl.constexpr = TY * TX
     G: tl.constexpr = BB * VT // 16
     dtype: tl.constexpr = t_ptr.dtype.element_ty
-    b0 = tl.program_id(1 if TILES_FIRST else 0) * BB
+    t_ptr += tl.program_id(0) % COPIES * copy
+    b0 = b_first + tl.program_id(1 if TILES_FIRST else 0) * BB
     y0, x0 = tile_origin(tl.program_id(0 if TILES_FIRST else 1), QW, TY, TX)
     index = tl.arange(0, G * T)
     group = index // T
@@ -195,48 +229,46 @@ def query_gradients_window(
     mask = (exists & (b < B))[:, None, None] & (h < H)[None, :, None] & (k < K)[None, None, :]
     offset = ((b.to(tl.int64) * (QH * QW) + n) * H * K)[:, None, None] + (h * K)[None, :, None] + k[None, None, :]
     tl.store(dq_ptr + offset, tl.permute(dq, (0, 2, 1)).to(dq_ptr.dtype.element_ty), mask=mask)
+    if WITH_G:
+        for tile in tl.static_range(NV):
+            store_lambda_gradients(
+                q_ptr, dy_ptr, g_ptr, b0, tile * VT, y0, x0, B, V, QH, QW, b_first, columns,
+                sqb, sqn, sqh, syb, syn, syh, K, H, TY, TX, KP, HG, VP, VT, BB, P, PRECISION,
+            )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["B", "N", "b_first", "splits"])
-def spread_window(
-    q_ptr, dy_ptr, g_ptr, dc_ptr,
-    B, V, N, b_first, columns, splits, sqb, sqn, sqh, syb, syn, syh,
-    K: tl.constexpr, H: tl.constexpr, T: tl.constexpr, KP: tl.constexpr, HP: tl.constexpr, VP: tl.constexpr,
-    VT: tl.constexpr, BB: tl.constexpr, WITH_C: tl.constexpr, PRECISION: tl.constexpr,
+@triton.jit(do_not_specialize=["B", "N", "share"])
+def content_gradients_window(
+    q_ptr, dy_ptr, dc_ptr, B, N, V, share, sqb, sqn, sqh, syb, syn, syh,
+    K: tl.constexpr, H: tl.constexpr, KP: tl.constexpr, VT: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """g [(n, k), (b, v)] of the batch elements from b_first on: [k, h] [h, v] per query. VP: v with its padding.
+    """dc [shares, B, K, V], the sum of g over a share of the queries: q^T [k, nh] dy [nh, v], C rows nh a turn.
 
-    WITH_C: also its sum over the queries of this program's share, dc [splits, B, K, V].
-    Grid: (shares of the queries, batch tiles, value tiles); T queries a turn.
+    Grid: (shares, B, value tiles).
     """
-    index = tl.arange(0, T * BB)
-    b_local = tl.program_id(1) * BB + index % BB
-    b = b_first + b_local
-    v0 = tl.program_id(2) * VT
+    b = tl.program_id(1).to(tl.int64)
     k = tl.arange(0, KP)
-    v = v0 + tl.arange(0, VT)
-    total = tl.zeros((T * BB, KP, VT), dtype=tl.float32)
-    for block in range(tl.program_id(0), (N + T - 1) // T, splits):
-        n = block * T + index // BB
-        nothing = tl.zeros_like(n)
-        exists = (n < N) & (b < B)
-        queries = small_matrices(q_ptr, b, n, nothing, exists, K, H, sqb, sqn, sqh, HP, KP, True)
-        dy = small_matrices(dy_ptr, b, n, nothing + v0, exists, V, H, syb, syn, syh, HP, VT, False)
-        g = tl.dot(queries, dy, input_precision=PRECISION)
-        if WITH_C:
-            total += g
-        offset = (n.to(tl.int64) * KP * columns + b_local * VP)[:, None, None]
-        offset = offset + (k * columns)[None, :, None] + v[None, None, :]
-        mask = ((n < N) & (b_local * VP < columns))[:, None, None] & (k < KP)[None, :, None] & (v < VP)[None, None, :]
-        tl.store(g_ptr + offset, g.to(g_ptr.dtype.element_ty), mask=mask)
-    if WITH_C:
-        summed = tl.sum(tl.reshape(total, (T, BB * KP * VT)), axis=0)
-        place = tl.arange(0, BB * KP * VT)
-        b_own = b_first + tl.program_id(1) * BB + place // (KP * VT)
-        k_own = place // VT % KP
-        v_own = v0 + place % VT
-        offset = ((tl.program_id(0).to(tl.int64) * B + b_own) * K + k_own) * V + v_own
-        tl.store(dc_ptr + offset, summed, mask=(b_own < B) & (k_own < K) & (v_own < V))
+    v = tl.program_id(2) * VT + tl.arange(0, VT)
+    low = tl.program_id(0) * share * H
+    high = tl.minimum(low + share * H, N * H)
+    q_ptr += b * sqb
+    dy_ptr += b * syb
+    total = tl.zeros((KP, VT), dtype=tl.float32)
+    for start in range(low, high, C):
+        nh = start + tl.arange(0, C)
+        n = nh // H
+        h = nh % H
+        queries = tl.load(
+            q_ptr + ((n * sqn + h * sqh)[:, None] + k[None, :]), mask=(nh < high)[:, None] & (k < K)[None, :], other=0.0
+        )
+        dy = tl.load(
+            dy_ptr + ((n * syn + h * syh)[:, None] + v[None, :]),
+            mask=(nh < high)[:, None] & (v < V)[None, :],
+            other=0.0,
+        )
+        total = tl.dot(tl.trans(queries), dy, total, input_precision=PRECISION)
+    offset = (tl.program_id(0).to(tl.int64) * B + b) * K * V + (k * V)[:, None] + v[None, :]
+    tl.store(dc_ptr + offset, total, mask=(k < K)[:, None] & (v < V)[None, :])
 
 
 @triton.jit(
@@ -265,15 +297,12 @@ def value_gradients_window(
     acc = tl.zeros((BV, MT), dtype=tl.float32)
     for start in range(0, count * KP, C):
         line = start + tl.arange(0, C)
-        j = line // KP
-        k = line % KP
-        row, column = row_column(j, width)
-        exists = j < count
-        n = tl.where(exists, n0 + row * QW + column, 0)
-        offset = (n * KP + k) * columns
+        row, _ = row_column(line // KP, width)
+        exists = line < count * KP
+        n_line = n0 * KP + line + row * ((QW - width) * KP)  # as in tile_lambdas, for lines (query, depth)
         mask_g = exists[:, None] & (col < columns)[None, :]
-        g = tl.load(g_ptr + (offset[:, None] + col[None, :]), mask=mask_g, other=0.0)
-        d_line = tl.where(exists, d0 + row * span + column, 0) * KP + k
+        g = tl.load(g_ptr + ((n_line * columns)[:, None] + col[None, :]), mask=mask_g, other=0.0)
+        d_line = tl.where(exists, d0 * KP + line + row * ((span - width) * KP), 0)
         d = tl.load(d_ptr + (d_line[:, None] * MT + tl.arange(0, MT)[None, :]))
         acc = tl.dot(tl.trans(g), d, acc, input_precision=PRECISION)
     b = b_first + col // VP
@@ -361,19 +390,20 @@ def sum_table_parts(
 ):  # fmt: skip
     """dT [nk, positions of the window]: the sum of what all columns of tiles and all splits found for a position.
 
-    Grid: (nk, blocks of C positions). S splits a turn, in a fixed order.
+    Grid: (nk, blocks of C positions). S parts a turn, in a fixed order.
     """
     place = tl.program_id(1) * C + tl.arange(0, C)
     row, column = row_column(place, TX + back + forward)
-    split = tl.arange(0, S)
     total = tl.zeros((S, C), dtype=tl.float32)
-    for tile_x in range(0, across):
+    for start in range(0, across * splits, S):
+        part = start + tl.arange(0, S)
+        tile_x = part % across
         low, clipped = window(tile_x * TX, TX, width, back, forward)
-        own = column - (low - tile_x * TX + back)
-        exists = (place < positions) & (own >= 0) & (own < clipped)
-        line = part_ptr + (tile_x * tl.num_programs(0) + tl.program_id(0)).to(tl.int64) * part_columns
-        for start in range(0, splits, S):
-            offset = (start + split).to(tl.int64) * across * tl.num_programs(0) * part_columns
-            mask = (start + split < splits)[:, None] & exists[None, :]
-            total += tl.load(line + offset[:, None] + (row * clipped + own)[None, :], mask=mask, other=0.0)
+        own = column[None, :] - (low - tile_x * TX + back)[:, None]
+        exists = (
+            (part < across * splits)[:, None] & (place < positions)[None, :] & (own >= 0) & (own < clipped[:, None])
+        )
+        line = (part.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)) * part_columns
+        offset = line[:, None] + (row[None, :] * clipped[:, None] + own)
+        total += tl.load(part_ptr + offset, mask=exists, other=0.0)
     tl.store(de_ptr + tl.program_id(0) * positions + place, tl.sum(total, axis=0), mask=place < positions)
