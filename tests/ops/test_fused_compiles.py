@@ -88,14 +88,12 @@ def test_content(with_values, compiled):
 def test_norms(many_rows, compiled, monkeypatch):
     monkeypatch.setattr(norms, "MANY_ROWS", many_rows)
 
-    class Context:
-        def save_for_backward(self, *tensors):
-            self.saved_tensors = tensors
-
-    sizes, context = (64, 32, 16), Context()
+    sizes, product = (64, 32, 16), on_meta(8, 49, 112)
     pair = [nn.BatchNorm2d(size, device="meta") for size in sizes[:2]]
     parameters = [getattr(norm, name) for name in ("weight", "bias") for norm in pair]
-    with torch.no_grad():
-        parts = norms.NormedParts.forward(context, on_meta(8, 49, 112), *parameters, *pair, sizes)
-        norms.NormedParts.backward(context, *parts)
+    statistics = [
+        getattr(norm, name) for name in ("running_mean", "running_var", "num_batches_tracked") for norm in pair
+    ]
+    *parts, moments = norms.forward(product, *parameters, *statistics, [1e-5, 1e-5], [0.1, 0.1], sizes)
+    norms.backward(*parts, product, *parameters, moments, sizes)
     assert compiled == {"batch_moments", "normalise_parts", "gradient_moments", "gradients_of_parts"}

@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 
 from lambdanets import LambdaLayer2d
 from lambdanets.layers import projection
-from lambdanets.ops.fused import norms, why_not
+from lambdanets.ops.fused import norm_operators, norms, why_not
 
 from .test_fused import CUDA, DEVICE, DTYPES, relative_error
 
@@ -105,7 +105,7 @@ def test_a_second_derivative():
 
     found = penalty(lambda x: norms.normed_parts(x, (*pair, None), (4, 4, 4)))
     weights, biases = [n.weight for n in pair], [n.bias for n in pair]
-    right = penalty(lambda x: norms.plain_parts(x, weights, biases, [n.eps for n in pair], (4, 4, 4)))
+    right = penalty(lambda x: norm_operators.plain_parts(x, weights, biases, [n.eps for n in pair], (4, 4, 4)))
     torch.testing.assert_close(found, right, rtol=1e-3, atol=1e-3 * right.abs().max().item())
 
 
