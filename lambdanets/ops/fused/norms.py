@@ -61,7 +61,7 @@ def normed_parts(product_BNS: Tensor, norms: Sequence[nn.Module | None], sizes: 
     """Queries and values after their norms, and keys if there are any, each contiguous; updates running statistics."""
     from . import norm_operators
 
-    # The operator, which the compiler sees, ends there too: without a compiler the dispatcher is a detour.
+    # The compiler needs the operator, which ends in NormedParts too; for eager calls the dispatcher is a detour.
     compiling = torch.compiler.is_dynamo_compiling()
     call = norm_operators.normed_parts if compiling else norm_operators.NormedParts.apply
     first, second = norms[:2]
