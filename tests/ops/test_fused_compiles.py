@@ -72,7 +72,7 @@ def test_larger_maps_with_all_pairs(compiled):
 @pytest.mark.parametrize(("side", "value"), [(28, 32), (28, 64), (56, 16)], ids=["usual", "many values", "wide map"])
 def test_larger_maps_by_windows(side, value, compiled):
     backward_and_forward(windows, side, value, launch.Geometry((side, side), (side, side), (23, 23), 1, 1))
-    names = ("forward", "query_gradients", "value_gradients", "table_gradients", "spread")
+    names = ("forward", "query_gradients", "value_gradients", "table_gradients", "content_gradients")
     assert {"sum_table_parts", *(f"{name}_window" for name in names)} <= compiled
 
 
@@ -84,18 +84,13 @@ def test_content(with_values, compiled):
     assert compiled == {"content_forward", "content_backward"}
 
 
-@pytest.mark.parametrize("many_rows", [2**17, 1])
-def test_norms(many_rows, compiled, monkeypatch):
-    monkeypatch.setattr(norms, "MANY_ROWS", many_rows)
-
-    class Context:
-        def save_for_backward(self, *tensors):
-            self.saved_tensors = tensors
-
-    sizes, context = (64, 32, 16), Context()
+def test_norms(compiled):
+    sizes, product = (64, 32, 16), on_meta(8, 49, 112)
     pair = [nn.BatchNorm2d(size, device="meta") for size in sizes[:2]]
     parameters = [getattr(norm, name) for name in ("weight", "bias") for norm in pair]
-    with torch.no_grad():
-        parts = norms.NormedParts.forward(context, on_meta(8, 49, 112), *parameters, *pair, sizes)
-        norms.NormedParts.backward(context, *parts)
+    statistics = [
+        getattr(norm, name) for name in ("running_mean", "running_var", "num_batches_tracked") for norm in pair
+    ]
+    *parts, moments = norms.forward(product, *parameters, *statistics, [1e-5, 1e-5], [0.1, 0.1], sizes)
+    norms.backward(*parts, product, *parameters, moments, sizes)
     assert compiled == {"batch_moments", "normalise_parts", "gradient_moments", "gradients_of_parts"}

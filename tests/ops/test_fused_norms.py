@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 
 from lambdanets import LambdaLayer2d
 from lambdanets.layers import projection
-from lambdanets.ops.fused import norms, why_not
+from lambdanets.ops.fused import norm_operators, norms, why_not
 
 from .test_fused import CUDA, DEVICE, DTYPES, relative_error
 
@@ -93,6 +93,16 @@ def test_batches_are_counted_and_gradients_need_no_layout():
     assert [int(norm.num_batches_tracked) for norm in pair] == [1, 1]
 
 
+def test_a_gradient_of_one_part():
+    pair = two_norms((4, 4), torch.float32)
+    product = torch.randn(2, 5, 12, device=DEVICE, requires_grad=True)
+    weights, biases = [n.weight for n in pair], [n.bias for n in pair]
+    right = norm_operators.plain_parts(product, weights, biases, [n.eps for n in pair], (4, 4, 4))
+    for i, parts in enumerate(zip(norms.normed_parts(product, (*pair, None), (4, 4, 4)), right, strict=True)):
+        found, exact = (torch.autograd.grad((one**3).sum(), product, retain_graph=True)[0] for one in parts)
+        torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-4, msg=str(i))
+
+
 def test_a_second_derivative():
     pair = two_norms((4, 4), torch.float32)
     product = torch.randn(2, 5, 12, device=DEVICE, requires_grad=True)
@@ -104,7 +114,7 @@ def test_a_second_derivative():
 
     found = penalty(lambda x: norms.normed_parts(x, (*pair, None), (4, 4, 4)))
     weights, biases = [n.weight for n in pair], [n.bias for n in pair]
-    right = penalty(lambda x: norms.plain_parts(x, weights, biases, [n.eps for n in pair], (4, 4, 4)))
+    right = penalty(lambda x: norm_operators.plain_parts(x, weights, biases, [n.eps for n in pair], (4, 4, 4)))
     torch.testing.assert_close(found, right, rtol=1e-3, atol=1e-3 * right.abs().max().item())
 
 

@@ -63,7 +63,7 @@ def content_backward(
 
     With p the normalised keys: dv = p dc, and dkeys = p (v dc^T - sum over v of dc c), as for any softmax. dv has the
     part of the positions already; this one is added.
-    Two warps where VT < 64: with four, products of 64 rows would take operands narrower than 128 bytes from shared memory
+    Two warps where VT < 64: with four, products of 64 rows would take narrow operands from shared memory
     (forward_kernels.py).
     """
     dtype: tl.constexpr = v_ptr.dtype.element_ty

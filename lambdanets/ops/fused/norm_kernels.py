@@ -63,7 +63,7 @@ def batch_moments(
     Sums are of distances from the mean of the share's first tile, so no large squares are subtracted: that tile is part
     of the share, and cannot lie further from its mean than sqrt(tiles) deviations.
     """
-    part, start, size, c = strip_of(FIRST, NORMED, S, COLS)
+    _, start, size, c = strip_of(FIRST, NORMED, S, COLS)
     inside = c < size
     first = tl.program_id(1) * share
     last = tl.minimum(first + share, R)

@@ -2,6 +2,7 @@
 
 torch would copy each part out of the projection, norm it, and put the gradients together again: sixteen small
 kernels and five more passes. Here two kernels go forward and two back. Sums are in float32, in a fixed order.
+When they may run, and how they are launched; autograd and registration: norm_operators.py.
 
 Letters: B batch, N positions, R = B * N rows, S channels of the projection, P shares of the rows.
 """
@@ -13,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
-from . import why_not
+from . import constant_when_compiling, why_not
 from .launch import multiprocessors, on_device
 
 ROWS, COLUMNS, STAGES = 128, 32, 4
 SHARES = 64  # of the rows, at most: whoever norms reads the sums of all of them at once, before it begins
-PROGRAMS = 2  # per multiprocessor
+PROGRAMS = 2  # per multiprocessor, each with STAGES tiles on their way
 
 
 def takes(product_BNS: Tensor, norms: Sequence[nn.Module | None]) -> bool:
@@ -27,23 +28,26 @@ def takes(product_BNS: Tensor, norms: Sequence[nn.Module | None]) -> bool:
         return False
     if norms[0] is norms[1]:  # it updates its running statistics twice, one after the other
         return False
-    if type(product_BNS) is not Tensor or torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return False  # the compiler fuses batch norm by itself
-    if forward_ad._current_level >= 0:  # kernels have gradients only
+    if type(product_BNS) is not Tensor or only_torch():
         return False
     if not product_BNS.is_contiguous() or product_BNS.shape[0] * product_BNS.shape[1] < 2:
         return False
     return all(map(is_plain, norms[:2])) and why_not(product_BNS.device, product_BNS.dtype, 1, 1, 1) is None
 
 
+@constant_when_compiling  # in torch 2.11 is_exporting, traced by torch.compile, says yes there too
+def only_torch() -> bool:
+    """Whether this is for runtimes that know torch alone, or for transforms of which kernels have only gradients."""
+    transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    return transformed or torch.compiler.is_exporting()
+
+
 def is_plain(norm: nn.Module | None) -> bool:
     """A batch norm that takes this batch's statistics, learns, and keeps a running average with a fixed momentum."""
-    if type(norm) is not nn.BatchNorm2d or not norm.training or not norm.affine or norm.momentum is None:
+    if type(norm) is not nn.BatchNorm2d or not norm.training or norm.momentum is None or is_hooked(norm):
         return False
-    if norm.running_mean is None or norm.running_var is None or norm.num_batches_tracked is None:
-        return False
-    vectors = (norm.weight, norm.bias, norm.running_mean, norm.running_var)  # of functional_call they may be slices
-    return all(vector.is_contiguous() for vector in vectors) and not is_hooked(norm)
+    vectors = (norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.num_batches_tracked)
+    return all(one is not None and one.is_contiguous() for one in vectors)  # of functional_call they may be slices
 
 
 def is_hooked(module: nn.Module) -> bool:
@@ -54,12 +58,21 @@ def is_hooked(module: nn.Module) -> bool:
 
 def normed_parts(product_BNS: Tensor, norms: Sequence[nn.Module | None], sizes: Sequence[int]) -> list[Tensor]:
     """Queries and values after their norms, and keys if there are any, each contiguous; updates running statistics."""
+    from . import norm_operators
+
+    # The compiler needs the operator, which ends in NormedParts too; for eager calls the dispatcher is a detour.
+    compiling = torch.compiler.is_dynamo_compiling()
+    call = norm_operators.normed_parts if compiling else norm_operators.NormedParts.apply
     first, second = norms[:2]
     assert isinstance(first, nn.BatchNorm2d)
     assert isinstance(second, nn.BatchNorm2d)
-    return list(
-        NormedParts.apply(product_BNS, first.weight, second.weight, first.bias, second.bias, first, second, sizes)
-    )
+    parts = call(
+        product_BNS, first.weight, second.weight, first.bias, second.bias,
+        first.running_mean, second.running_mean, first.running_var, second.running_var,
+        first.num_batches_tracked, second.num_batches_tracked,
+        [first.eps, second.eps], [first.momentum, second.momentum], [*sizes, 0][:3],
+    )  # fmt: skip
+    return list(parts[: len(sizes)])
 
 
 def strips(sizes: Sequence[int]) -> int:
@@ -86,80 +99,57 @@ def tile_of(sizes: Sequence[int]) -> dict[str, Any]:
     return parts | dict(ROWS=ROWS, COLS=COLUMNS, STAGES=STAGES, num_warps=4)
 
 
-class NormedParts(torch.autograd.Function):
-    """Keeps the projection, the weights, and mean and deviation of each channel."""
+def forward(
+    product: Tensor, weight_q: Tensor, weight_v: Tensor, bias_q: Tensor, bias_v: Tensor,
+    mean_q: Tensor, mean_v: Tensor, var_q: Tensor, var_v: Tensor, count_q: Tensor, count_v: Tensor,
+    eps: Sequence[float], momentum: Sequence[float], sizes: Sequence[int],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Queries, values, keys, and the moments [2, normed]: mean and 1 / deviation. Running statistics move in place."""
+    from . import norm_kernels as kernels
 
-    @staticmethod
-    def forward(ctx, product, weight_q, weight_v, bias_q, bias_v, first, second, sizes):
-        from . import norm_kernels as kernels
-
-        (B, N, S), normed = product.shape, sizes[0] + sizes[1]
-        rows, device = B * N, product.device
-        share, shares = shares_of(rows, sizes, device)
-        parts = [torch.empty(B, N, size, device=device, dtype=product.dtype) for size in sizes]
-        sums = torch.empty(2, shares, normed, device=device, dtype=torch.float32)
-        moments = torch.empty(2, normed, device=device, dtype=torch.float32)
-        tile = tile_of(sizes)
-        with on_device(product):
-            kernels.batch_moments[(strips(sizes[:2]), shares)](product, sums[0], sums[1], rows, share, **tile)
-            kernels.normalise_parts[programs_of(rows, sizes, device)](
-                product, parts[0], parts[1], parts[-1], sums[0], sums[1], moments, weight_q, weight_v, bias_q, bias_v,
-                first.running_mean, second.running_mean, first.running_var, second.running_var,
-                first.num_batches_tracked, second.num_batches_tracked,
-                rows, share, shares, first.eps, second.eps, first.momentum, second.momentum,
-                SHARES=cast(Any, SHARES), **tile,
-            )  # fmt: skip
-        ctx.save_for_backward(product, weight_q, weight_v, bias_q, bias_v, moments)
-        ctx.sizes, ctx.eps = tuple(sizes), (first.eps, second.eps)
-        return tuple(parts)
-
-    @staticmethod
-    def backward(ctx, *gradients):
-        product, weight_q, weight_v, bias_q, bias_v, moments = ctx.saved_tensors
-        # create_graph=True, is_grads_batched=True, torch.vmap: by what torch can differentiate again, and in batches
-        if torch.is_grad_enabled() or any(map(is_batched, gradients)):
-            again, inputs = torch.is_grad_enabled(), [product, weight_q, weight_v, bias_q, bias_v]
-            with torch.enable_grad():
-                parts = plain_parts(product, (weight_q, weight_v), (bias_q, bias_v), ctx.eps, ctx.sizes)
-            wanted = [one for one, needed in zip(inputs, ctx.needs_input_grad, strict=False) if needed]
-            pairs = [pair for pair in zip(parts, gradients, strict=True) if pair[0].requires_grad]  # others are frozen
-            outputs, upstream = zip(*pairs, strict=True)
-            found = iter(torch.autograd.grad(outputs, wanted, upstream, create_graph=again))
-            return (*(next(found) if needed else None for needed in ctx.needs_input_grad[:5]), None, None, None)
-        from . import norm_kernels as kernels
-
-        (B, N, S), normed = product.shape, ctx.sizes[0] + ctx.sizes[1]
-        rows, device = B * N, product.device
-        share, shares = shares_of(rows, ctx.sizes, device)
-        gradients = [one.to(product.dtype).contiguous() for one in gradients]
-        sums = torch.empty(2, shares, normed, device=device, dtype=torch.float32)
-        dx = torch.empty_like(product)
-        dweight_q, dweight_v, dbias_q, dbias_v = map(torch.empty_like, (weight_q, weight_v, bias_q, bias_v))
-        tile = tile_of(ctx.sizes)
-        with on_device(product):
-            kernels.gradient_moments[(strips(ctx.sizes[:2]), shares)](
-                product, gradients[0], gradients[1], moments, sums[0], sums[1], rows, share, **tile
-            )
-            kernels.gradients_of_parts[programs_of(rows, ctx.sizes, device)](
-                product, gradients[0], gradients[1], gradients[-1], dx, moments, sums[0], sums[1],
-                weight_q, weight_v, dweight_q, dweight_v, dbias_q, dbias_v, rows, shares,
-                SHARES=cast(Any, SHARES), **tile,
-            )  # fmt: skip
-        return dx, dweight_q, dweight_v, dbias_q, dbias_v, None, None, None
+    product = product.contiguous()  # already so, unless somebody calls the operator with another layout
+    (B, N, _), normed = product.shape, sizes[0] + sizes[1]
+    rows, device = B * N, product.device
+    share, shares = shares_of(rows, sizes, device)
+    parts = [torch.empty(B, N, size, device=device, dtype=product.dtype) for size in sizes]
+    sums = torch.empty(2, shares, normed, device=device, dtype=torch.float32).unbind()
+    moments = torch.empty(2, normed, device=device, dtype=torch.float32)
+    tile = tile_of(sizes)
+    with on_device(product):
+        kernels.batch_moments[(strips(sizes[:2]), shares)](product, sums[0], sums[1], rows, share, **tile)
+        kernels.normalise_parts[programs_of(rows, sizes, device)](
+            product, parts[0], parts[1], parts[2], sums[0], sums[1], moments, weight_q, weight_v, bias_q, bias_v,
+            mean_q, mean_v, var_q, var_v, count_q, count_v,
+            rows, share, shares, eps[0], eps[1], momentum[0], momentum[1],
+            SHARES=cast(Any, SHARES), **tile,
+        )  # fmt: skip
+    return parts[0], parts[1], parts[2], moments
 
 
-def is_batched(gradient: Tensor) -> bool:
-    kinds = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
-    return kinds.is_batchedtensor(gradient) or kinds.is_legacy_batchedtensor(gradient)
+def backward(
+    dq: Tensor, dv: Tensor, dk: Tensor,
+    product: Tensor, weight_q: Tensor, weight_v: Tensor, bias_q: Tensor, bias_v: Tensor, moments: Tensor,
+    sizes: Sequence[int],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of the projection, the weights and the biases."""
+    from . import norm_kernels as kernels
 
-
-def plain_parts(
-    product_BNS: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], eps: Sequence[float], sizes: Sequence[int]
-) -> list[Tensor]:
-    """What `normed_parts` gives, by torch, without running statistics."""
-    parts = list(product_BNS.split(list(sizes), dim=-1))
-    for i, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
-        rows_RC = parts[i].flatten(0, 1)
-        normed_RC = nn.functional.batch_norm(rows_RC, None, None, weight, bias, training=True, eps=eps[i])
-        parts[i] = normed_RC.view_as(parts[i])
-    return parts
+    product = product.contiguous()  # already so, unless somebody calls the operator with another layout
+    (B, N, _), normed = product.shape, sizes[0] + sizes[1]
+    rows, device = B * N, product.device
+    share, shares = shares_of(rows, sizes, device)
+    gradients = [one.to(product.dtype).contiguous() for one in (dq, dv, dk)]
+    sums = torch.empty(2, shares, normed, device=device, dtype=torch.float32).unbind()
+    dx = torch.empty_like(product)
+    dweight_q, dweight_v, dbias_q, dbias_v = map(torch.empty_like, (weight_q, weight_v, bias_q, bias_v))
+    tile = tile_of(sizes)
+    with on_device(product):
+        kernels.gradient_moments[(strips(sizes[:2]), shares)](
+            product, gradients[0], gradients[1], moments, sums[0], sums[1], rows, share, **tile
+        )
+        kernels.gradients_of_parts[programs_of(rows, sizes, device)](
+            product, gradients[0], gradients[1], gradients[2], dx, moments, sums[0], sums[1],
+            weight_q, weight_v, dweight_q, dweight_v, dbias_q, dbias_v, rows, shares,
+            SHARES=cast(Any, SHARES), **tile,
+        )  # fmt: skip
+    return dx, dweight_q, dweight_v, dbias_q, dbias_v

@@ -4,7 +4,7 @@
 takes longer than a small kernel runs. Here the dispatcher calls the function itself.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,17 +12,23 @@ from torch import Tensor
 
 NAMESPACE = "lambdanets"
 LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
+FUNCTIONS: dict[Any, Callable[..., Any]] = {}  # operator -> what was registered
 
 
-def operator(name: str, shape: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
-    """Registers the decorated function as lambdanets::name; `shape` makes empty results like its own."""
+def operator(name: str, shape: Callable[..., Any], mutates: Sequence[str] = ()) -> Callable[[Callable[..., Any]], Any]:
+    """Registers the decorated function as lambdanets::name; `shape` makes empty results like its own.
+
+    `mutates`: the arguments that it writes to, which the compiler must know of.
+    """
 
     def register(function: Callable[..., Any]) -> Any:
-        LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=()))
+        LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=mutates))
         # The compiler, which calls the operator, must not look into it.
         LIBRARY.impl(name, torch.compiler.disable(function), "CompositeExplicitAutograd")
         torch.library.register_fake(f"{NAMESPACE}::{name}", shape, lib=LIBRARY)
-        return getattr(getattr(torch.ops, NAMESPACE), name).default
+        call = getattr(getattr(torch.ops, NAMESPACE), name).default
+        FUNCTIONS[call] = function
+        return call
 
     return register
 
@@ -42,3 +48,10 @@ def below_autograd(call: Any, *arguments: Any) -> Any:
     """The operator without its gradients."""
     with torch._C._AutoDispatchBelowAutograd():
         return call(*arguments)
+
+
+def directly(call: Any, *arguments: Any) -> Any:
+    """As `below_autograd`; past the dispatcher, which takes as long as a small kernel, if nobody traces or counts."""
+    if type(arguments[0]) is Tensor and torch._C._len_torch_dispatch_stack() == 0:
+        return FUNCTIONS[call](*arguments)
+    return below_autograd(call, *arguments)

@@ -20,10 +20,10 @@ def expand(
     K: tl.constexpr, U: tl.constexpr, KP: tl.constexpr, DENSE: tl.constexpr,
     ROW_BLOCK: tl.constexpr, COLUMN_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """table [scope_y, scope_x, K, U], or embeddings [N, M, K, U] if DENSE -> E. Grid: (column blocks, row blocks, copies).
+    """table [scope_y, scope_x, K, U], or embeddings [N, M, K, U] if DENSE -> E, and copies of it.
 
-    E has whole blocks of rows: a mask for them would hide that there are a multiple of eight, and where E is stored by
-    columns, stores would shrink from 16 bytes to 2.
+    Grid: (column blocks, row blocks, copies). E has whole blocks of rows: a mask for them would hide that there are a
+    multiple of eight, and where E is stored by columns, stores would shrink from 16 bytes to 2.
     """
     row = tl.program_id(1) * ROW_BLOCK + tl.arange(0, ROW_BLOCK)
     column = tl.program_id(0) * COLUMN_BLOCK + tl.arange(0, COLUMN_BLOCK)

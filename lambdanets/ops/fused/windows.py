@@ -221,7 +221,7 @@ def backward(
     """
     from . import window_kernels as kernels
 
-    B, N, H, K = q.shape
+    B, N, _, K = q.shape
     M, V = v.shape[1:]
     depth, values = max(16, power_of_two(K)), max(16, power_of_two(V))
     call = WindowCall(geometry, table, q.dtype, q.element_size(), depth, values)
@@ -307,11 +307,13 @@ class QueryGradients:
         content = self.q if self.c is None else self.c
         kernels.query_gradients_window[grid[::-1] if swap else grid](
             self.dy, self.v, content, self.t, self.q, self.dq, self.g, B, V, *window_geometry(geometry),
-            b_first, self.g.shape[1], self.t.stride(0), *self.dy.stride()[:3], *self.v.stride()[:2], *self.q.stride()[:3],
+            b_first, self.g.shape[1], self.t.stride(0),
+            *self.dy.stride()[:3], *self.v.stride()[:2], *self.q.stride()[:3],
             K=K, H=H, KP=call.depth, HP=max(8, power_of_two(H)), HG=max(16, power_of_two(H)), TY=use.rows, TX=use.width,
             VP=call.values, VT=value_tile, NV=-(-V // value_tile), BB=batch_tile, C=use.block, P=together,
             COPIES=TABLES, HAS_C=self.c is not None, WITH_G=self.g.numel() > 0, TILES_FIRST=swap,
-            PRECISION=precision_of(self.q.dtype), num_warps=use.warps, num_stages=use.stages, **register_limit(self.q, V),
+            PRECISION=precision_of(self.q.dtype), num_warps=use.warps, num_stages=use.stages,
+            **register_limit(self.q, V),
         )  # fmt: skip
         return self.g
 
