@@ -72,7 +72,7 @@ def test_larger_maps_with_all_pairs(compiled):
 @pytest.mark.parametrize(("side", "value"), [(28, 32), (28, 64), (56, 16)], ids=["usual", "many values", "wide map"])
 def test_larger_maps_by_windows(side, value, compiled):
     backward_and_forward(windows, side, value, launch.Geometry((side, side), (side, side), (23, 23), 1, 1))
-    names = ("forward", "query_gradients", "value_gradients", "table_gradients", "content_gradients")
+    names = ("forward", "query_gradients", "value_gradients", "table_gradients", "spread")
     assert {"sum_table_parts", *(f"{name}_window" for name in names)} <= compiled
 
 

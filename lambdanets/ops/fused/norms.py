@@ -18,6 +18,7 @@ from . import constant_when_compiling, why_not
 from .launch import multiprocessors, on_device
 
 ROWS, COLUMNS, STAGES = 128, 32, 4
+WIDE = 64  # rows and columns where gradients are summed: their rows are read whole
 SHARES = 64  # of the rows, at most: whoever norms reads the sums of all of them at once, before it begins
 PROGRAMS = 2  # per multiprocessor, each with STAGES tiles on their way
 
@@ -75,14 +76,14 @@ def normed_parts(product_BNS: Tensor, norms: Sequence[nn.Module | None], sizes: 
     return list(parts[: len(sizes)])
 
 
-def strips(sizes: Sequence[int]) -> int:
+def strips(sizes: Sequence[int], columns: int) -> int:
     """Tiles side by side that cover the channels of these parts, each part by its own."""
-    return sum(-(-size // COLUMNS) for size in sizes)
+    return sum(-(-size // columns) for size in sizes)
 
 
 def shares_of(rows: int, sizes: Sequence[int], device: torch.device) -> tuple[int, int]:
     """Rows of a share, a multiple of the tile, and how many shares: as many as fill the chip, or SHARES."""
-    programs = max(1, min(SHARES, multiprocessors(device) * PROGRAMS // strips(sizes[:2])))
+    programs = max(1, min(SHARES, multiprocessors(device) * PROGRAMS // strips(sizes[:2], COLUMNS)))
     tiles = -(-rows // ROWS)
     share = -(-tiles // min(programs, tiles)) * ROWS
     return share, -(-rows // share)
@@ -90,7 +91,7 @@ def shares_of(rows: int, sizes: Sequence[int], device: torch.device) -> tuple[in
 
 def programs_of(rows: int, sizes: Sequence[int], device: torch.device) -> tuple[int, int]:
     """A grid for who norms: (strips, programs that share the rows)."""
-    across = strips(sizes)
+    across = strips(sizes, COLUMNS)
     return across, max(1, min(-(-rows // ROWS), multiprocessors(device) * PROGRAMS // across))
 
 
@@ -116,7 +117,7 @@ def forward(
     moments = torch.empty(2, normed, device=device, dtype=torch.float32)
     tile = tile_of(sizes)
     with on_device(product):
-        kernels.batch_moments[(strips(sizes[:2]), shares)](product, sums[0], sums[1], rows, share, **tile)
+        kernels.batch_moments[(strips(sizes[:2], COLUMNS), shares)](product, sums[0], sums[1], rows, share, **tile)
         kernels.normalise_parts[programs_of(rows, sizes, device)](
             product, parts[0], parts[1], parts[2], sums[0], sums[1], moments, weight_q, weight_v, bias_q, bias_v,
             mean_q, mean_v, var_q, var_v, count_q, count_v,
@@ -144,9 +145,10 @@ def backward(
     dweight_q, dweight_v, dbias_q, dbias_v = map(torch.empty_like, (weight_q, weight_v, bias_q, bias_v))
     tile = tile_of(sizes)
     with on_device(product):
-        kernels.gradient_moments[(strips(sizes[:2]), shares)](
-            product, gradients[0], gradients[1], moments, sums[0], sums[1], rows, share, **tile
-        )
+        kernels.gradient_moments[(strips(sizes[:2], WIDE), shares)](
+            product, gradients[0], gradients[1], moments, sums[0], sums[1], rows, share,
+            **tile | dict(ROWS=WIDE, COLS=WIDE),
+        )  # fmt: skip
         kernels.gradients_of_parts[programs_of(rows, sizes, device)](
             product, gradients[0], gradients[1], gradients[2], dx, moments, sums[0], sums[1],
             weight_q, weight_v, dweight_q, dweight_v, dbias_q, dbias_v, rows, shares,

@@ -153,54 +153,23 @@ def forward_window(
     tl.store(y_ptr + offset, tl.permute(y.to(dtype), (0, 2, 1)), mask=mask)
 
 
-@triton.jit
-def store_lambda_gradients(
-    q_ptr, dy_ptr, g_ptr, b0, v0, y0, x0, B, V, QH, QW, b_first, columns, sqb, sqn, sqh, syb, syn, syh,
-    K: tl.constexpr, H: tl.constexpr, TY: tl.constexpr, TX: tl.constexpr, KP: tl.constexpr, HG: tl.constexpr,
-    VP: tl.constexpr, VT: tl.constexpr, BB: tl.constexpr, P: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """g [(n, k), (b, v)] of a tile of queries, P of them a turn: [k, h] [h, v] for each. VP: v with its padding.
-
-    Zero where an example or a value does not exist, since others sum over all of g.
-    """
-    index = tl.arange(0, P * BB)
-    b = b0 + index % BB
-    k = tl.arange(0, KP)
-    v = v0 + tl.arange(0, VT)
-    for first in tl.static_range(0, TY * TX, P):
-        n, exists = tile_query(first + index // BB, y0, x0, QH, QW, TX)
-        nothing = tl.zeros_like(n)
-        queries = small_matrices(q_ptr, b, n, nothing, exists & (b < B), K, H, sqb, sqn, sqh, HG, KP, True)
-        dy = small_matrices(dy_ptr, b, n, nothing + v0, exists & (b < B), V, H, syb, syn, syh, HG, VT, False)
-        g = tl.dot(queries, dy, input_precision=PRECISION)
-        offset = (n.to(tl.int64) * KP * columns + (b - b_first) * VP)[:, None, None]
-        offset = offset + (k * columns)[None, :, None] + v[None, None, :]
-        mask = (exists & ((b - b_first) * VP < columns))[:, None, None] & (v < VP)[None, None, :]
-        tl.store(g_ptr + offset, g.to(g_ptr.dtype.element_ty), mask=mask)
-
-
-@triton.jit(
-    do_not_specialize=["B", "QH", "QW", "CH", "CW", "back_y", "back_x", "forward_y", "forward_x", "b_first"]
-)  # fmt: skip
+@triton.jit(do_not_specialize=["B", "QH", "QW", "CH", "CW", "back_y", "back_x", "forward_y", "forward_x"])
 def query_gradients_window(
-    dy_ptr, v_ptr, c_ptr, t_ptr, q_ptr, dq_ptr, g_ptr,
-    B, V, QH, QW, CH, CW, back_y, back_x, forward_y, forward_x, b_first, columns, copy,
-    syb, syn, syh, svb, svm, sqb, sqn, sqh,
+    dy_ptr, v_ptr, c_ptr, t_ptr, dq_ptr,
+    B, V, QH, QW, CH, CW, back_y, back_x, forward_y, forward_x, copy, syb, syn, syh, svb, svm,
     K: tl.constexpr, H: tl.constexpr, TY: tl.constexpr, TX: tl.constexpr, KP: tl.constexpr, HP: tl.constexpr,
-    HG: tl.constexpr, VP: tl.constexpr, VT: tl.constexpr, NV: tl.constexpr, BB: tl.constexpr, C: tl.constexpr,
-    P: tl.constexpr, COPIES: tl.constexpr, HAS_C: tl.constexpr, WITH_G: tl.constexpr, TILES_FIRST: tl.constexpr,
-    PRECISION: tl.constexpr,
+    VT: tl.constexpr, NV: tl.constexpr, BB: tl.constexpr, C: tl.constexpr, COPIES: tl.constexpr,
+    HAS_C: tl.constexpr, TILES_FIRST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The forward's lambdas again, then dq^T [k, h] = lambda [k, 16 values] dy^T [16 values, h] per query.
 
-    WITH_G: also their gradients g, which dv and dT want: memory is idle here.
-    Grid: (batch tiles from b_first on, query tiles), or with TILES_FIRST the other way round.
+    Grid: (batch tiles, query tiles), or with TILES_FIRST the other way round.
     """
     T: tl.constexpr = TY * TX
     G: tl.constexpr = BB * VT // 16
     dtype: tl.constexpr = t_ptr.dtype.element_ty
     t_ptr += tl.program_id(0) % COPIES * copy
-    b0 = b_first + tl.program_id(1 if TILES_FIRST else 0) * BB
+    b0 = tl.program_id(1 if TILES_FIRST else 0) * BB
     y0, x0 = tile_origin(tl.program_id(0 if TILES_FIRST else 1), QW, TY, TX)
     index = tl.arange(0, G * T)
     group = index // T
@@ -229,46 +198,48 @@ def query_gradients_window(
     mask = (exists & (b < B))[:, None, None] & (h < H)[None, :, None] & (k < K)[None, None, :]
     offset = ((b.to(tl.int64) * (QH * QW) + n) * H * K)[:, None, None] + (h * K)[None, :, None] + k[None, None, :]
     tl.store(dq_ptr + offset, tl.permute(dq, (0, 2, 1)).to(dq_ptr.dtype.element_ty), mask=mask)
-    if WITH_G:
-        for tile in tl.static_range(NV):
-            store_lambda_gradients(
-                q_ptr, dy_ptr, g_ptr, b0, tile * VT, y0, x0, B, V, QH, QW, b_first, columns,
-                sqb, sqn, sqh, syb, syn, syh, K, H, TY, TX, KP, HG, VP, VT, BB, P, PRECISION,
-            )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["B", "N", "share"])
-def content_gradients_window(
-    q_ptr, dy_ptr, dc_ptr, B, N, V, share, sqb, sqn, sqh, syb, syn, syh,
-    K: tl.constexpr, H: tl.constexpr, KP: tl.constexpr, VT: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr,
+@triton.jit(do_not_specialize=["B", "N", "b_first", "splits"])
+def spread_window(
+    q_ptr, dy_ptr, g_ptr, dc_ptr,
+    B, V, N, b_first, columns, splits, sqb, sqn, sqh, syb, syn, syh,
+    K: tl.constexpr, H: tl.constexpr, T: tl.constexpr, KP: tl.constexpr, HP: tl.constexpr, VP: tl.constexpr,
+    VT: tl.constexpr, BB: tl.constexpr, WITH_C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """dc [shares, B, K, V], the sum of g over a share of the queries: q^T [k, nh] dy [nh, v], C rows nh a turn.
+    """g [(n, k), (b, v)] of the batch elements from b_first on: [k, h] [h, v] per query. VP: v with its padding.
 
-    Grid: (shares, B, value tiles).
+    WITH_C: also its sum over the queries of this program's share, dc [splits, B, K, V].
+    Grid: (shares of the queries, batch tiles, value tiles); T queries a turn.
     """
-    b = tl.program_id(1).to(tl.int64)
+    index = tl.arange(0, T * BB)
+    b_local = tl.program_id(1) * BB + index % BB
+    b = b_first + b_local
+    v0 = tl.program_id(2) * VT
     k = tl.arange(0, KP)
-    v = tl.program_id(2) * VT + tl.arange(0, VT)
-    low = tl.program_id(0) * share * H
-    high = tl.minimum(low + share * H, N * H)
-    q_ptr += b * sqb
-    dy_ptr += b * syb
-    total = tl.zeros((KP, VT), dtype=tl.float32)
-    for start in range(low, high, C):
-        nh = start + tl.arange(0, C)
-        n = nh // H
-        h = nh % H
-        queries = tl.load(
-            q_ptr + ((n * sqn + h * sqh)[:, None] + k[None, :]), mask=(nh < high)[:, None] & (k < K)[None, :], other=0.0
-        )
-        dy = tl.load(
-            dy_ptr + ((n * syn + h * syh)[:, None] + v[None, :]),
-            mask=(nh < high)[:, None] & (v < V)[None, :],
-            other=0.0,
-        )
-        total = tl.dot(tl.trans(queries), dy, total, input_precision=PRECISION)
-    offset = (tl.program_id(0).to(tl.int64) * B + b) * K * V + (k * V)[:, None] + v[None, :]
-    tl.store(dc_ptr + offset, total, mask=(k < K)[:, None] & (v < V)[None, :])
+    v = v0 + tl.arange(0, VT)
+    total = tl.zeros((T * BB, KP, VT), dtype=tl.float32)
+    for block in range(tl.program_id(0), (N + T - 1) // T, splits):
+        n = block * T + index // BB
+        nothing = tl.zeros_like(n)
+        exists = (n < N) & (b < B)
+        queries = small_matrices(q_ptr, b, n, nothing, exists, K, H, sqb, sqn, sqh, HP, KP, True)
+        dy = small_matrices(dy_ptr, b, n, nothing + v0, exists, V, H, syb, syn, syh, HP, VT, False)
+        g = tl.dot(queries, dy, input_precision=PRECISION)
+        if WITH_C:
+            total += g
+        offset = (n.to(tl.int64) * KP * columns + b_local * VP)[:, None, None]
+        offset = offset + (k * columns)[None, :, None] + v[None, None, :]
+        mask = ((n < N) & (b_local * VP < columns))[:, None, None] & (k < KP)[None, :, None] & (v < VP)[None, None, :]
+        tl.store(g_ptr + offset, g.to(g_ptr.dtype.element_ty), mask=mask)
+    if WITH_C:
+        summed = tl.sum(tl.reshape(total, (T, BB * KP * VT)), axis=0)
+        place = tl.arange(0, BB * KP * VT)
+        b_own = b_first + tl.program_id(1) * BB + place // (KP * VT)
+        k_own = place // VT % KP
+        v_own = v0 + place % VT
+        offset = ((tl.program_id(0).to(tl.int64) * B + b_own) * K + k_own) * V + v_own
+        tl.store(dc_ptr + offset, summed, mask=(b_own < B) & (k_own < K) & (v_own < V))
 
 
 @triton.jit(
@@ -314,12 +285,12 @@ def value_gradients_window(
 
 
 @triton.jit(
-    do_not_specialize=["B", "QH", "QW", "CH", "CW", "back_y", "back_x", "forward_y", "forward_x", "splits", "b_first",
+    do_not_specialize=["B", "QH", "QW", "CH", "CW", "back_y", "back_x", "forward_y", "forward_x", "share", "b_first",
                        "blocks"]
 )  # fmt: skip
 def table_gradients_window(
     g_ptr, v_ptr, de_ptr,
-    B, V, QH, QW, CH, CW, back_y, back_x, forward_y, forward_x, splits, b_first, columns, blocks, svb, svm,
+    B, V, QH, QW, CH, CW, back_y, back_x, forward_y, forward_x, share, b_first, columns, blocks, svb, svm,
     TY: tl.constexpr, TX: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -328,7 +299,8 @@ def table_gradients_window(
     A sum of g [nk, bv] V^T [bv, C]. Tiles of one column see the same columns of the map, so only those positions are
     packed into blocks of C; rows of tiles whose window has this block off the map are skipped. All that a turn adds
     to addresses are scalars. Programs that run together want the same g in the same order, so it comes from the cache.
-    Grid: (columns of tiles * blocks of the window, splits). Each program adds to what it summed for earlier parts of
+    Grid: (columns of tiles * blocks of the window, splits); each program has a share of the steps, or what is left of
+    them, since blocks see different numbers of tiles. It adds to what it summed for earlier parts of
     the batch.
     """
     T: tl.constexpr = TY * TX
@@ -347,7 +319,6 @@ def table_gradients_window(
     rows = tl.where(first_position < count, tl.maximum(high - low, 0), 0)
     column_blocks = (columns + BV - 1) // BV
     steps = rows * column_blocks
-    share = (steps + splits - 1) // splits
     begin = tl.program_id(1) * share
     end = tl.minimum(begin + share, steps)
     tile_y, block = low + begin % tl.maximum(rows, 1), begin // tl.maximum(rows, 1)

@@ -9,14 +9,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .launch import EXPANDED, Geometry, fold_partial, on_device, power_of_two, precision_of, shares
+from .launch import EXPANDED, Geometry, fold_partial, multiprocessors, on_device, power_of_two, precision_of, shares
 
 WINDOW_CONTEXT = 256  # contexts above this take the window mode, where it can run them
 WORKSPACE = 512 * 2**20  # bytes of g = dlambda that the backward holds at a time, at most
 TABLES = 4  # copies of the table that neighbouring programs read: 182 us for 197 with one, at 28x28x128
-SUM_PROGRAMS = 4  # per multiprocessor, that sum g over queries
-SPREAD = 4096  # numbers of g that a program makes in one turn, beside dq
+SPREAD_ELEMENTS = 4096  # of g that a program makes in one turn
+SPREAD_PROGRAMS = 4  # per multiprocessor
 THREE_PROGRAMS = 168  # registers a thread with which three programs of 4 warps fit a multiprocessor
+PARTS_STEPS = 11  # steps of dT that take as long as writing and reading a program's part of it
 SIDE_BY_SIDE = 64  # values of an example from which on neighbouring tiles of one example run side by side
 WIDE = 32  # maps with more columns take other tiles of context positions
 WINDOW_HEADS = 16  # more heads would need more registers than there are
@@ -48,14 +49,16 @@ def split_tile(positions: int, one_wide: bool) -> tuple[int, int]:
 
 
 @functools.cache
-def context_tile(width: int, element_size: int) -> WindowTile:
-    """For dv, whose tiles are of context positions, on a map of this width: as `window_tile`, for two kinds of maps."""
+def context_tile(width: int, values: int, element_size: int) -> WindowTile:
+    """For dv, whose tiles are of context positions, on a map of this width: as `window_tile`, for kinds of maps."""
     half = element_size == 2
     rows, columns = split_tile(128 if half else 64, width == 1)
     if not half:
         return WindowTile(rows, columns, 128, 32, 3, 4, 2)
     if width > WIDE:  # 577 us with the long side down, 603 with it across, at 56x56x64
         return WindowTile(columns, rows, 128, 32, 4, 4, 2)
+    if width > 16 and values < SIDE_BY_SIDE:  # whole rows: 194 us for 214 at 28x28x128, but 470 for 459 at 28x28x256
+        return WindowTile(4, 32, 128, 64, 3, 4, 2)
     return WindowTile(rows, columns, 128, 64, 3, 4, 2)  # 459 us; 491 with products of 32, at 28x28x256
 
 
@@ -135,24 +138,41 @@ def tiles_first(batch_tiles: int, query_tiles: int, value_tile: int) -> bool:
 
 
 @functools.cache
-def table_blocks(geometry: Geometry, use: WindowTile) -> tuple[int, int]:
-    """Blocks of the window of a column of query tiles in dT, at most, and how many there are in all columns."""
+def table_blocks(geometry: Geometry, use: WindowTile) -> tuple[int, tuple[int, ...]]:
+    """Blocks of the window of a column of query tiles in dT, at most; and the rows of tiles that each block sees.
+
+    As the kernel counts them: a block has a few rows of the window, which are off the map for some tiles.
+    """
     assert geometry.query_grid is not None
-    back, height, limit = geometry.centre[1], use.rows + geometry.scope[0] - 1, geometry.context_grid[1]
-    forward = geometry.scope[1] - 1 - back
-    widths = (
-        min(x + use.width + forward, limit) - max(x - back, 0) for x in range(0, geometry.query_grid[1], use.width)
-    )
-    blocks = [-(-height * max(width, 0) // use.block) for width in widths]
-    return max(1, *blocks), max(1, sum(blocks))
+    back_y, back_x = geometry.centre
+    tile_rows = -(-geometry.query_grid[0] // use.rows)
+    most, seen = 1, []
+    for x in range(0, geometry.query_grid[1], use.width):
+        width = max(
+            min(x + use.width + geometry.scope[1] - 1 - back_x, geometry.context_grid[1]) - max(x - back_x, 0), 1
+        )
+        count = (use.rows + geometry.scope[0] - 1) * width
+        most = max(most, -(-count // use.block))
+        for position in range(0, count, use.block):
+            first, last = position // width, min(position + use.block, count) // width
+            low = max(back_y - last + use.rows - 1, 0) // use.rows
+            high = min(tile_rows, -(-max(geometry.context_grid[0] + back_y - first, 0) // use.rows))
+            seen.append(max(high - low, 0))
+    return most, tuple(seen)
 
 
-def even_shares(device: torch.device, programs: int, divisible: int, per_processor: int) -> int:
-    """As `shares`, but up to three times around the chip, whichever leaves the least of it idle."""
-    return max(
-        (shares(device, programs, divisible, per_processor * rounds) for rounds in (1, 2, 3)),
-        key=lambda splits: splits * programs / -(-splits * programs // shares(device, 1, 2**30, per_processor)),
-    )
+@functools.lru_cache(maxsize=1024)
+def fair_share(steps: tuple[int, ...], slots: int) -> int:
+    """Steps of a program such that those of all blocks end together, one, two or three times around the chip."""
+
+    def smallest(rounds: int) -> int:
+        share = max(1, -(-sum(steps) // (slots * rounds)))
+        while sum(-(-one // share) for one in steps) > slots * rounds and share < max(steps):
+            share += -(-share // 64)
+        return share
+
+    found = {rounds: smallest(rounds) for rounds in (1, 2, 3)}
+    return found[min(found, key=lambda rounds: rounds * (found[rounds] + PARTS_STEPS))]
 
 
 def register_limit(q: Tensor, value_depth: int) -> dict[str, int]:
@@ -215,124 +235,113 @@ def backward(
     dy: Tensor, q: Tensor, v: Tensor, c: Tensor | None, table: Tensor, geometry: Geometry,
     needs: tuple[bool, bool, bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """Gradients of q, v, c and the table, those that are needed.
+    """Gradients of q, v, c and the table, those that are needed."""
+    B, N, H, K = q.shape
+    V = v.shape[2]
+    call = WindowCall(geometry, table, q.dtype, q.element_size(), max(16, power_of_two(K)), max(16, power_of_two(V)))
+    dq = dv = dc = dt = None
+    with on_device(q):
+        if needs[0]:
+            dq = window_query_gradients(call, dy, q, v, c)
+        if needs[1] or needs[3]:
+            dv, dt, dc = window_value_and_table_gradients(call, dy, q, v, needs)
+        elif needs[2]:
+            queries, gradients = q.reshape(B, N * H, K), dy.reshape(B, N * H, V)
+            dc = torch.bmm(queries.transpose(1, 2), gradients).float()
+    return dq, dv, dc, dt
 
-    dv and dT are products with g = dlambda, which is written beside dq for as much of the batch as WORKSPACE holds.
+
+def window_query_gradients(call: WindowCall, dy: Tensor, q: Tensor, v: Tensor, c: Tensor | None) -> Tensor:
+    from . import window_kernels as kernels
+
+    B, N, H, K = q.shape
+    V = v.shape[2]
+    geometry, use = call.geometry, call.tile("query_gradients")
+    assert geometry.query_grid is not None
+    value_tile = min(use.columns, call.values)
+    batch_tile = use.columns // value_tile
+    t = expand_window(call.table, (use.rows, use.width), call.reach(use), (0, 0), call.depth, q.dtype, TABLES)
+    dq = torch.empty(B, N, H, K, device=q.device, dtype=q.dtype)
+    grid = (-(-B // batch_tile), tiles_of(geometry.query_grid, use))
+    swap = tiles_first(*grid, value_tile)
+    kernels.query_gradients_window[grid[::-1] if swap else grid](
+        dy, v, q if c is None else c, t, dq, B, V, *window_geometry(geometry), t.stride(0),
+        *dy.stride()[:3], *v.stride()[:2],
+        K=K, H=H, KP=call.depth, HP=max(8, power_of_two(H)), TY=use.rows, TX=use.width, VT=value_tile,
+        NV=-(-V // value_tile), BB=batch_tile, C=use.block, COPIES=TABLES, HAS_C=c is not None, TILES_FIRST=swap,
+        PRECISION=precision_of(q.dtype), num_warps=use.warps, num_stages=use.stages, **register_limit(q, V),
+    )  # fmt: skip
+    return dq
+
+
+def window_value_and_table_gradients(
+    call: WindowCall, dy: Tensor, q: Tensor, v: Tensor, needs: tuple[bool, bool, bool, bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """dv and dT are products with g = dlambda, which is written for as much of the batch as WORKSPACE holds.
+
+    dc is g's sum over queries, taken while it is in registers.
     """
     from . import window_kernels as kernels
 
-    B, N, _, K = q.shape
+    B, N, H, K = q.shape
     M, V = v.shape[1:]
-    depth, values = max(16, power_of_two(K)), max(16, power_of_two(V))
-    call = WindowCall(geometry, table, q.dtype, q.element_size(), depth, values)
+    geometry, depth, values, precision = call.geometry, call.depth, call.values, precision_of(q.dtype)
     assert geometry.query_grid is not None
-    where, scope, precision = window_geometry(geometry), geometry.scope, precision_of(q.dtype)
-    with_g = needs[1] or needs[3]
-    part = min(B, 2**16 - 1, max(1, WORKSPACE // (N * depth * values * call.size))) if with_g else B
+    where, scope = window_geometry(geometry), geometry.scope
+    part = min(B, 2**16 - 1, max(1, WORKSPACE // (N * depth * values * call.size)))
     part = -(-B // -(-B // part))  # equal parts of the batch
     columns = part * values
+    g = torch.empty(N * depth, columns, device=q.device, dtype=q.dtype)
+    value_tile = min(128 if call.size == 2 else 32, values)
+    batch_tile = max(1, 64 // value_tile)
+    together = batch_tile * depth * value_tile
+    queries = max(1, min(8, SPREAD_ELEMENTS // together))
+    warps = 2 if call.size == 2 and queries * together <= SPREAD_ELEMENTS else 4
+    batch_tiles, value_tiles = -(-part // batch_tile), values // value_tile
+    query_shares = shares(q.device, batch_tiles * value_tiles, -(-N // queries), SPREAD_PROGRAMS)
+    dc = torch.empty(query_shares, B, K, V, device=q.device, dtype=torch.float32) if needs[2] else None
+
+    on_values = context_tile(geometry.context_grid[1], values, call.size)
     d = dv = dt = partial = None
-    with on_device(q):
-        dc = window_content_gradient(dy, q, depth, values) if needs[2] else None
-        queries = QueryGradients.make(call, dy, q, v, c, columns if with_g else 0)
-        on_values, on_table = context_tile(geometry.context_grid[1], call.size), call.tile("table_gradients")
-        if needs[1]:
-            dv = torch.empty(B, M, V, device=q.device, dtype=v.dtype)
-            own = (on_values.rows, on_values.width)
-            centre = (scope[0] - 1, scope[1] - 1)
-            # [(window of queries, depth), positions of the tile]
-            d = expand_window(table, call.reach(on_values), own, centre, depth, q.dtype, transposed=True)
-        if needs[3]:
-            across = -(-geometry.query_grid[1] // on_table.width)
-            blocks, programs = table_blocks(geometry, on_table)
-            steps = -(-columns // on_table.columns) * -(-geometry.query_grid[0] // on_table.rows)
-            splits = even_shares(q.device, programs, steps, on_table.occupancy)
-            rows = on_table.rows * on_table.width * depth
-            partial = torch.empty(splits, across, rows, blocks * on_table.block, device=q.device, dtype=torch.float32)
+    if needs[1]:
+        dv = torch.empty(B, M, V, device=q.device, dtype=v.dtype)
+        own = (on_values.rows, on_values.width)
+        centre = (scope[0] - 1, scope[1] - 1)
+        # [(window of queries, depth), positions of the tile]
+        d = expand_window(call.table, call.reach(on_values), own, centre, depth, q.dtype, transposed=True)
+    on_table = call.tile("table_gradients")
+    if needs[3]:
+        across = -(-geometry.query_grid[1] // on_table.width)
+        blocks, seen = table_blocks(geometry, on_table)
+        column_blocks = -(-columns // on_table.columns)
+        steps = tuple(rows * column_blocks for rows in seen)
+        share = fair_share(steps, multiprocessors(q.device) * on_table.occupancy)
+        splits = max(1, -(-max(steps) // share))
+        rows = on_table.rows * on_table.width * depth
+        partial = torch.empty(splits, across, rows, blocks * on_table.block, device=q.device, dtype=torch.float32)
 
-        for b_first in range(0, B, part) if with_g or needs[0] else ():
-            g = queries.launch(b_first, part)
-            if dv is not None:
-                grid = (-(-columns // on_values.columns), tiles_of(geometry.context_grid, on_values))
-                kernels.value_gradients_window[grid](
-                    g, d, dv, B, V, *where, b_first, columns, CY=on_values.rows, CX=on_values.width, KP=depth,
-                    VP=values, BV=on_values.columns, C=on_values.block, PRECISION=precision,
-                    num_warps=on_values.warps, num_stages=on_values.stages,
-                )  # fmt: skip
-            if partial is not None:
-                kernels.table_gradients_window[(across * blocks, splits)](
-                    g, v, partial, B, V, *where, splits, b_first, columns, blocks, *v.stride()[:2],
-                    TY=on_table.rows, TX=on_table.width, KP=depth, VP=values, BV=on_table.columns, C=on_table.block,
-                    PRECISION=precision, STAGES=on_table.stages, num_warps=on_table.warps,
-                )  # fmt: skip
-        if partial is not None:
-            dt = window_table_gradient(call, on_table, partial)
-    return queries.dq if needs[0] else None, dv, dc, dt
-
-
-@dataclass(frozen=True)
-class QueryGradients:
-    """The kernel that makes dq, and on its way g [(n, k), (b, v)] where it has columns, for a part of the batch."""
-
-    call: WindowCall
-    dy: Tensor
-    q: Tensor
-    v: Tensor
-    c: Tensor | None
-    t: Tensor
-    dq: Tensor
-    g: Tensor
-
-    @classmethod
-    def make(
-        cls, call: WindowCall, dy: Tensor, q: Tensor, v: Tensor, c: Tensor | None, columns: int
-    ) -> "QueryGradients":  # fmt: skip
-        use = call.tile("query_gradients")
-        t = expand_window(call.table, (use.rows, use.width), call.reach(use), (0, 0), call.depth, q.dtype, TABLES)
-        dq = torch.empty(q.shape, device=q.device, dtype=q.dtype)
-        g = torch.empty(q.shape[1] * call.depth, columns, device=q.device, dtype=q.dtype)
-        return cls(call, dy, q, v, c, t, dq, g)
-
-    def launch(self, b_first: int, part: int) -> Tensor:
-        from . import window_kernels as kernels
-
-        call, geometry, (B, _, H, K), V = self.call, self.call.geometry, self.q.shape, self.v.shape[2]
-        use = call.tile("query_gradients")
-        assert geometry.query_grid is not None
-        value_tile = min(use.columns, call.values)
-        batch_tile = use.columns // value_tile
-        grid = (-(-min(part, B - b_first) // batch_tile), tiles_of(geometry.query_grid, use))
-        swap = tiles_first(*grid, value_tile)
-        together = min(use.rows * use.width, max(1, SPREAD // (batch_tile * call.depth * value_tile)))
-        content = self.q if self.c is None else self.c
-        kernels.query_gradients_window[grid[::-1] if swap else grid](
-            self.dy, self.v, content, self.t, self.q, self.dq, self.g, B, V, *window_geometry(geometry),
-            b_first, self.g.shape[1], self.t.stride(0),
-            *self.dy.stride()[:3], *self.v.stride()[:2], *self.q.stride()[:3],
-            K=K, H=H, KP=call.depth, HP=max(8, power_of_two(H)), HG=max(16, power_of_two(H)), TY=use.rows, TX=use.width,
-            VP=call.values, VT=value_tile, NV=-(-V // value_tile), BB=batch_tile, C=use.block, P=together,
-            COPIES=TABLES, HAS_C=self.c is not None, WITH_G=self.g.numel() > 0, TILES_FIRST=swap,
-            PRECISION=precision_of(self.q.dtype), num_warps=use.warps, num_stages=use.stages,
-            **register_limit(self.q, V),
+    for b_first in range(0, B, part):
+        kernels.spread_window[(query_shares, batch_tiles, value_tiles)](
+            q, dy, g, g if dc is None else dc, B, V, N, b_first, columns, query_shares,
+            *q.stride()[:3], *dy.stride()[:3], K=K, H=H, T=queries, KP=depth, HP=max(16, power_of_two(H)), VP=values,
+            VT=value_tile, BB=batch_tile, WITH_C=dc is not None, PRECISION=precision, num_warps=warps,
         )  # fmt: skip
-        return self.g
-
-
-def window_content_gradient(dy: Tensor, q: Tensor, depth: int, values: int) -> Tensor:
-    """dc [B, K, V]: the sum of g over all queries, straight from queries and dy."""
-    from . import window_kernels as kernels
-
-    (B, N, H, K), V = q.shape, dy.shape[3]
-    value_tile, rows = min(64, values), 128
-    tiles = -(-V // value_tile)
-    splits = shares(q.device, B * tiles, -(-N * H // rows), SUM_PROGRAMS)
-    share = -(-N // splits)
-    dc = torch.empty(splits, B, K, V, device=q.device, dtype=torch.float32)
-    kernels.content_gradients_window[(splits, B, tiles)](
-        q, dy, dc, B, N, V, share, *q.stride()[:3], *dy.stride()[:3],
-        K=K, H=H, KP=depth, VT=value_tile, C=rows, PRECISION=precision_of(q.dtype), num_warps=4, num_stages=4,
-    )  # fmt: skip
-    return dc.sum(0)
+        if dv is not None:
+            grid = (-(-columns // on_values.columns), tiles_of(geometry.context_grid, on_values))
+            kernels.value_gradients_window[grid](
+                g, d, dv, B, V, *where, b_first, columns, CY=on_values.rows, CX=on_values.width, KP=depth, VP=values,
+                BV=on_values.columns, C=on_values.block, PRECISION=precision,
+                num_warps=on_values.warps, num_stages=on_values.stages,
+            )  # fmt: skip
+        if partial is not None:
+            kernels.table_gradients_window[(across * blocks, splits)](
+                g, v, partial, B, V, *where, share, b_first, columns, blocks, *v.stride()[:2],
+                TY=on_table.rows, TX=on_table.width, KP=depth, VP=values, BV=on_table.columns, C=on_table.block,
+                PRECISION=precision, STAGES=on_table.stages, num_warps=on_table.warps,
+            )  # fmt: skip
+    if partial is not None:
+        dt = window_table_gradient(call, on_table, partial)
+    return dv, dt, None if dc is None else dc.sum(0)
 
 
 def window_table_gradient(call: WindowCall, use: WindowTile, partial: Tensor) -> Tensor:
