@@ -285,12 +285,12 @@ def value_gradients_window(
 
 
 @triton.jit(
-    do_not_specialize=["B", "QH", "QW", "CH", "CW", "back_y", "back_x", "forward_y", "forward_x", "share", "b_first",
+    do_not_specialize=["B", "QH", "QW", "CH", "CW", "back_y", "back_x", "forward_y", "forward_x", "splits", "b_first",
                        "blocks"]
 )  # fmt: skip
 def table_gradients_window(
     g_ptr, v_ptr, de_ptr,
-    B, V, QH, QW, CH, CW, back_y, back_x, forward_y, forward_x, share, b_first, columns, blocks, svb, svm,
+    B, V, QH, QW, CH, CW, back_y, back_x, forward_y, forward_x, splits, b_first, columns, blocks, svb, svm,
     TY: tl.constexpr, TX: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
     PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -299,8 +299,7 @@ def table_gradients_window(
     A sum of g [nk, bv] V^T [bv, C]. Tiles of one column see the same columns of the map, so only those positions are
     packed into blocks of C; rows of tiles whose window has this block off the map are skipped. All that a turn adds
     to addresses are scalars. Programs that run together want the same g in the same order, so it comes from the cache.
-    Grid: (columns of tiles * blocks of the window, splits); each program has a share of the steps, or what is left of
-    them, since blocks see different numbers of tiles. It adds to what it summed for earlier parts of
+    Grid: (columns of tiles * blocks of the window, splits). Each program adds to what it summed for earlier parts of
     the batch.
     """
     T: tl.constexpr = TY * TX
@@ -319,6 +318,7 @@ def table_gradients_window(
     rows = tl.where(first_position < count, tl.maximum(high - low, 0), 0)
     column_blocks = (columns + BV - 1) // BV
     steps = rows * column_blocks
+    share = (steps + splits - 1) // splits
     begin = tl.program_id(1) * share
     end = tl.minimum(begin + share, steps)
     tile_y, block = low + begin % tl.maximum(rows, 1), begin // tl.maximum(rows, 1)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .launch import EXPANDED, Geometry, fold_partial, multiprocessors, on_device, power_of_two, precision_of, shares
+from .launch import EXPANDED, Geometry, fold_partial, on_device, power_of_two, precision_of, shares
 
 WINDOW_CONTEXT = 256  # contexts above this take the window mode, where it can run them
 WORKSPACE = 512 * 2**20  # bytes of g = dlambda that the backward holds at a time, at most
@@ -17,7 +17,6 @@ TABLES = 4  # copies of the table that neighbouring programs read: 182 us for 19
 SPREAD_ELEMENTS = 4096  # of g that a program makes in one turn
 SPREAD_PROGRAMS = 4  # per multiprocessor
 THREE_PROGRAMS = 168  # registers a thread with which three programs of 4 warps fit a multiprocessor
-PARTS_STEPS = 11  # steps of dT that take as long as writing and reading a program's part of it
 SIDE_BY_SIDE = 64  # values of an example from which on neighbouring tiles of one example run side by side
 WIDE = 32  # maps with more columns take other tiles of context positions
 WINDOW_HEADS = 16  # more heads would need more registers than there are
@@ -138,41 +137,24 @@ def tiles_first(batch_tiles: int, query_tiles: int, value_tile: int) -> bool:
 
 
 @functools.cache
-def table_blocks(geometry: Geometry, use: WindowTile) -> tuple[int, tuple[int, ...]]:
-    """Blocks of the window of a column of query tiles in dT, at most; and the rows of tiles that each block sees.
-
-    As the kernel counts them: a block has a few rows of the window, which are off the map for some tiles.
-    """
+def table_blocks(geometry: Geometry, use: WindowTile) -> tuple[int, int]:
+    """Blocks of the window of a column of query tiles in dT, at most, and how many there are in all columns."""
     assert geometry.query_grid is not None
-    back_y, back_x = geometry.centre
-    tile_rows = -(-geometry.query_grid[0] // use.rows)
-    most, seen = 1, []
-    for x in range(0, geometry.query_grid[1], use.width):
-        width = max(
-            min(x + use.width + geometry.scope[1] - 1 - back_x, geometry.context_grid[1]) - max(x - back_x, 0), 1
-        )
-        count = (use.rows + geometry.scope[0] - 1) * width
-        most = max(most, -(-count // use.block))
-        for position in range(0, count, use.block):
-            first, last = position // width, min(position + use.block, count) // width
-            low = max(back_y - last + use.rows - 1, 0) // use.rows
-            high = min(tile_rows, -(-max(geometry.context_grid[0] + back_y - first, 0) // use.rows))
-            seen.append(max(high - low, 0))
-    return most, tuple(seen)
+    back, height, limit = geometry.centre[1], use.rows + geometry.scope[0] - 1, geometry.context_grid[1]
+    forward = geometry.scope[1] - 1 - back
+    widths = (
+        min(x + use.width + forward, limit) - max(x - back, 0) for x in range(0, geometry.query_grid[1], use.width)
+    )
+    blocks = [-(-height * max(width, 0) // use.block) for width in widths]
+    return max(1, *blocks), max(1, sum(blocks))
 
 
-@functools.lru_cache(maxsize=1024)
-def fair_share(steps: tuple[int, ...], slots: int) -> int:
-    """Steps of a program such that those of all blocks end together, one, two or three times around the chip."""
-
-    def smallest(rounds: int) -> int:
-        share = max(1, -(-sum(steps) // (slots * rounds)))
-        while sum(-(-one // share) for one in steps) > slots * rounds and share < max(steps):
-            share += -(-share // 64)
-        return share
-
-    found = {rounds: smallest(rounds) for rounds in (1, 2, 3)}
-    return found[min(found, key=lambda rounds: rounds * (found[rounds] + PARTS_STEPS))]
+def even_shares(device: torch.device, programs: int, divisible: int, per_processor: int) -> int:
+    """As `shares`, but up to three times around the chip, whichever leaves the least of it idle."""
+    return max(
+        (shares(device, programs, divisible, per_processor * rounds) for rounds in (1, 2, 3)),
+        key=lambda splits: splits * programs / -(-splits * programs // shares(device, 1, 2**30, per_processor)),
+    )
 
 
 def register_limit(q: Tensor, value_depth: int) -> dict[str, int]:
@@ -312,11 +294,9 @@ def window_value_and_table_gradients(
     on_table = call.tile("table_gradients")
     if needs[3]:
         across = -(-geometry.query_grid[1] // on_table.width)
-        blocks, seen = table_blocks(geometry, on_table)
-        column_blocks = -(-columns // on_table.columns)
-        steps = tuple(rows * column_blocks for rows in seen)
-        share = fair_share(steps, multiprocessors(q.device) * on_table.occupancy)
-        splits = max(1, -(-max(steps) // share))
+        blocks, programs = table_blocks(geometry, on_table)
+        steps = -(-columns // on_table.columns) * -(-geometry.query_grid[0] // on_table.rows)
+        splits = even_shares(q.device, programs, steps, on_table.occupancy)
         rows = on_table.rows * on_table.width * depth
         partial = torch.empty(splits, across, rows, blocks * on_table.block, device=q.device, dtype=torch.float32)
 
@@ -335,7 +315,7 @@ def window_value_and_table_gradients(
             )  # fmt: skip
         if partial is not None:
             kernels.table_gradients_window[(across * blocks, splits)](
-                g, v, partial, B, V, *where, share, b_first, columns, blocks, *v.stride()[:2],
+                g, v, partial, B, V, *where, splits, b_first, columns, blocks, *v.stride()[:2],
                 TY=on_table.rows, TX=on_table.width, KP=depth, VP=values, BV=on_table.columns, C=on_table.block,
                 PRECISION=precision, STAGES=on_table.stages, num_warps=on_table.warps,
             )  # fmt: skip
