@@ -317,7 +317,8 @@ def fold_partial(partial: Tensor, table: Tensor, geometry: Geometry, centre: tup
     columns = 4 if query_width <= 4 else min(32, max(16, power_of_two(query_width)))
     context_columns = max(32 if columns == 4 else 16, power_of_two(context_width))
     blocks, pairs = -(-query_width // columns), columns * context_columns
-    gradient = torch.empty(blocks, *table.shape, device=partial.device, dtype=torch.float32)
+    dtype = table.dtype if blocks == 1 else torch.float32
+    gradient = torch.empty(blocks, *table.shape, device=partial.device, dtype=dtype)
     tables.fold[(geometry.scope[0], K * U, blocks)](
         partial, gradient, partial.shape[2], partial.shape[1], partial.shape[0], *geometry.query_grid,
         *geometry.context_grid, *geometry.scope, *centre, geometry.stride,

@@ -91,4 +91,5 @@ def fold(
         i_x = low + tl.arange(0, D)
         hits = tl.where(relative[:, :, None] == i_x[None, None, :], pairs[:, :, None], 0.0)
         offset = (((tl.program_id(2) * scope_y + i_y) * scope_x + i_x) * K + k) * U + u
-        tl.store(dtable_ptr + offset, tl.sum(tl.sum(hits, axis=1), axis=0), mask=i_x < scope_x)
+        found = tl.sum(tl.sum(hits, axis=1), axis=0).to(dtable_ptr.dtype.element_ty)
+        tl.store(dtable_ptr + offset, found, mask=i_x < scope_x)
