@@ -95,9 +95,10 @@ def programs_of(rows: int, sizes: Sequence[int], device: torch.device) -> tuple[
     return across, max(1, min(-(-rows // ROWS), multiprocessors(device) * PROGRAMS // across))
 
 
-def tile_of(sizes: Sequence[int]) -> dict[str, Any]:
+def tile_of(sizes: Sequence[int], wide: bool = False) -> dict[str, Any]:
     parts = dict(FIRST=sizes[0], NORMED=sizes[0] + sizes[1], S=sum(sizes))
-    return parts | dict(ROWS=ROWS, COLS=COLUMNS, STAGES=STAGES, num_warps=4)
+    rows, columns = (WIDE, WIDE) if wide else (ROWS, COLUMNS)
+    return parts | dict(ROWS=rows, COLS=columns, STAGES=STAGES, num_warps=4)
 
 
 def forward(
@@ -147,7 +148,7 @@ def backward(
     with on_device(product):
         kernels.gradient_moments[(strips(sizes[:2], WIDE), shares)](
             product, gradients[0], gradients[1], moments, sums[0], sums[1], rows, share,
-            **tile | dict(ROWS=WIDE, COLS=WIDE),
+            **tile_of(sizes, wide=True),
         )  # fmt: skip
         kernels.gradients_of_parts[programs_of(rows, sizes, device)](
             product, gradients[0], gradients[1], gradients[2], dx, moments, sums[0], sums[1],
