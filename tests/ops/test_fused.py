@@ -126,6 +126,7 @@ WINDOW_CASES = {
     "one example at a time": (3, 4, 16, 16, (5, 6), (5, 6), (3, 3)),
     "wide values": (2, 2, 16, 136, (3, 5), (3, 5), (3, 3)),
     "sixteen heads": (1, 16, 4, 16, (3, 5), (3, 5), (3, 3)),
+    "17 to 32 columns": (1, 2, 16, 16, (2, 20), (2, 20), (3, 3)),
     "more than 32 columns": (1, 4, 16, 16, (2, 34), (2, 34), (3, 3)),
     "several blocks of a window": (1, 1, 16, 16, (12, 11), (12, 11), (11, 11)),
     "many tiles": (3, 4, 16, 32, (20, 21), (20, 21), (7, 9)),
@@ -155,6 +156,39 @@ def test_windows(case, dtype, monkeypatch):
         dtype,
     )
     assert used
+
+
+@pytest.mark.parametrize("larger", [False, True], ids=["small maps", "windows"])
+def test_a_table_of_the_inputs_type(larger, monkeypatch):
+    """Its gradient is written in that type, as rounding the one in float32 would give it."""
+    from lambdanets.ops.fused import windows
+
+    monkeypatch.setattr(windows, "WINDOW_CONTEXT", 0 if larger else 256)
+    inputs = random_inputs(2, 12, 12, 2, 16, 16, 1, (3, 3), torch.float16)
+    table = inputs[3].half()
+    gradient = torch.randn(2, 12, 2, 16, device=DEVICE)
+    call = lambda q, v, c, e: fused_relative(q, v, c, e, (3, 4), (3, 4))  # noqa: E731
+    found = gradients(call, [*inputs[:3], table], gradient)[4]
+    right = gradients(call, [*inputs[:3], table.float()], gradient)[4]
+    assert found.dtype == torch.float16
+    assert torch.equal(found, right.half())
+
+
+def test_large_tables_have_one_copy(monkeypatch):
+    from lambdanets.ops.fused import windows
+
+    table = torch.randn(3, 3, 4, 1, device=DEVICE)
+    several = windows.expand_window(table, (1, 2), (3, 4), (0, 0), 16, torch.float16)
+    assert several.shape == (windows.TABLES, 16, 32)
+    assert all(torch.equal(copy, several[0]) for copy in several)
+    monkeypatch.setattr(windows, "TABLE_BYTES", several[0].numel() * 2 - 1)
+    one = windows.expand_window(table, (1, 2), (3, 4), (0, 0), 16, torch.float16)
+    assert torch.equal(one, several[:1])
+    assert windows.expand_window(table, (3, 4), (4, 4), (2, 2), 16, torch.float16, transposed=True).shape == (
+        1,
+        192,
+        16,
+    )
 
 
 def test_grids_fit_the_second_dimension():

@@ -76,9 +76,10 @@ def test_larger_maps_by_windows(side, value, compiled):
     assert {"sum_table_parts", *(f"{name}_window" for name in names)} <= compiled
 
 
-@pytest.mark.parametrize("with_values", [True, False])
-def test_content(with_values, compiled):
-    keys, values = on_meta(2, 49, 16), on_meta(2, 49, 128)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize(("value", "with_values"), [(128, True), (128, False), (32, True)])
+def test_content(value, with_values, dtype, compiled):
+    keys, values = on_meta(2, 49, 16, dtype=dtype), on_meta(2, 49, value, dtype=dtype)
     found, norm = content.content_lambda(keys, values)
     content.content_gradients(found, keys, values, found, norm, values if with_values else None)
     assert compiled == {"content_forward", "content_backward"}

@@ -30,11 +30,11 @@ def two_norms(sizes, dtype):
     torch.manual_seed(1)
     found = []
     for size, eps, momentum in zip(sizes[:2], (1e-5, 1e-3), (0.1, 0.25), strict=True):
-        norm = nn.BatchNorm2d(size, eps=eps, momentum=momentum, device=DEVICE, dtype=dtype)
+        norm = nn.BatchNorm2d(size, eps=eps, momentum=momentum, device=DEVICE)
         nn.init.uniform_(norm.weight, 0.5, 2.0)
         nn.init.normal_(norm.bias)
         nn.init.normal_(norm.running_mean)
-        found.append(norm)
+        found.append(norm.to(dtype))  # drawn in float32: in float64 torch would draw other numbers
     return found
 
 
@@ -54,6 +54,7 @@ def test_against_torch_in_float64(case, dtype, far, monkeypatch):
     monkeypatch.setattr(norms, "ROWS", 16)  # several shares, of several tiles each, for small inputs
     monkeypatch.setattr(norms, "SHARES", 16)
     monkeypatch.setattr(norms, "PROGRAMS", 16)
+    monkeypatch.setattr(norms, "WIDE", 16)  # several strips of one part
     batch, count, sizes = CASES[case]
     torch.manual_seed(0)
     product = (torch.randn(batch, count, sum(sizes), device=DEVICE) + far * torch.randn(sum(sizes), device=DEVICE)).to(
@@ -249,12 +250,17 @@ def synchronised(pair):
     pair[1] = nn.SyncBatchNorm.convert_sync_batchnorm(pair[1])
 
 
+def of_another_type(pair):
+    pair[1].double()
+
+
 def one_for_both(pair):
     pair[1] = pair[0]
 
 
 @pytest.mark.parametrize(
-    "change", [one_for_both, frozen, hooked, cumulative, uncounted, strided, strided_statistics, synchronised]
+    "change",
+    [one_for_both, of_another_type, frozen, hooked, cumulative, uncounted, strided, strided_statistics, synchronised],
 )
 def test_other_norms_are_called_as_the_modules_they_are(change):
     product, pair = torch.randn(2, 9, 12, device=DEVICE), two_norms((4, 4), torch.float32)

@@ -4,11 +4,13 @@ Runs as test_fused.py does.
 
 import logging
 import shutil
+from functools import partial
 
 import pytest
 import torch
 from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch._dynamo.backends.common import aot_autograd
+from torch.utils.checkpoint import checkpoint
 
 from lambdanets import LambdaLayer2d
 from lambdanets.ops.fused import norm_operators, why_not
@@ -107,6 +109,17 @@ def test_inductor_changes_the_statistics_in_place():
     assert ["backward" in line for line in calls] == [False, True]
     # All that it changes are inputs of the graph: buffers of the layer, no copies that would have to be copied back.
     assert calls[0].split("[")[0].count("primals") == 4 + 6
+
+
+@pytest.mark.skipif(not CUDA and shutil.which("c++") is None, reason="inductor needs a C++ compiler on the CPU")
+def test_inductor_with_activation_checkpointing():
+    """The norms run twice then, and move the running statistics once."""
+    eager, layer, sizes = small_layer(), small_layer(), ((2, 4, 3),) * 2
+    right = trained(eager, eager, half=False, sizes=sizes)
+    again = partial(checkpoint, layer, use_reentrant=False)
+    found = trained(layer, torch.compile(again, fullgraph=True), half=False, sizes=sizes)
+    for mine, theirs in zip(found, right, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
 
 
 def test_a_compiled_layer_keeps_what_an_eager_one_keeps():

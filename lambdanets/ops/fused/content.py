@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .launch import on_device, power_of_two, precision_of
 
-BACKWARD_ROWS = 64
+BACKWARD_ROWS = {2: 64, 4: 32}  # context positions of a program, by bytes of a number: more of float32 would spill
 
 
 def tile_sizes(key_depth: int, value_depth: int, context: int, element_size: int) -> tuple[int, int, int]:
@@ -46,12 +46,14 @@ def content_gradients(
 
     (B, M, K), V = keys.shape, values.shape[2]
     depth, value_tile, _ = tile_sizes(K, V, M, values.element_size())
+    rows = BACKWARD_ROWS[values.element_size()]
     dk = torch.empty(B, M, K, device=keys.device, dtype=keys.dtype)
     with on_device(values):
-        kernels.content_backward[(-(-M // BACKWARD_ROWS), B)](
+        kernels.content_backward[(-(-M // rows), B)](
             keys, values, found, norm, gradient, dk, dk if dv is None else dv, M, V,
             *keys.stride()[:2], *values.stride()[:2],
-            K=K, KP=depth, VT=value_tile, NV=-(-V // value_tile), C=BACKWARD_ROWS,
-            WITH_V=dv is not None, PRECISION=precision_of(values.dtype), num_warps=4 if value_tile >= 64 else 2,
+            K=K, KP=depth, VT=value_tile, NV=-(-V // value_tile), C=rows,
+            WITH_V=dv is not None, PRECISION=precision_of(values.dtype),
+            num_warps=2 if rows == 64 and value_tile < 64 else 4,
         )  # fmt: skip
     return dk

@@ -1,4 +1,4 @@
-"""Triton kernels for the content lambda: keys through a softmax over the context, times the values, in one pass.
+"""Triton kernels for the content lambda: keys through a softmax over the context, times the values.
 
 Letters: B batch, M context positions, K key depth, V value depth. Tile letters: C context positions per step,
 KP = K padded to a power of two, VT a tile of the value depth. "norm" is log(sum of exp(keys)) over the context.
@@ -24,7 +24,7 @@ def content_forward(
     """c [B, K, V] and norm [B, K]. Grid: (B, value tiles).
 
     The largest keys first, then weights and sums: a running maximum would make all threads wait for each other in every
-    step. The second pass finds the keys in the cache.
+    step. The second pass finds most keys in the cache, unless they are slices of something larger.
     """
     dtype: tl.constexpr = v_ptr.dtype.element_ty
     b = tl.program_id(0).to(tl.int64)

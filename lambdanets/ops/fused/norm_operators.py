@@ -48,13 +48,14 @@ class NormedParts(torch.autograd.Function):
         ]
         # create_graph=True, is_grads_batched=True, torch.vmap: by what torch can differentiate again, and in batches
         if torch.is_grad_enabled() or any(map(is_batched, gradients)):
-            again, needs, inputs = torch.is_grad_enabled(), ctx.needs_input_grad[:5], [product, *parameters]
+            needs, inputs = ctx.needs_input_grad[:5], [product, *parameters]
+            create_graph = torch.is_grad_enabled()
             with torch.enable_grad():
                 parts = plain_parts(product, parameters[:2], parameters[2:], ctx.eps, ctx.sizes)
             wanted = [one for one, needed in zip(inputs, needs, strict=True) if needed]
             pairs = [pair for pair in zip(parts, gradients, strict=True) if pair[0].requires_grad]  # others are frozen
             outputs, upstream = zip(*pairs, strict=True)
-            again = iter(torch.autograd.grad(outputs, wanted, upstream, create_graph=again))
+            again = iter(torch.autograd.grad(outputs, wanted, upstream, create_graph=create_graph))
             found = [next(again) if needed else None for needed in needs]
         else:
             found = directly(normed_parts_backward, *gradients, product, *parameters, moments, ctx.sizes)

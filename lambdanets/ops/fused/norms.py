@@ -17,7 +17,7 @@ from torch.autograd import forward_ad
 from . import constant_when_compiling, why_not
 from .launch import multiprocessors, on_device
 
-ROWS, COLUMNS, STAGES = 128, 32, 4
+ROWS, COLUMNS, STAGES = 128, 32, 4  # of a tile, and tiles on their way: README.md
 WIDE = 64  # rows and columns where gradients are summed: their rows are read whole
 SHARES = 64  # of the rows, at most: whoever norms reads the sums of all of them at once, before it begins
 PROGRAMS = 2  # per multiprocessor, each with STAGES tiles on their way
@@ -33,7 +33,9 @@ def takes(product_BNS: Tensor, norms: Sequence[nn.Module | None]) -> bool:
         return False
     if not product_BNS.is_contiguous() or product_BNS.shape[0] * product_BNS.shape[1] < 2:
         return False
-    return all(map(is_plain, norms[:2])) and why_not(product_BNS.device, product_BNS.dtype, 1, 1, 1) is None
+    if not all(map(is_plain, norms[:2])) or types_of(norms[0]) != types_of(norms[1]):
+        return False
+    return why_not(product_BNS.device, product_BNS.dtype, 1, 1, 1) is None
 
 
 @constant_when_compiling  # in torch 2.11 is_exporting, traced by torch.compile, says yes there too
@@ -49,6 +51,14 @@ def is_plain(norm: nn.Module | None) -> bool:
         return False
     vectors = (norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.num_batches_tracked)
     return all(one is not None and one.is_contiguous() for one in vectors)  # of functional_call they may be slices
+
+
+def types_of(norm: nn.Module | None) -> list[torch.dtype]:
+    """A kernel works on both norms, and takes the vectors of either for those of the other."""
+    assert isinstance(norm, nn.BatchNorm2d)
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    return [one.dtype for one in (norm.weight, norm.bias, norm.running_mean, norm.running_var)]
 
 
 def is_hooked(module: nn.Module) -> bool:

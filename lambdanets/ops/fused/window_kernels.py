@@ -9,6 +9,8 @@ import triton.language as tl
 
 from .forward_kernels import content_block, unit_vectors
 
+GEOMETRY = ["QH", "QW", "CH", "CW", "back_y", "back_x", "forward_y", "forward_x"]  # sizes that compile nothing again
+
 
 @triton.jit
 def tile_origin(tile, query_width, TY: tl.constexpr, TX: tl.constexpr):
@@ -111,22 +113,22 @@ def small_matrices(
     return tl.load(ptr + offset, mask=mask, other=0.0)
 
 
-@triton.jit(do_not_specialize=["B", "QH", "QW", "CH", "CW", "back_y", "back_x", "forward_y", "forward_x"])
+@triton.jit(do_not_specialize=["B", *GEOMETRY, "copies"])
 def forward_window(
     q_ptr, v_ptr, c_ptr, t_ptr, y_ptr,
-    B, V, QH, QW, CH, CW, back_y, back_x, forward_y, forward_x, copy, sqb, sqn, sqh, svb, svm,
+    B, V, QH, QW, CH, CW, back_y, back_x, forward_y, forward_x, copies, copy, sqb, sqn, sqh, svb, svm,
     K: tl.constexpr, H: tl.constexpr, TY: tl.constexpr, TX: tl.constexpr, KP: tl.constexpr, HP: tl.constexpr,
-    VT: tl.constexpr, BB: tl.constexpr, C: tl.constexpr, COPIES: tl.constexpr, HAS_C: tl.constexpr,
-    TILES_FIRST: tl.constexpr, PRECISION: tl.constexpr,
+    VT: tl.constexpr, BB: tl.constexpr, C: tl.constexpr, HAS_C: tl.constexpr, TILES_FIRST: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Relative positions on larger maps: every tile of queries reads the same small table (tables.py, T).
 
-    There are COPIES of it, `copy` numbers apart, for neighbouring programs: one would be asked for by all at once.
+    There are copies of it, `copy` numbers apart, for neighbouring programs: one would be asked for by all at once.
     Grid: (batch tiles, query tiles, value tiles), or with TILES_FIRST query tiles before batch tiles.
     """
     T: tl.constexpr = TY * TX
     dtype: tl.constexpr = t_ptr.dtype.element_ty
-    t_ptr += tl.program_id(0) % COPIES * copy
+    t_ptr += tl.program_id(0) % copies * copy
     b0 = tl.program_id(1 if TILES_FIRST else 0) * BB
     v0 = tl.program_id(2) * VT
     y0, x0 = tile_origin(tl.program_id(0 if TILES_FIRST else 1), QW, TY, TX)
@@ -153,13 +155,13 @@ def forward_window(
     tl.store(y_ptr + offset, tl.permute(y.to(dtype), (0, 2, 1)), mask=mask)
 
 
-@triton.jit(do_not_specialize=["B", "QH", "QW", "CH", "CW", "back_y", "back_x", "forward_y", "forward_x"])
+@triton.jit(do_not_specialize=["B", *GEOMETRY, "copies"])
 def query_gradients_window(
     dy_ptr, v_ptr, c_ptr, t_ptr, dq_ptr,
-    B, V, QH, QW, CH, CW, back_y, back_x, forward_y, forward_x, copy, syb, syn, syh, svb, svm,
+    B, V, QH, QW, CH, CW, back_y, back_x, forward_y, forward_x, copies, copy, syb, syn, syh, svb, svm,
     K: tl.constexpr, H: tl.constexpr, TY: tl.constexpr, TX: tl.constexpr, KP: tl.constexpr, HP: tl.constexpr,
-    VT: tl.constexpr, NV: tl.constexpr, BB: tl.constexpr, C: tl.constexpr, COPIES: tl.constexpr,
-    HAS_C: tl.constexpr, TILES_FIRST: tl.constexpr, PRECISION: tl.constexpr,
+    VT: tl.constexpr, NV: tl.constexpr, BB: tl.constexpr, C: tl.constexpr, HAS_C: tl.constexpr,
+    TILES_FIRST: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The forward's lambdas again, then dq^T [k, h] = lambda [k, 16 values] dy^T [16 values, h] per query.
 
@@ -168,7 +170,7 @@ def query_gradients_window(
     T: tl.constexpr = TY * TX
     G: tl.constexpr = BB * VT // 16
     dtype: tl.constexpr = t_ptr.dtype.element_ty
-    t_ptr += tl.program_id(0) % COPIES * copy
+    t_ptr += tl.program_id(0) % copies * copy
     b0 = tl.program_id(1 if TILES_FIRST else 0) * BB
     y0, x0 = tile_origin(tl.program_id(0 if TILES_FIRST else 1), QW, TY, TX)
     index = tl.arange(0, G * T)
@@ -242,9 +244,7 @@ def spread_window(
         tl.store(dc_ptr + offset, summed, mask=(b_own < B) & (k_own < K) & (v_own < V))
 
 
-@triton.jit(
-    do_not_specialize=["B", "QH", "QW", "CH", "CW", "back_y", "back_x", "forward_y", "forward_x", "b_first"]
-)  # fmt: skip
+@triton.jit(do_not_specialize=["B", *GEOMETRY, "b_first"])
 def value_gradients_window(
     g_ptr, d_ptr, dv_ptr,
     B, V, QH, QW, CH, CW, back_y, back_x, forward_y, forward_x, b_first, columns,
@@ -284,10 +284,7 @@ def value_gradients_window(
     tl.store(dv_ptr + store_offset, tl.trans(acc).to(dv_ptr.dtype.element_ty), mask=mask)
 
 
-@triton.jit(
-    do_not_specialize=["B", "QH", "QW", "CH", "CW", "back_y", "back_x", "forward_y", "forward_x", "splits", "b_first",
-                       "blocks"]
-)  # fmt: skip
+@triton.jit(do_not_specialize=["B", *GEOMETRY, "splits", "b_first", "blocks"])
 def table_gradients_window(
     g_ptr, v_ptr, de_ptr,
     B, V, QH, QW, CH, CW, back_y, back_x, forward_y, forward_x, splits, b_first, columns, blocks, svb, svm,

@@ -14,6 +14,7 @@ from .launch import EXPANDED, Geometry, fold_partial, on_device, power_of_two, p
 WINDOW_CONTEXT = 256  # contexts above this take the window mode, where it can run them
 WORKSPACE = 512 * 2**20  # bytes of g = dlambda that the backward holds at a time, at most
 TABLES = 4  # copies of the table that neighbouring programs read: 182 us for 197 with one, at 28x28x128
+TABLE_BYTES = 2**20  # a larger one has more lines than programs ask for at once
 SPREAD_ELEMENTS = 4096  # of g that a program makes in one turn
 SPREAD_PROGRAMS = 4  # per multiprocessor
 THREE_PROGRAMS = 168  # registers a thread with which three programs of 4 warps fit a multiprocessor
@@ -49,14 +50,17 @@ def split_tile(positions: int, one_wide: bool) -> tuple[int, int]:
 
 @functools.cache
 def context_tile(width: int, values: int, element_size: int) -> WindowTile:
-    """For dv, whose tiles are of context positions, on a map of this width: as `window_tile`, for kinds of maps."""
+    """For dv, whose tiles are of context positions, on a map of this width: as `window_tile`.
+
+    `values`: their depth, padded.
+    """
     half = element_size == 2
     rows, columns = split_tile(128 if half else 64, width == 1)
     if not half:
         return WindowTile(rows, columns, 128, 32, 3, 4, 2)
     if width > WIDE:  # 577 us with the long side down, 603 with it across, at 56x56x64
         return WindowTile(columns, rows, 128, 32, 4, 4, 2)
-    if width > 16 and values < SIDE_BY_SIDE:  # whole rows: 194 us for 214 at 28x28x128, but 470 for 459 at 28x28x256
+    if width > 16 and values < SIDE_BY_SIDE:  # whole rows: 194 us for 214 at 28x28x128, 470 for 459 at 28x28x256
         return WindowTile(4, 32, 128, 64, 3, 4, 2)
     return WindowTile(rows, columns, 128, 64, 3, 4, 2)  # 459 us; 491 with products of 32, at 28x28x256
 
@@ -73,11 +77,11 @@ def window_tile(kernel: str, depth: int, one_wide: bool, element_size: int) -> W
 
 def expand_window(
     table: Tensor, query_grid: tuple[int, int], context_grid: tuple[int, int], centre: tuple[int, int], depth: int,
-    dtype: torch.dtype, copies: int = 1, transposed: bool = False,
+    dtype: torch.dtype, transposed: bool = False,
 ) -> Tensor:  # fmt: skip
-    """The table for one tile: [copies, positions of context_grid, queries of query_grid * depth], or transposed.
+    """The table for one tile: [copies, positions of context_grid, queries of query_grid * depth], or transposed (dv).
 
-    Positions are rounded up to whole blocks (tables.py).
+    Positions are rounded up to whole blocks (tables.py). Small ones that are not dv's have copies.
     """
     from . import tables
 
@@ -86,6 +90,8 @@ def expand_window(
     blocks = -(-context // EXPANDED[0])
     rows = blocks * EXPANDED[0]
     shape = (queries * depth, rows) if transposed else (rows, queries * depth)
+    small = not transposed and rows * queries * depth * dtype.itemsize <= TABLE_BYTES
+    copies = TABLES if small else 1
     expanded = torch.empty(copies, *shape, device=table.device, dtype=dtype)
     copy, *strides = expanded.stride()
     tables.expand[(-(-queries * depth // EXPANDED[1]), blocks, copies)](
@@ -113,6 +119,7 @@ def use_window(geometry: Geometry, q: Tensor, v: Tensor) -> bool:
         and M > WINDOW_CONTEXT
         and geometry.scope[0] * geometry.scope[1] <= min(M, 2**18)
         and max(N, M) * max(16, power_of_two(K)) * max(16, power_of_two(V)) < 2**28
+        and (geometry.scope[0] + 127) * (geometry.scope[1] + 31) * max(16, power_of_two(K)) < 2**24  # dv's table
     )
 
 
@@ -157,15 +164,6 @@ def even_shares(device: torch.device, programs: int, divisible: int, per_process
     )
 
 
-def register_limit(q: Tensor, value_depth: int) -> dict[str, int]:
-    """For kernels a few registers above THREE_PROGRAMS: 419 us at 28x28x256, 372 with the limit (forward).
-
-    Other depths and odd sizes would spill.
-    """
-    usual = q.element_size() == 2 and q.shape[3] == 16 and q.shape[2] <= 8 and value_depth % 16 == 0
-    return {"maxnreg": THREE_PROGRAMS} if usual else {}
-
-
 def forward(q: Tensor, v: Tensor, c: Tensor | None, table: Tensor, geometry: Geometry) -> Tensor:
     """As forward, with one expanded table for all tiles of queries."""
     from . import window_kernels as kernels
@@ -179,16 +177,19 @@ def forward(q: Tensor, v: Tensor, c: Tensor | None, table: Tensor, geometry: Geo
     value_tile = min(use.columns, max(16, power_of_two(V)))
     batch_tile = use.columns // value_tile
     reach = (use.rows + geometry.scope[0] - 1, use.width + geometry.scope[1] - 1)
+    # Four above that without a limit: 419 us at 28x28x256, 372 with it. Other depths and odd sizes would spill.
+    usual = q.element_size() == 2 and K == 16 and H <= 8 and V % 16 == 0
+    registers = {"maxnreg": THREE_PROGRAMS} if usual else {}
     with on_device(q):
-        t = expand_window(table, (use.rows, use.width), reach, (0, 0), depth, q.dtype, TABLES)
+        t = expand_window(table, (use.rows, use.width), reach, (0, 0), depth, q.dtype)
         grid = (-(-B // batch_tile), tiles_of(geometry.query_grid, use))
         swap = tiles_first(*grid, value_tile)
         kernels.forward_window[(*(grid[::-1] if swap else grid), -(-V // value_tile))](
-            q, v, q if c is None else c, t, y, B, V, *window_geometry(geometry), t.stride(0),
+            q, v, q if c is None else c, t, y, B, V, *window_geometry(geometry), t.shape[0], t.stride(0),
             *q.stride()[:3], *v.stride()[:2],
             K=K, H=H, TY=use.rows, TX=use.width, KP=depth, HP=max(8, power_of_two(H)), VT=value_tile, BB=batch_tile,
-            C=use.block, COPIES=TABLES, HAS_C=c is not None, TILES_FIRST=swap, PRECISION=precision_of(q.dtype),
-            num_warps=use.warps, num_stages=use.stages, **register_limit(q, V),
+            C=use.block, HAS_C=c is not None, TILES_FIRST=swap, PRECISION=precision_of(q.dtype),
+            num_warps=use.warps, num_stages=use.stages, **registers,
         )  # fmt: skip
     return y
 
@@ -242,16 +243,16 @@ def window_query_gradients(call: WindowCall, dy: Tensor, q: Tensor, v: Tensor, c
     assert geometry.query_grid is not None
     value_tile = min(use.columns, call.values)
     batch_tile = use.columns // value_tile
-    t = expand_window(call.table, (use.rows, use.width), call.reach(use), (0, 0), call.depth, q.dtype, TABLES)
+    t = expand_window(call.table, (use.rows, use.width), call.reach(use), (0, 0), call.depth, q.dtype)
     dq = torch.empty(B, N, H, K, device=q.device, dtype=q.dtype)
     grid = (-(-B // batch_tile), tiles_of(geometry.query_grid, use))
     swap = tiles_first(*grid, value_tile)
     kernels.query_gradients_window[grid[::-1] if swap else grid](
-        dy, v, q if c is None else c, t, dq, B, V, *window_geometry(geometry), t.stride(0),
+        dy, v, q if c is None else c, t, dq, B, V, *window_geometry(geometry), t.shape[0], t.stride(0),
         *dy.stride()[:3], *v.stride()[:2],
         K=K, H=H, KP=call.depth, HP=max(8, power_of_two(H)), TY=use.rows, TX=use.width, VT=value_tile,
-        NV=-(-V // value_tile), BB=batch_tile, C=use.block, COPIES=TABLES, HAS_C=c is not None, TILES_FIRST=swap,
-        PRECISION=precision_of(q.dtype), num_warps=use.warps, num_stages=use.stages, **register_limit(q, V),
+        NV=-(-V // value_tile), BB=batch_tile, C=use.block, HAS_C=c is not None, TILES_FIRST=swap,
+        PRECISION=precision_of(q.dtype), num_warps=use.warps, num_stages=use.stages,
     )  # fmt: skip
     return dq
 
