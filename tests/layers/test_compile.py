@@ -1,7 +1,6 @@
 """torch.compile without recompiling per size, and torch.export with sizes that stay open."""
 
 import copy
-import logging
 
 import pytest
 import torch
@@ -19,13 +18,7 @@ LAYERS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _forget_compiled_code(monkeypatch):
-    # Dynamo traces itself in thousands of debug records; pytest would keep them all.
-    monkeypatch.setattr(logging.getLogger("torch.__trace"), "propagate", False)
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
+pytestmark = pytest.mark.usefixtures("forget_compiled_code")
 
 
 def steps(layer, x):

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import logging
 from functools import partial
 
 import pytest
@@ -28,13 +27,7 @@ RESNET = ["conv1", "bn1", "act1", "maxpool"]
 NARROW = {"widths": (8, 8, 16, 16)}
 
 
-@pytest.fixture(autouse=True)
-def _forget_compiled_code(monkeypatch):
-    # Dynamo traces itself in thousands of debug records; pytest would keep them all.
-    monkeypatch.setattr(logging.getLogger("torch.__trace"), "propagate", False)
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
+pytestmark = pytest.mark.usefixtures("forget_compiled_code")
 
 
 class Block(nn.Module):

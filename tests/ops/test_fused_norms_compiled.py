@@ -2,7 +2,6 @@
 Runs as test_fused.py does.
 """
 
-import logging
 import shutil
 from functools import partial
 
@@ -19,16 +18,10 @@ from .test_fused import CUDA, DEVICE
 from .test_fused_norms import two_norms
 
 REASON = why_not(DEVICE, torch.float32, 16, 16, 4)
-pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
-
-
-@pytest.fixture(autouse=True)
-def _forget_compiled_code(monkeypatch):
-    # Dynamo traces itself in thousands of debug records; pytest would keep them all.
-    monkeypatch.setattr(logging.getLogger("torch.__trace"), "propagate", False)
-    torch.compiler.reset()
-    yield
-    torch.compiler.reset()
+pytestmark = [
+    pytest.mark.skipif(REASON is not None, reason=str(REASON)),
+    pytest.mark.usefixtures("forget_compiled_code"),
+]
 
 
 @pytest.mark.parametrize("keys", [4, 0])
