@@ -43,13 +43,15 @@ def engine(result: Row, where: str) -> str:
     """What `lambdanets bench engine` wrote."""
     used = result["settings"]
     spans = {name: f"{min(rates):,.0f} to {max(rates):,.0f}" for name, rates in result["windows"].items()}
-    quartiles = " to ".join(f"{100 * one:+.1f}" for one in result.get("overhead_quartiles", []))
+    quartiles = " to ".join(f"{100 * one:+.1f}" for one in result["overhead_quartiles"])
+    seconds = {name: sum(1 / rate for rate in rates) for name, rates in result["windows"].items()}
     compiled = ", compiled" if used["compile"] else ""
     return (
         f"{where}; ResNet-50 {used['placement']} at {used['image_size']} pixels, batch {used['batch']}, "
         f"{used['precision']}{compiled}: a bare loop {result['bare']:,.0f} images/s ({spans['bare']} over windows), "
-        f"ours {result['ours']:,.0f} ({spans['ours']}): {100 * result['overhead']:+.1f}% time"
-        f"{f' (half of the turns {quartiles})' if quartiles else ''}.\n"
+        f"ours {result['ours']:,.0f} ({spans['ours']}): {100 * result['overhead']:+.1f}% time, "
+        f"the median of {used['turns']} turns (half of them {quartiles}; all of them together "
+        f"{100 * (seconds['ours'] / seconds['bare'] - 1):+.1f}%).\n"
     )
 
 
