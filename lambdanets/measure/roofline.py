@@ -18,6 +18,7 @@ import torch
 
 from lambdanets.measure.cases import Case
 
+# fmt: off
 # By what the paper calls the result; norms, projections and the rest have no letter there.
 GROUPS = {
     "forward": ("forward_small", "forward_large", "forward_window"),
@@ -28,9 +29,14 @@ GROUPS = {
     "tables": ("expand",),  # for the forward, dq and dv
     "content": ("content_forward", "content_backward"),
     "norms": ("batch_moments", "normalise_parts", "gradient_moments", "gradients_of_parts"),
-    "projections": (),  # by what libraries call matrix products
+    # By what libraries call matrix products; and where a layer is narrow, with the norms in them.
+    "projections": (
+        "moments_of_product", "merge_moments", "parts_of_product",
+        "products_of_gradients", "sum_parts", "gradients_of_weights", "gradients_of_inputs",
+    ),
     "other": (),
 }
+# fmt: on
 GROUP_OF = {kernel: group for group, kernels in GROUPS.items() for kernel in kernels}
 # cuBLAS and CUTLASS. Where a map is larger than the fused kernels' window mode takes, dc is such a product too.
 PRODUCTS = re.compile("nvjet|cutlass|gemm|gemv|splitk", re.IGNORECASE)
@@ -91,8 +97,11 @@ def per_step(kernel: str, microseconds: Sequence[float], steps: int) -> KernelTi
     return KernelTime(kernel, median(sums), calls)
 
 
-def work_of(case: Case, mode: str, g_is_written: bool) -> dict[str, Work]:
-    """For each group that has useful work. `g_is_written`: by a kernel of its own, so that dv and dT read it."""
+def work_of(case: Case, mode: str, g_is_written: bool, product_is_written: bool = True) -> dict[str, Work]:
+    """For each group that has useful work. `g_is_written`: by a kernel of its own, so that dv and dT read it.
+
+    `product_is_written`: the projection, for norms to read; else projections norm, and make it as they need it.
+    """
     from lambdanets.ops.fused.operators import content_flops, count_flops
 
     B, N, C, H, K = case.batch, case.positions, case.shape.channels, case.heads, case.key_depth
@@ -123,17 +132,25 @@ def work_of(case: Case, mode: str, g_is_written: bool) -> dict[str, Work]:
             "dv": Work(lambdas, size * (q + x + table + v) + whole),
             "dT": Work(lambdas, size * (q + x + v + table)),
         }
-    moments, norm = normed, 2 * product
-    gradient_moments, norm_gradient = 2 * normed, normed + 2 * product
+    if product_is_written:
+        moments, norm = normed, 2 * product
+        gradient_moments, norm_gradient = 2 * normed, normed + 2 * product
+        projections = {
+            "norms": Work(0, size * (moments + norm + gradient_moments + norm_gradient)),
+            # Back: the gradient of the input, and that of the weights.
+            "projections": Work(3 * projection, size * 3 * (x + weight + product)),
+        }
+    else:
+        moments, parts, gradient_sums, input_gradient = x, x + product, x + product, 2 * x + product
+        moved = moments + parts + gradient_sums + input_gradient + 4 * weight
+        projections = {"projections": Work(3 * projection, size * moved)}
     return {
         "forward": Work(lambdas, size * (q + v + table + x) + whole),
         "dq": Work(lambdas, size * (x + v + table + q) + whole),
         **gradients,
         # Back: gradients of keys, and of values, which are added to dv.
         "content": Work(3 * content, size * ((k + v) + (2 * k + 3 * v)) + 3 * whole),
-        "norms": Work(0, size * (moments + norm + gradient_moments + norm_gradient)),
-        # Back: the gradient of the input, and that of the weights.
-        "projections": Work(3 * projection, size * 3 * (x + weight + product)),
+        **projections,
     }
 
 
@@ -141,7 +158,8 @@ def grouped(case: Case, mode: str, times: Iterable[KernelTime]) -> list[dict[str
     """Rows of the result, one for each group that ran."""
     times = sorted(times, key=lambda time: -time.microseconds)
     found = {group: [time for time in times if group_of(time.name) == group] for group in GROUPS}
-    works = work_of(case, mode, bool(found["g"]))
+    narrow = any(time.name in GROUPS["projections"] for time in times)
+    works = work_of(case, mode, bool(found["g"]), not narrow)
     rows = []
     for group, kernels in found.items():
         if kernels:

@@ -2,11 +2,13 @@
 takes programs that its compiler refuses. Letters as in test_fused.py.
 """
 
+import re
+
 import pytest
 import torch
 from torch import nn
 
-from lambdanets.ops.fused import content, interpreted, launch, norms, windows
+from lambdanets.ops.fused import content, interpreted, launch, narrow, norms, windows
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = pytest.mark.skipif(interpreted(), reason="TRITON_INTERPRET is set: nothing is compiled")
@@ -35,8 +37,11 @@ def compiled(monkeypatch, tmp_path):
 
     def compile_only(self, *arguments, grid, warmup, **options):
         mocked = [MockTensor(one.dtype) if isinstance(one, torch.Tensor) else one for one in arguments]
-        run(self, *mocked, grid=grid, warmup=True, **options)
+        kernel = run(self, *mocked, grid=grid, warmup=True, **options)
         found.add(self.fn.__name__)
+        # Of operands that tensor cores read from shared memory: forward_kernels.py says why
+        widths = set(re.findall(r"nvmma_shared<\{swizzlingByteWidth = (\d+)", kernel.asm["ttgir"]))
+        assert widths <= {"128"}, f"{self.fn.__name__} reads operands of {widths} bytes"
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(JITFunction, "run", compile_only)
@@ -85,13 +90,27 @@ def test_content(value, with_values, dtype, compiled):
     assert compiled == {"content_forward", "content_backward"}
 
 
+def parameters_and_statistics(sizes):
+    pair = [nn.BatchNorm2d(size, device="meta") for size in sizes[:2]]
+    names = ("running_mean", "running_var", "num_batches_tracked")
+    parameters = [getattr(norm, name) for name in ("weight", "bias") for norm in pair]
+    return parameters, [getattr(norm, name) for name in names for norm in pair]
+
+
 def test_norms(compiled):
     sizes, product = (64, 32, 16), on_meta(8, 49, 112)
-    pair = [nn.BatchNorm2d(size, device="meta") for size in sizes[:2]]
-    parameters = [getattr(norm, name) for name in ("weight", "bias") for norm in pair]
-    statistics = [
-        getattr(norm, name) for name in ("running_mean", "running_var", "num_batches_tracked") for norm in pair
-    ]
+    parameters, statistics = parameters_and_statistics(sizes)
     *parts, moments = norms.forward(product, *parameters, *statistics, [1e-5, 1e-5], [0.1, 0.1], sizes)
     norms.backward(*parts, product, *parameters, moments, sizes)
     assert compiled == {"batch_moments", "normalise_parts", "gradient_moments", "gradients_of_parts"}
+
+
+@pytest.mark.parametrize(("channels", "sizes"), [(128, (64, 32, 16)), (64, (64, 16, 16)), (24, (8, 4, 0))])
+def test_narrow_layers(channels, sizes, compiled):
+    inputs, weight = on_meta(8, 49, channels), on_meta(sum(sizes), channels)
+    parameters, statistics = parameters_and_statistics(sizes)
+    *parts, moments = narrow.forward(inputs, weight, *parameters, *statistics, [1e-5, 1e-5], [0.1, 0.1], sizes)
+    narrow.backward(*parts, inputs, weight, *parameters, moments, sizes)
+    forward = {"moments_of_product", "merge_moments", "parts_of_product"}
+    backward = {"products_of_gradients", "sum_parts", "gradients_of_weights", "gradients_of_inputs"}
+    assert compiled == forward | backward

@@ -94,11 +94,15 @@ def test_batches_are_counted_and_gradients_need_no_layout():
     assert [int(norm.num_batches_tracked) for norm in pair] == [1, 1]
 
 
+def plain_parts(product, pair):
+    parameters = (getattr(norm, name) for name in ("weight", "bias") for norm in pair)
+    return norm_operators.plain_parts(product, *parameters, [norm.eps for norm in pair], (4, 4, 4))
+
+
 def test_a_gradient_of_one_part():
     pair = two_norms((4, 4), torch.float32)
     product = torch.randn(2, 5, 12, device=DEVICE, requires_grad=True)
-    weights, biases = [n.weight for n in pair], [n.bias for n in pair]
-    right = norm_operators.plain_parts(product, weights, biases, [n.eps for n in pair], (4, 4, 4))
+    right = plain_parts(product, pair)
     for i, parts in enumerate(zip(norms.normed_parts(product, (*pair, None), (4, 4, 4)), right, strict=True)):
         found, exact = (torch.autograd.grad((one**3).sum(), product, retain_graph=True)[0] for one in parts)
         torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-4, msg=str(i))
@@ -114,8 +118,7 @@ def test_a_second_derivative():
         return torch.autograd.grad(gradient.square().sum(), product)[0]
 
     found = penalty(lambda x: norms.normed_parts(x, (*pair, None), (4, 4, 4)))
-    weights, biases = [n.weight for n in pair], [n.bias for n in pair]
-    right = penalty(lambda x: norm_operators.plain_parts(x, weights, biases, [n.eps for n in pair], (4, 4, 4)))
+    right = penalty(lambda x: plain_parts(x, pair))
     torch.testing.assert_close(found, right, rtol=1e-3, atol=1e-3 * right.abs().max().item())
 
 

@@ -54,7 +54,11 @@ class Graphs:
     def calls(graph):
         """Of which of the operators, in their order; one that changes its inputs is wrapped in another."""
         named = (str(target) for node in graph.graph.nodes for target in (node.target, *node.args[:1]))
-        return [name.split(".")[1] for name in named if name.startswith("lambdanets.normed_parts")]
+        return [
+            name.split(".")[1]
+            for name in named
+            if name.startswith(("lambdanets.normed_parts", "lambdanets.projected_parts"))
+        ]
 
 
 def small_layer(**options):
@@ -84,8 +88,9 @@ def test_a_compiled_layer_trains_as_an_eager_one(content, half):
     for mine, theirs in zip(found, right, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-3 if half else 1e-5, atol=1e-3 if half else 1e-5)
     assert [int(norm.num_batches_tracked) for norm in (layer.norm_queries, layer.norm_values)] == [3, 3]
-    assert [Graphs.calls(graph) for graph in graphs.forward] == [["normed_parts"]]  # once for all sizes
-    assert [Graphs.calls(graph) for graph in graphs.backward] == [["normed_parts_backward"]]
+    name = "projected_parts" if half else "normed_parts"
+    assert [Graphs.calls(graph) for graph in graphs.forward] == [[name]]  # once for all sizes
+    assert [Graphs.calls(graph) for graph in graphs.backward] == [[f"{name}_backward"]]
 
 
 @pytest.mark.skipif(not CUDA and shutil.which("c++") is None, reason="inductor needs a C++ compiler on the CPU")

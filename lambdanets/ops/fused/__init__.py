@@ -118,9 +118,18 @@ def compiled_kernels() -> int:
     """How many variants of the kernels this process compiled or loaded so far."""
     from triton.runtime.jit import JITFunction
 
-    from . import backward_kernels, content_kernels, forward_kernels, norm_kernels, tables, window_kernels
+    from . import (
+        backward_kernels,
+        content_kernels,
+        forward_kernels,
+        narrow_kernels,
+        norm_kernels,
+        tables,
+        window_kernels,
+    )
 
     found = {}
-    for module in (forward_kernels, backward_kernels, window_kernels, content_kernels, norm_kernels, tables):
+    modules = (forward_kernels, backward_kernels, window_kernels, content_kernels, norm_kernels, narrow_kernels, tables)
+    for module in modules:
         found |= {id(f): f for f in vars(module).values() if isinstance(f, JITFunction)}
     return sum(len(cache[0]) for function in found.values() for cache in function.device_caches.values())

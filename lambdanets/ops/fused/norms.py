@@ -2,7 +2,8 @@
 
 torch would copy each part out of the projection, norm it, and put the gradients together again: sixteen small
 kernels and five more passes. Here two kernels go forward and two back. Sums are in float32, in a fixed order.
-When they may run, and how they are launched; autograd and registration: norm_operators.py.
+When they may run, and how they are launched; autograd and registration: norm_operators.py. Narrow layers do without
+the projection in memory: narrow.py.
 
 Letters: B batch, N positions, R = B * N rows, S channels of the projection, P shares of the rows.
 """
@@ -23,19 +24,19 @@ SHARES = 64  # of the rows, at most: whoever norms reads the sums of all of them
 PROGRAMS = 2  # per multiprocessor, each with STAGES tiles on their way
 
 
-def takes(product_BNS: Tensor, norms: Sequence[nn.Module | None]) -> bool:
-    """Whether `normed_parts` does here what calling the norms would do."""
+def takes(rows_BNX: Tensor, norms: Sequence[nn.Module | None]) -> bool:
+    """Whether `normed_parts` of this product, or `projected_parts` of this input, does what calling the norms would."""
     if len(norms) not in (2, 3) or (len(norms) == 3 and norms[2] is not None):
         return False
     if norms[0] is norms[1]:  # it updates its running statistics twice, one after the other
         return False
-    if type(product_BNS) is not Tensor or only_torch():
+    if type(rows_BNX) is not Tensor or only_torch():
         return False
-    if not product_BNS.is_contiguous() or product_BNS.shape[0] * product_BNS.shape[1] < 2:
+    if not rows_BNX.is_contiguous() or rows_BNX.shape[0] * rows_BNX.shape[1] < 2:
         return False
     if not all(map(is_plain, norms[:2])) or types_of(norms[0]) != types_of(norms[1]):
         return False
-    return why_not(product_BNS.device, product_BNS.dtype, 1, 1, 1) is None
+    return why_not(rows_BNX.device, rows_BNX.dtype, 1, 1, 1) is None
 
 
 @constant_when_compiling  # in torch 2.11 is_exporting, traced by torch.compile, says yes there too
@@ -69,16 +70,31 @@ def is_hooked(module: nn.Module) -> bool:
 
 def normed_parts(product_BNS: Tensor, norms: Sequence[nn.Module | None], sizes: Sequence[int]) -> list[Tensor]:
     """Queries and values after their norms, and keys if there are any, each contiguous; updates running statistics."""
-    from . import norm_operators
+    from . import norm_operators as operators
 
-    # The compiler needs the operator, which ends in NormedParts too; for eager calls the dispatcher is a detour.
-    compiling = torch.compiler.is_dynamo_compiling()
-    call = norm_operators.normed_parts if compiling else norm_operators.NormedParts.apply
+    return parts_by(operators.normed_parts, operators.NormedParts, (product_BNS,), norms, sizes)
+
+
+def projected_parts(
+    inputs_BNC: Tensor, weight: Tensor, norms: Sequence[nn.Module | None], sizes: Sequence[int]
+) -> list[Tensor]:
+    """`normed_parts` of the product of inputs and weights [S, C], which is not written."""
+    from . import norm_operators as operators
+
+    return parts_by(operators.projected_parts, operators.ProjectedParts, (inputs_BNC, weight), norms, sizes)
+
+
+def parts_by(
+    operator: Any, function: type[torch.autograd.Function], inputs: tuple[Tensor, ...],
+    norms: Sequence[nn.Module | None], sizes: Sequence[int],
+) -> list[Tensor]:  # fmt: skip
+    # The compiler needs the operator, which ends in the function too; for eager calls the dispatcher is a detour.
+    call = operator if torch.compiler.is_dynamo_compiling() else function.apply
     first, second = norms[:2]
     assert isinstance(first, nn.BatchNorm2d)
     assert isinstance(second, nn.BatchNorm2d)
     parts = call(
-        product_BNS, first.weight, second.weight, first.bias, second.bias,
+        *inputs, first.weight, second.weight, first.bias, second.bias,
         first.running_mean, second.running_mean, first.running_var, second.running_var,
         first.num_batches_tracked, second.num_batches_tracked,
         [first.eps, second.eps], [first.momentum, second.momentum], [*sizes, 0][:3],
