@@ -70,12 +70,13 @@ def project_by_calls(inputs: Tensor, linear: nn.Module, norm: nn.Module | None) 
 
 def project(inputs: Tensor, projection: Projection, kernels: bool = False) -> list[Tensor]:
     """[B, N, C] -> [B, N, size] for each of the projection's sizes. `kernels`: the fused ones may norm the parts."""
-    inputs, weight = as_autocast_does(inputs, projection.weight)
-    if kernels and projection.bias is None and type(weight) is Tensor and narrow.fits(inputs, weight, projection.sizes):
-        rows = inputs.contiguous()
-        if norms.takes(rows, projection.norms):
-            return norms.projected_parts(rows, weight, projection.norms, projection.sizes)
-    product = nn.functional.linear(inputs, weight, projection.bias)
+    if kernels and projection.bias is None:
+        rows, weight = as_autocast_does(inputs, projection.weight)
+        if type(weight) is Tensor and narrow.fits(rows, weight, projection.sizes):
+            rows = rows.contiguous()
+            if norms.takes(rows, projection.norms):
+                return norms.projected_parts(rows, weight, projection.norms, projection.sizes)
+    product = nn.functional.linear(inputs, projection.weight, projection.bias)
     if kernels and norms.takes(product, projection.norms):
         return norms.normed_parts(product, projection.norms, projection.sizes)
     parts = product.split(projection.sizes, dim=-1)
@@ -87,7 +88,7 @@ def project(inputs: Tensor, projection: Projection, kernels: bool = False) -> li
 def as_autocast_does(inputs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """In the type that autocast gives a linear map's operands, where it is on."""
     kind = inputs.device.type
-    if not torch.is_autocast_enabled(kind) or torch.float64 in (inputs.dtype, weight.dtype):
+    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
         return inputs, weight
     dtype = torch.get_autocast_dtype(kind)
     return inputs.to(dtype), weight.to(dtype)
