@@ -86,9 +86,10 @@ def project(inputs: Tensor, projection: Projection, kernels: bool = False) -> li
 
 
 def as_autocast_does(inputs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """In the type that autocast gives a linear map's operands, where it is on."""
+    """In the type that autocast gives a linear map's operands, where it is on; float64 is left as it is."""
     kind = inputs.device.type
-    if not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind):
+    off = not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind)
+    if off or torch.float64 in (inputs.dtype, weight.dtype):
         return inputs, weight
     dtype = torch.get_autocast_dtype(kind)
     return inputs.to(dtype), weight.to(dtype)
