@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from lambdanets.ops.fused import narrow, norms
 from lambdanets.ops.operation import accumulation_dtype
 
+AUTOCAST = ("cuda", "cpu")  # where kernels may run; torch.compile cannot ask torch where there is autocast at all
+
 
 @dataclass(frozen=True)
 class Projection:
@@ -88,8 +90,7 @@ def project(inputs: Tensor, projection: Projection, kernels: bool = False) -> li
 def as_autocast_does(inputs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """In the type that autocast gives a linear map's operands, where it is on; float64 is left as it is."""
     kind = inputs.device.type
-    off = not torch.amp.is_autocast_available(kind) or not torch.is_autocast_enabled(kind)
-    if off or torch.float64 in (inputs.dtype, weight.dtype):
+    if kind not in AUTOCAST or not torch.is_autocast_enabled(kind) or torch.float64 in (inputs.dtype, weight.dtype):
         return inputs, weight
     dtype = torch.get_autocast_dtype(kind)
     return inputs.to(dtype), weight.to(dtype)
