@@ -72,28 +72,23 @@ def project_by_calls(inputs: Tensor, linear: nn.Module, norm: nn.Module | None) 
 
 def project(inputs: Tensor, projection: Projection, kernels: bool = False) -> list[Tensor]:
     """[B, N, C] -> [B, N, size] for each of the projection's sizes. `kernels`: the fused ones may norm the parts."""
-    if kernels and projection.bias is None:
-        rows, weight = as_autocast_does(inputs, projection.weight)
-        if type(weight) is Tensor and narrow.fits(rows, weight, projection.sizes):
-            rows = rows.contiguous()
-            if norms.takes(rows, projection.norms):
-                return norms.projected_parts(rows, weight, projection.norms, projection.sizes)
-    product = nn.functional.linear(inputs, projection.weight, projection.bias)
-    if kernels and norms.takes(product, projection.norms):
-        return norms.normed_parts(product, projection.norms, projection.sizes)
-    parts = product.split(projection.sizes, dim=-1)
+    weight, sizes, dtype = projection.weight, projection.sizes, type_of_product(inputs, projection.weight)
+    if kernels and dtype is not None and type(weight) is Tensor and norms.takes(inputs, dtype, projection.norms):
+        if narrow.fits(inputs.shape[2], sizes, dtype, inputs.device):
+            return norms.projected_parts(inputs.to(dtype).contiguous(), weight.to(dtype), projection.norms, sizes)
+        return norms.normed_parts(nn.functional.linear(inputs, weight), projection.norms, sizes)
+    parts = nn.functional.linear(inputs, weight, projection.bias).split(sizes, dim=-1)
     return [
         kept(part) if norm is None else normed(norm, part) for part, norm in zip(parts, projection.norms, strict=True)
     ]
 
 
-def as_autocast_does(inputs: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """In the type that autocast gives a linear map's operands, where it is on; float64 is left as it is."""
+def type_of_product(inputs: Tensor, weight: Tensor) -> torch.dtype | None:
+    """What a linear map returns, autocast or not; None if it refuses the two types. float64 is not cast."""
     kind = inputs.device.type
-    if kind not in AUTOCAST or not torch.is_autocast_enabled(kind) or torch.float64 in (inputs.dtype, weight.dtype):
-        return inputs, weight
-    dtype = torch.get_autocast_dtype(kind)
-    return inputs.to(dtype), weight.to(dtype)
+    if kind in AUTOCAST and torch.is_autocast_enabled(kind) and torch.float64 not in (inputs.dtype, weight.dtype):
+        return torch.get_autocast_dtype(kind)
+    return inputs.dtype if inputs.dtype == weight.dtype else None
 
 
 def kept(part_BNC: Tensor) -> Tensor:

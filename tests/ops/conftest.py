@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from lambdanets.ops import conv
+from lambdanets.ops.fused import narrow
 
 
 @pytest.fixture
@@ -21,11 +22,20 @@ def prepare(monkeypatch):
 
 @pytest.fixture
 def poisoned_memory(monkeypatch):
-    """What torch.empty returns is full of NaN, so an element nobody writes is noticed."""
-    plain = torch.empty
+    """What torch.empty and empty_like return is full of NaN, so an element nobody writes is noticed."""
 
-    def poisoned(*args, **kwargs):
-        tensor = plain(*args, **kwargs)
-        return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+    def poisoning(plain):
+        def poisoned(*args, **kwargs):
+            tensor = plain(*args, **kwargs)
+            return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
 
-    monkeypatch.setattr(torch, "empty", poisoned)
+        return poisoned
+
+    monkeypatch.setattr(torch, "empty", poisoning(torch.empty))
+    monkeypatch.setattr(torch, "empty_like", poisoning(torch.empty_like))
+
+
+@pytest.fixture
+def narrow_float16(monkeypatch):
+    """The narrow kernels take float16, the only half type that the interpreter has."""
+    monkeypatch.setattr(narrow, "TYPES", (torch.bfloat16, torch.float16))

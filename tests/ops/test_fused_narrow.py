@@ -11,11 +11,14 @@ from lambdanets import LambdaLayer2d
 from lambdanets.layers import projection
 from lambdanets.ops.fused import narrow, norm_operators, norms, why_not
 
-from .test_fused import DEVICE, DTYPES, relative_error
+from .test_fused import CUDA, DEVICE, DTYPES, relative_error
 from .test_fused_norms import two_norms
 
 REASON = why_not(DEVICE, torch.float16, 16, 16, 4)
-pytestmark = [pytest.mark.skipif(REASON is not None, reason=str(REASON)), pytest.mark.usefixtures("poisoned_memory")]
+pytestmark = [
+    pytest.mark.skipif(REASON is not None, reason=str(REASON)),
+    pytest.mark.usefixtures("poisoned_memory", "narrow_float16"),
+]
 HALVES = [dtype for dtype in DTYPES if dtype.itemsize == 2]
 
 #        batch positions channels queries, values(, keys)
@@ -27,6 +30,8 @@ CASES = {
     "as wide as it goes": (3, 70, 128, (64, 32, 32)),
     "two rows": (1, 2, 16, (4, 4, 4)),
 }
+if CUDA:
+    CASES["more programs than one turn sums"] = (70, 149, 64, (64, 16, 16))
 
 
 def plain(inputs, weight, pair, sizes):
@@ -37,8 +42,8 @@ def plain(inputs, weight, pair, sizes):
 
 def fused(inputs, weight, pair, sizes):
     modules = (*pair, None)[: len(sizes)]
-    assert narrow.fits(inputs, weight, sizes)
-    assert norms.takes(inputs, modules)
+    assert narrow.fits(inputs.shape[2], sizes, inputs.dtype, inputs.device)
+    assert norms.takes(inputs, inputs.dtype, modules)
     return norms.projected_parts(inputs, weight, modules, sizes)
 
 
@@ -72,6 +77,76 @@ def test_against_torch_in_float64(case, dtype, far):
         assert mine.dtype == theirs.dtype, i
         floor = {torch.float32: 2e-5, torch.bfloat16: 4e-3, torch.float16: 5e-4}[mine.dtype]
         assert relative_error(mine, exact) <= max(2 * relative_error(theirs, exact), floor), i
+
+
+def test_parts_are_summed_in_several_turns(monkeypatch):
+    monkeypatch.setattr(narrow, "TURN", 2)
+    inputs, weight, gradients, sizes = random_case("several shares, last one short", torch.float16)
+    found = results(fused, inputs, weight, two_norms(sizes, torch.float32), gradients, sizes)
+    right = results(plain, inputs.double(), weight.double(), two_norms(sizes, torch.float64), gradients, sizes)
+    for i, (mine, exact) in enumerate(zip(found, right, strict=True)):
+        assert relative_error(mine, exact) < 1e-3, i
+
+
+def test_rows_that_are_all_alike():
+    """No deviation: 1 / sqrt(eps) times what rounding left. The weights' gradients are zero then."""
+    inputs, weight, gradients, sizes = random_case("several shares, last one short", torch.float16)
+    inputs = inputs[:1, :1].expand_as(inputs).contiguous()
+    found = results(fused, inputs, weight, two_norms(sizes, torch.float32), gradients, sizes)
+    right = results(plain, inputs.double(), weight.double(), two_norms(sizes, torch.float64), gradients, sizes)
+    for i, (mine, exact) in enumerate(zip(found, right, strict=True)):
+        assert mine.isfinite().all(), i
+        torch.testing.assert_close(mine.double(), exact, rtol=5e-2, atol=5e-2 * max(1.0, exact.abs().max().item()))
+
+
+@pytest.mark.parametrize(
+    ("channels", "sizes", "dtype", "taken"),
+    [
+        (128, (64, 32, 32), torch.bfloat16, True),
+        (129, (64, 32, 32), torch.bfloat16, False),
+        (128, (65, 32, 32), torch.bfloat16, False),
+        (128, (64, 33, 32), torch.bfloat16, False),
+        (128, (64, 32, 33), torch.bfloat16, False),
+        (128, (64, 32), torch.bfloat16, True),
+        (128, (64, 32, 32), torch.float32, False),
+    ],
+)
+def test_what_is_narrow(channels, sizes, dtype, taken):
+    assert narrow.fits(channels, sizes, dtype, DEVICE) == taken
+
+
+def test_float16_has_a_product_in_memory(monkeypatch):
+    """Its gradients of weights would lose too much where gradients have a mean."""
+    monkeypatch.undo()
+    assert not narrow.fits(64, (64, 16, 16), torch.float16, DEVICE)
+
+
+def test_a_device_without_kernels_is_asked_nothing(monkeypatch):
+    """As AMD's GPUs, which do not say how much memory a program may have."""
+    monkeypatch.setattr(norms, "why_not", lambda *a: "no kernels here")
+    monkeypatch.setattr(narrow, "has_room", lambda device: pytest.fail("asked"))
+    layer = LambdaLayer2d(8, heads=2, key_depth=4, scope=3, device=DEVICE, dtype=torch.float16, backend="fused")
+    assert layer(torch.randn(2, 8, 3, 3, device=DEVICE).half()).isfinite().all()
+
+
+def test_float64_is_not_cast():
+    layer = LambdaLayer2d(8, heads=2, key_depth=4, scope=3, position=False, device=DEVICE, dtype=torch.float64)
+    with torch.autocast(DEVICE.type, torch.float16):
+        parts = projection.project(
+            torch.randn(2, 9, 8, device=DEVICE, dtype=torch.float64),
+            projection.merged([projection.Projection.of(*one) for one in layer._projections()]),
+            kernels=True,
+        )
+    assert [part.dtype for part in parts] == [torch.float64] * 3
+
+
+def test_the_operator_takes_any_layout():
+    inputs, weight, gradients, sizes = random_case("a part of a tile", torch.float16)
+    right = results(fused, inputs, weight, two_norms(sizes, torch.float32), gradients, sizes)
+    found = results(
+        fused, inputs.mT.contiguous().mT, weight.T.contiguous().T, two_norms(sizes, torch.float32), gradients, sizes
+    )
+    assert all(map(torch.equal, found, right))
 
 
 def test_derivatives_of_every_kind():
@@ -123,7 +198,8 @@ def test_the_layer_trains_by_them(autocast, last, monkeypatch):
 
 def wide(layer):
     layer.to_values = nn.Linear(8, 40, bias=False, device=DEVICE, dtype=torch.float16)
-    layer.norm_values, layer.value_depth, layer.out_channels = nn.BatchNorm2d(40, device=DEVICE), 40, 80
+    layer.norm_values = nn.BatchNorm2d(40, device=DEVICE, dtype=torch.float16)
+    layer.value_depth, layer.out_channels = 40, 80
 
 
 def frozen(layer):

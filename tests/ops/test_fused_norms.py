@@ -64,7 +64,7 @@ def test_against_torch_in_float64(case, dtype, far, monkeypatch):
     names = (None,) * (len(sizes) - 2)
 
     def fused(leaf, pair):
-        assert norms.takes(leaf, (*pair, *names))
+        assert norms.takes(leaf, leaf.dtype, (*pair, *names))
         return norms.normed_parts(leaf, (*pair, *names), sizes)
 
     def plain(leaf, pair):
@@ -267,16 +267,17 @@ def one_for_both(pair):
 )
 def test_other_norms_are_called_as_the_modules_they_are(change):
     product, pair = torch.randn(2, 9, 12, device=DEVICE), two_norms((4, 4), torch.float32)
-    assert norms.takes(product, (*pair, None))
+    assert norms.takes(product, product.dtype, (*pair, None))
     change(pair)
-    assert not norms.takes(product, (*pair, None))
+    assert not norms.takes(product, product.dtype, (*pair, None))
 
 
 def test_inputs_that_only_torch_takes():
-    pair = two_norms((4, 4), torch.float32)
-    assert not norms.takes(torch.randn(1, 1, 12, device=DEVICE), (*pair, None))  # torch says why one row is too few
-    assert not norms.takes(torch.randn(2, 9, 12, device=DEVICE, dtype=torch.float64), (*pair, None))
-    assert not norms.takes(torch.randn(2, 12, 9, device=DEVICE).mT, (*pair, None))
+    modules, rows = (*two_norms((4, 4), torch.float32), None), torch.randn(2, 9, 8, device=DEVICE)
+    assert norms.takes(rows, torch.float32, modules)
+    assert not norms.takes(rows[:1, :1], torch.float32, modules)  # torch says why one row is too few
+    assert not norms.takes(rows, torch.float64, modules)
+    assert not norms.takes(nn.Parameter(rows), torch.float32, modules)  # any subclass
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         LambdaLayer2d(8, heads=2, scope=3, device=DEVICE, backend="fused")(torch.randn(1, 8, 1, 1, device=DEVICE))
 

@@ -20,7 +20,7 @@ from .test_fused_norms import two_norms
 REASON = why_not(DEVICE, torch.float32, 16, 16, 4)
 pytestmark = [
     pytest.mark.skipif(REASON is not None, reason=str(REASON)),
-    pytest.mark.usefixtures("forget_compiled_code"),
+    pytest.mark.usefixtures("forget_compiled_code", "narrow_float16"),
 ]
 
 

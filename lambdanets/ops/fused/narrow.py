@@ -14,11 +14,9 @@ from torch import Tensor
 from . import constant_when_compiling
 from .launch import multiprocessors, on_device, power_of_two
 
-CHANNELS, QUERIES, HALF = (
-    128,
-    64,
-    32,
-)  # of the input, of queries, and of values as of keys: more would not fit, or spill
+TYPES = (torch.bfloat16,)  # not float16, whose gradients of weights may lose too much: README.md
+CHANNELS = 128  # of the input: more would not fit, or spill
+QUERIES, SIDE = 64, 32  # channels of queries, and of values as of keys, which stand side by side
 SHARED_MEMORY = 227 * 1024  # bytes that a program may take on an H100: nothing smaller was measured
 
 
@@ -34,7 +32,7 @@ class Tile(NamedTuple):
 MOMENTS = PARTS = Tile(64, 4, 4, 2)
 PRODUCTS = {64: Tile(64, 3, 4, 2), 128: Tile(64, 4, 8, 1)}  # by padded channels
 INPUTS = {64: Tile(64, 3, 4, 2), 128: Tile(64, 2, 4, 2)}
-SHARES, MERGED = 512, 8  # shares of the rows at most, for moments, and channels of a program that merges them
+SHARES, MERGED = 512, 8  # shares of the rows at most, and channels of a program that merges their moments
 TURN, SUMMED = 64, 32  # parts and numbers of a program that sums parts, in a turn
 WEIGHED = 16  # channels of a program that makes the gradients of weights
 
@@ -51,11 +49,10 @@ def has_room(device: torch.device) -> bool:
     return shared_memory(torch.cuda.current_device() if device.index is None else device.index) >= SHARED_MEMORY
 
 
-def fits(inputs_BNC: Tensor, weight: Tensor, sizes: Sequence[int]) -> bool:
-    """Whether these kernels take an input of this width and type, and parts of these sizes."""
-    narrow = inputs_BNC.shape[2] <= CHANNELS and sizes[0] <= QUERIES and max(sizes[1:]) <= HALF
-    half = inputs_BNC.element_size() == 2 and inputs_BNC.dtype == weight.dtype
-    return narrow and half and has_room(inputs_BNC.device)
+def fits(channels: int, sizes: Sequence[int], dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether these kernels take inputs of this width and type, and parts of these sizes."""
+    narrow = channels <= CHANNELS and sizes[0] <= QUERIES and max(sizes[1:]) <= SIDE
+    return narrow and dtype in TYPES and has_room(device)
 
 
 def channels_of(channels: int, sizes: Sequence[int]) -> dict[str, Any]:
@@ -121,7 +118,7 @@ def backward(
 
     inputs, weight = inputs.contiguous(), weight.contiguous()
     (B, N, C), device, S = inputs.shape, inputs.device, sum(sizes)
-    rows, known, parts = B * N, channels_of(C, sizes), dict(QP=QUERIES, HALF=HALF)
+    rows, known, parts = B * N, channels_of(C, sizes), dict(QP=QUERIES, SIDE=SIDE)
     dq, dv, dk = (one.to(inputs.dtype).contiguous() for one in (dq, dv, dk))
     on_products, on_inputs = PRODUCTS[known["CP"]], INPUTS[known["CP"]]
     programs, length = programs_of(rows, on_products, device), C * C + S * C + C + S

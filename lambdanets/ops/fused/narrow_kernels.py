@@ -5,11 +5,12 @@ have no norm. A product with so few channels costs less than a pass over its res
 it anew. With g the gradients of the three results, and for every channel numbers that do not depend on the row,
 
     results       y scale + shift
-    dy            g scale + y slope + shift
+    dy            g scale + y slope + offset
     dx            dy W
     dW            scale (sum of g (x - mean)) + slope W (sum of (x - mean) (x - mean)^T)
 
-so that all sums over rows which the backward needs are in x x^T, g x^T, x and g: one pass (`products_of_gradients`).
+with scale 1, slope 0 and for dW no mean where there is no norm. So all sums over rows that the backward needs are in
+x x^T, g x^T, x and g: one pass (`products_of_gradients`).
 Tile letters: ROWS a tile of rows; CP, QP, VP, KP the channels of x and of the parts, padded to powers of two; P shares
 of the rows. CP is at least 64, and where a part is the left side of a product its channels are the rows of the result:
 so no operand in shared memory is narrower than forward_kernels.py allows.
@@ -157,38 +158,38 @@ def parts_of_product(
 
 @triton.jit
 def rest_rows(dv_ptr, dk_ptr, r, exists, c, in_v, in_k, values, keys):
-    """Rows of the gradients of values and keys, side by side: HALF columns of values, HALF of keys."""
-    both = tl.join(tile(dv_ptr, r, exists, c, in_v, values), tile(dk_ptr, r, exists, c, in_k, keys))  # [ROWS, HALF, 2]
+    """Rows of the gradients of values and keys, side by side: SIDE columns of values, SIDE of keys."""
+    both = tl.join(tile(dv_ptr, r, exists, c, in_v, values), tile(dk_ptr, r, exists, c, in_k, keys))  # [ROWS, SIDE, 2]
     return tl.reshape(tl.permute(both, (0, 2, 1)), (both.shape[0], 2 * both.shape[1]))
 
 
 @triton.jit
-def rest_channels(FIRST: tl.constexpr, NORMED: tl.constexpr, S: tl.constexpr, HALF: tl.constexpr):
+def rest_channels(FIRST: tl.constexpr, NORMED: tl.constexpr, S: tl.constexpr, SIDE: tl.constexpr):
     """The channels of `rest_rows`' columns, and whether there is such a channel."""
-    c = tl.arange(0, 2 * HALF)
-    channel = tl.where(c < HALF, FIRST + c, NORMED + c - HALF)
-    return channel, channel < tl.where(c < HALF, NORMED, S)
+    c = tl.arange(0, 2 * SIDE)
+    channel = tl.where(c < SIDE, FIRST + c, NORMED + c - SIDE)
+    return channel, channel < tl.where(c < SIDE, NORMED, S)
 
 
 @triton.jit(do_not_specialize=["R"])
 def products_of_gradients(
     x_ptr, dq_ptr, dv_ptr, dk_ptr, part_ptr, R,
     C: tl.constexpr, FIRST: tl.constexpr, NORMED: tl.constexpr, S: tl.constexpr,
-    CP: tl.constexpr, QP: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
+    CP: tl.constexpr, QP: tl.constexpr, SIDE: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """For each program: sums over its rows of x x^T [C, C], g x^T [S, C], x [C] and g [S], one behind the other.
 
-    Grid: (programs that share the rows,).
+    Means are taken off later (gradients_of_weights), at a price: README.md. Grid: (programs that share the rows,).
     """
-    k, q, h = tl.arange(0, CP), tl.arange(0, QP), tl.arange(0, HALF)
-    rest, in_rest = rest_channels(FIRST, NORMED, S, HALF)
+    k, q, h = tl.arange(0, CP), tl.arange(0, QP), tl.arange(0, SIDE)
+    rest, in_rest = rest_channels(FIRST, NORMED, S, SIDE)
     in_x, in_q, in_v, in_k = k < C, q < FIRST, h < NORMED - FIRST, h < S - NORMED
     products_x = tl.zeros((CP, CP), dtype=tl.float32)
     products_q = tl.zeros((CP, QP), dtype=tl.float32)
-    products_rest = tl.zeros((CP, 2 * HALF), dtype=tl.float32)
+    products_rest = tl.zeros((CP, 2 * SIDE), dtype=tl.float32)
     total_x = tl.zeros((ROWS, CP), dtype=tl.float32)
     total_q = tl.zeros((ROWS, QP), dtype=tl.float32)
-    total_rest = tl.zeros((ROWS, 2 * HALF), dtype=tl.float32)
+    total_rest = tl.zeros((ROWS, 2 * SIDE), dtype=tl.float32)
     for low in tl.range(tl.program_id(0) * ROWS, R, tl.num_programs(0) * ROWS, num_stages=STAGES):
         r = low + tl.arange(0, ROWS)
         x = tile(x_ptr, r, r < R, k, in_x, C)
@@ -227,7 +228,7 @@ def gradients_of_weights(
     sum_ptr, w_ptr, dw_ptr, moments_ptr, line_ptr, weight_q, weight_v, dweight_q, dweight_v, dbias_q, dbias_v, R,
     C: tl.constexpr, FIRST: tl.constexpr, NORMED: tl.constexpr, S: tl.constexpr, CP: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
-    """dW [S, C], gradients of the norms' weights and biases, and line [3, S]: scale, slope and shift of every channel.
+    """dW [S, C], gradients of the norms' weights and biases, and line [3, S]: scale, slope and offset of every channel.
 
     Grid: (blocks of COLS channels,).
     """
@@ -263,32 +264,32 @@ def three(line_ptr, c, inside, S: tl.constexpr):
 
 
 @triton.jit
-def gradient_of_part(g, x, weight, scale, slope, shift):
-    """dy of queries, or of values and keys: keys have scale 1, slope 0 and shift 0."""
+def gradient_of_part(g, x, weight, scale, slope, offset):
+    """dy of queries, or of values and keys."""
     y = tl.dot(x, tl.trans(weight))
-    return (g.to(tl.float32) * scale[None, :] + y * slope[None, :] + shift[None, :]).to(g.dtype)
+    return (g.to(tl.float32) * scale[None, :] + y * slope[None, :] + offset[None, :]).to(g.dtype)
 
 
 @triton.jit(do_not_specialize=["R"])
 def gradients_of_inputs(
     x_ptr, w_ptr, line_ptr, dq_ptr, dv_ptr, dk_ptr, dx_ptr, R,
     C: tl.constexpr, FIRST: tl.constexpr, NORMED: tl.constexpr, S: tl.constexpr,
-    CP: tl.constexpr, QP: tl.constexpr, HALF: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
+    CP: tl.constexpr, QP: tl.constexpr, SIDE: tl.constexpr, ROWS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """dx [R, C]. Grid: (programs that share the rows,)."""
-    k, q, h = tl.arange(0, CP), tl.arange(0, QP), tl.arange(0, HALF)
-    rest, in_rest = rest_channels(FIRST, NORMED, S, HALF)
+    k, q, h = tl.arange(0, CP), tl.arange(0, QP), tl.arange(0, SIDE)
+    rest, in_rest = rest_channels(FIRST, NORMED, S, SIDE)
     in_x, in_q, in_v, in_k = k < C, q < FIRST, h < NORMED - FIRST, h < S - NORMED
     weight_q = tile(w_ptr, q, in_q, k, in_x, C)
     weight_rest = tile(w_ptr, rest, in_rest, k, in_x, C)
-    scale_q, slope_q, shift_q = three(line_ptr, q, in_q, S)
-    scale_rest, slope_rest, shift_rest = three(line_ptr, rest, in_rest, S)
+    scale_q, slope_q, offset_q = three(line_ptr, q, in_q, S)
+    scale_rest, slope_rest, offset_rest = three(line_ptr, rest, in_rest, S)
     for low in tl.range(tl.program_id(0) * ROWS, R, tl.num_programs(0) * ROWS, num_stages=STAGES):
         r = low + tl.arange(0, ROWS)
         x = tile(x_ptr, r, r < R, k, in_x, C)
         dq = tile(dq_ptr, r, r < R, q, in_q, FIRST)
-        dx = tl.dot(gradient_of_part(dq, x, weight_q, scale_q, slope_q, shift_q), weight_q)
+        dx = tl.dot(gradient_of_part(dq, x, weight_q, scale_q, slope_q, offset_q), weight_q)
         d_rest = rest_rows(dv_ptr, dk_ptr, r, r < R, h, in_v, in_k, NORMED - FIRST, S - NORMED)
-        dx = tl.dot(gradient_of_part(d_rest, x, weight_rest, scale_rest, slope_rest, shift_rest), weight_rest, dx)
+        dx = tl.dot(gradient_of_part(d_rest, x, weight_rest, scale_rest, slope_rest, offset_rest), weight_rest, dx)
         place = r.to(tl.int64)[:, None] * C + k[None, :]
         tl.store(dx_ptr + place, dx.to(dx_ptr.dtype.element_ty), mask=(r < R)[:, None] & in_x[None, :])

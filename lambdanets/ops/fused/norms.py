@@ -24,19 +24,17 @@ SHARES = 64  # of the rows, at most: whoever norms reads the sums of all of them
 PROGRAMS = 2  # per multiprocessor, each with STAGES tiles on their way
 
 
-def takes(rows_BNX: Tensor, norms: Sequence[nn.Module | None]) -> bool:
-    """Whether `normed_parts` of this product, or `projected_parts` of this input, does what calling the norms would."""
+def takes(inputs_BNC: Tensor, dtype: torch.dtype, norms: Sequence[nn.Module | None]) -> bool:
+    """Whether kernels norm the projection of these inputs, which has this type, as calling the norms would."""
     if len(norms) not in (2, 3) or (len(norms) == 3 and norms[2] is not None):
         return False
     if norms[0] is norms[1]:  # it updates its running statistics twice, one after the other
         return False
-    if type(rows_BNX) is not Tensor or only_torch():
-        return False
-    if not rows_BNX.is_contiguous() or rows_BNX.shape[0] * rows_BNX.shape[1] < 2:
+    if type(inputs_BNC) is not Tensor or only_torch() or inputs_BNC.shape[0] * inputs_BNC.shape[1] < 2:
         return False
     if not all(map(is_plain, norms[:2])) or types_of(norms[0]) != types_of(norms[1]):
         return False
-    return why_not(rows_BNX.device, rows_BNX.dtype, 1, 1, 1) is None
+    return why_not(inputs_BNC.device, dtype, 1, 1, 1) is None
 
 
 @constant_when_compiling  # in torch 2.11 is_exporting, traced by torch.compile, says yes there too
