@@ -27,7 +27,7 @@ CASES = {
     "no keys": (2, 41, 24, (16, 8)),
     "several shares, last one short": (5, 149, 40, (24, 16, 8)),
     "odd channels": (2, 99, 61, (35, 19, 3)),
-    "as wide as it goes": (3, 70, 128, (64, 32, 32)),
+    "as wide as it goes": (2, 33, 128, (64, 32, 32)),
     "two rows": (1, 2, 16, (4, 4, 4)),
 }
 if CUDA:
