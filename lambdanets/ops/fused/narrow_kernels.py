@@ -11,9 +11,9 @@ it anew. With g the gradients of the three results, and for every channel number
 
 with scale 1, slope 0 and for dW no mean where there is no norm. So all sums over rows that the backward needs are in
 x x^T, g x^T, x and g: one pass (`products_of_gradients`).
-Tile letters: ROWS a tile of rows; CP, QP, VP, KP the channels of x and of the parts, padded to powers of two; SIDE those
-of values and of keys where they stand side by side; P shares of the rows. CP and QP are at least 64, and in the backward
-values and keys are one operand: so none in shared memory is narrower than forward_kernels.py allows.
+Tile letters: ROWS a tile of rows; CP, QP, VP, KP the channels of x and of the parts, padded to powers of two; SIDE
+those of values and of keys where they stand side by side; P shares of the rows. CP and QP are at least 64, and in the
+backward values and keys are one operand: so none in shared memory is narrower than forward_kernels.py allows.
 """
 
 import triton
