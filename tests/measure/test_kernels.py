@@ -276,9 +276,12 @@ def test_refusals(words, said, capsys):
 
 
 @GPU
-@pytest.mark.parametrize(("shape", "scope", "missing"), [("18x20x64", "5", set()), ("6x7x32", "global", {"g"})])
+@pytest.mark.parametrize(
+    ("shape", "scope", "missing"),
+    [("18x20x256", "5", set()), ("18x20x64", "5", {"norms"}), ("6x7x32", "global", {"g", "norms"})],
+)
 def test_every_group_runs_on_a_gpu(shape, scope, missing, tmp_path, capsys):
-    """In the window mode, and in the one of small maps, which writes no g."""
+    """In the window mode, and in the one of small maps, which writes no g. Narrow layers norm as they project."""
     output = tmp_path / "deep" / "kernels.json"
     words = ["--shapes", shape, "--scope", scope, "--batch", "4", "--steps", "3", "--output", str(output)]
     assert main(["bench", "kernels", *words]) == 0

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+RELATIVE = 32  # relative columns whose gradients one program sums
+FOLDED, FOLD_WARPS = 128, 4  # (row, column) pairs of queries that it adds in a turn
 EXPANDED = (16, 128)  # rows and columns of E that one program writes
 SMALL_CONTEXT = {2: 256, 4: 0}  # bytes per element -> context of which one block holds all
 
@@ -312,17 +314,15 @@ def fold_partial(partial: Tensor, table: Tensor, geometry: Geometry, centre: tup
 
     assert geometry.query_grid is not None
     K, U = table.shape[-2:]
-    query_width, context_width = geometry.query_grid[1], geometry.context_grid[1]
-    # Few variants: narrow (windows, sequences) or by powers of two.
-    columns = 4 if query_width <= 4 else min(32, max(16, power_of_two(query_width)))
-    context_columns = max(32 if columns == 4 else 16, power_of_two(context_width))
-    blocks, pairs = -(-query_width // columns), columns * context_columns
+    query_width = geometry.query_grid[1]
+    columns = 4 if query_width <= 4 else 16  # few variants: windows and sequences, or maps
+    blocks, across = -(-query_width // columns), -(-geometry.scope[1] // RELATIVE)
     dtype = table.dtype if blocks == 1 else torch.float32
     gradient = torch.empty(blocks, *table.shape, device=partial.device, dtype=dtype)
-    tables.fold[(geometry.scope[0], K * U, blocks)](
+    tables.fold[(geometry.scope[0], K * U, blocks * across)](
         partial, gradient, partial.shape[2], partial.shape[1], partial.shape[0], *geometry.query_grid,
         *geometry.context_grid, *geometry.scope, *centre, geometry.stride,
-        K=K, U=U, KP=depth, R=max(1, min(16, 2048 // pairs)), NX=columns, CX=context_columns,
-        D=max(1, min(32, 8192 // pairs)), WIDE=partial.numel() >= 2**31, num_warps=4,
+        K=K, U=U, KP=depth, R=FOLDED // columns, NX=columns, D=RELATIVE, WIDE=partial.numel() >= 2**31,
+        num_warps=FOLD_WARPS,
     )  # fmt: skip
     return (gradient[0] if blocks == 1 else gradient.sum(0)).to(table.dtype)

@@ -171,6 +171,17 @@ def rest_channels(FIRST: tl.constexpr, NORMED: tl.constexpr, S: tl.constexpr, SI
     return channel, channel < tl.where(c < SIDE, NORMED, S)
 
 
+@triton.jit
+def store_products(part_ptr, products, c, inside, k, C: tl.constexpr, LAST: tl.constexpr):
+    """Those of the first half of the rows; LAST: of all of them, when the second sum began at minus the first."""
+    place = part_ptr + (k[:, None] + c[None, :] * C)
+    mask = (k < C)[:, None] & inside[None, :]
+    if LAST:
+        tl.debug_barrier()  # perhaps other threads stored it
+        products += 2 * tl.load(place, mask=mask, other=0.0)
+    tl.store(place, products, mask=mask)
+
+
 @triton.jit(do_not_specialize=["R"])
 def products_of_gradients(
     x_ptr, dq_ptr, dv_ptr, dk_ptr, part_ptr, R,
@@ -179,7 +190,9 @@ def products_of_gradients(
 ):  # fmt: skip
     """For each program: sums over its rows of x x^T [C, C], g x^T [S, C], x [C] and g [S], one behind the other.
 
-    Means are taken off later (gradients_of_weights), at a price: README.md. Grid: (programs that share the rows,).
+    Tensor cores round sums towards zero, and means are taken off later (gradients_of_weights), so what sums lose would
+    be much of what is left. Hence two halves of the rows: the second sum begins at minus the first and ends about at
+    zero, so it loses as much in the other direction. Grid: (programs that share the rows,).
     """
     k, q, h = tl.arange(0, CP), tl.arange(0, QP), tl.arange(0, SIDE)
     rest, in_rest = rest_channels(FIRST, NORMED, S, SIDE)
@@ -190,23 +203,27 @@ def products_of_gradients(
     total_x = tl.zeros((ROWS, CP), dtype=tl.float32)
     total_q = tl.zeros((ROWS, QP), dtype=tl.float32)
     total_rest = tl.zeros((ROWS, 2 * SIDE), dtype=tl.float32)
-    for low in tl.range(tl.program_id(0) * ROWS, R, tl.num_programs(0) * ROWS, num_stages=STAGES):
-        r = low + tl.arange(0, ROWS)
-        x = tile(x_ptr, r, r < R, k, in_x, C)
-        dq = tile(dq_ptr, r, r < R, q, in_q, FIRST)
-        d_rest = rest_rows(dv_ptr, dk_ptr, r, r < R, h, in_v, in_k, NORMED - FIRST, S - NORMED)
-        products_x = tl.dot(tl.trans(x), x, products_x)
-        products_q = tl.dot(tl.trans(x), dq, products_q)
-        products_rest = tl.dot(tl.trans(x), d_rest, products_rest)
-        total_x += x.to(tl.float32)
-        total_q += dq.to(tl.float32)
-        total_rest += d_rest.to(tl.float32)
     part_ptr += tl.program_id(0).to(tl.int64) * (C * C + S * C + C + S)
-    tl.store(part_ptr + (k[:, None] * C + k[None, :]), products_x, mask=in_x[:, None] & in_x[None, :])
-    part_ptr += C * C
-    tl.store(part_ptr + (k[:, None] + q[None, :] * C), products_q, mask=in_x[:, None] & in_q[None, :])
-    tl.store(part_ptr + (k[:, None] + rest[None, :] * C), products_rest, mask=in_x[:, None] & in_rest[None, :])
-    part_ptr += S * C
+    step = tl.num_programs(0) * ROWS
+    first = tl.program_id(0) * ROWS
+    middle = first + (R - first + step - 1) // step // 2 * step
+    for half in tl.static_range(2):
+        for low in tl.range(middle if half else first, R if half else middle, step, num_stages=STAGES):
+            r = low + tl.arange(0, ROWS)
+            x = tile(x_ptr, r, r < R, k, in_x, C)
+            dq = tile(dq_ptr, r, r < R, q, in_q, FIRST)
+            d_rest = rest_rows(dv_ptr, dk_ptr, r, r < R, h, in_v, in_k, NORMED - FIRST, S - NORMED)
+            products_x = tl.dot(tl.trans(x), x, products_x)
+            products_q = tl.dot(tl.trans(x), dq, products_q)
+            products_rest = tl.dot(tl.trans(x), d_rest, products_rest)
+            total_x += x.to(tl.float32)
+            total_q += dq.to(tl.float32)
+            total_rest += d_rest.to(tl.float32)
+        store_products(part_ptr, products_x, k, in_x, k, C, half == 1)
+        store_products(part_ptr + C * C, products_q, q, in_q, k, C, half == 1)
+        store_products(part_ptr + C * C, products_rest, rest, in_rest, k, C, half == 1)
+        products_x, products_q, products_rest = -products_x, -products_q, -products_rest
+    part_ptr += C * C + S * C
     tl.store(part_ptr + k, tl.sum(total_x, axis=0), mask=in_x)
     tl.store(part_ptr + C + q, tl.sum(total_q, axis=0), mask=in_q)
     tl.store(part_ptr + C + rest, tl.sum(total_rest, axis=0), mask=in_rest)

@@ -53,29 +53,32 @@ def fold(
     de_ptr, dtable_ptr,
     ME, rows, splits, query_height, query_width, context_height, context_width, scope_y, scope_x, centre_y, centre_x,
     stride,
-    K: tl.constexpr, U: tl.constexpr, KP: tl.constexpr, R: tl.constexpr, NX: tl.constexpr, CX: tl.constexpr,
-    D: tl.constexpr, WIDE: tl.constexpr,
+    K: tl.constexpr, U: tl.constexpr, KP: tl.constexpr, R: tl.constexpr, NX: tl.constexpr, D: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
     """Partial dE [splits, nk, ME] -> dtable [blocks, scope_y, scope_x, K, U]: sums along equal relative positions.
 
-    First over splits and rows of queries, R of them a turn, for every pair of columns [NX queries, CX context]; then
-    along the diagonals, D at a time. A fixed order of summation, so the result repeats exactly.
-    Grid: (scope_y, K*U, blocks of NX columns of queries).
+    Every load is of pairs with the program's D relative columns, for NX columns of queries and R (split, row of
+    queries) a turn: what is summed stands in one lane. A fixed order of summation, so the result repeats exactly.
+    Grid: (scope_y, K*U, blocks of NX columns of queries * blocks of D relative columns).
     """
+    across = (scope_x + D - 1) // D
+    block = tl.program_id(2) // across
     i_y = tl.program_id(0)
     k = tl.program_id(1) // U
     u = tl.program_id(1) % U
-    n_x = tl.program_id(2) * NX + tl.arange(0, NX)
-    m_x = tl.arange(0, CX)
+    n_x = block * NX + tl.arange(0, NX)
+    i_x = (tl.program_id(2) % across) * D + tl.arange(0, D)
+    m_x = n_x[:, None] * stride + (i_x - centre_x)[None, :]
     shift = i_y - centre_y  # context row = query row * stride + shift
     first = tl.maximum(stride - 1 - shift, 0) // stride
     last = tl.minimum(tl.maximum(context_height - 1 - shift + stride, 0) // stride, query_height)
     count = tl.maximum(last - first, 0)
-    column = (n_x * KP * ME)[:, None] + (m_x * U)[None, :]
+    column = (n_x * KP * ME)[:, None] + m_x * U
     if WIDE:
-        column = (n_x.to(tl.int64) * KP * ME)[:, None] + (m_x * U)[None, :]
-    exists = (n_x < query_width)[:, None] & (m_x < context_width)[None, :]
-    total = tl.zeros((R, NX, CX), dtype=tl.float32)
+        column = (n_x.to(tl.int64) * KP * ME)[:, None] + m_x * U
+    exists = (n_x < query_width)[:, None] & (m_x >= 0) & (m_x < context_width) & (i_x < scope_x)[None, :]
+    total = tl.zeros((R, NX, D), dtype=tl.float32)
     for start in range(0, splits * count, R):
         place = start + tl.arange(0, R)
         split = place // count
@@ -85,11 +88,6 @@ def fold(
         row = (split * rows + n_y * query_width * KP + k) * ME + (n_y * stride + shift) * context_width * U + u
         mask = (split < splits)[:, None, None] & exists[None, :, :]
         total += tl.load(de_ptr + (row[:, None, None] + column[None, :, :]), mask=mask, other=0.0)
-    pairs = tl.sum(total, axis=0)
-    relative = m_x[None, :] - n_x[:, None] * stride + centre_x
-    for low in range(0, scope_x, D):
-        i_x = low + tl.arange(0, D)
-        hits = tl.where(relative[:, :, None] == i_x[None, None, :], pairs[:, :, None], 0.0)
-        offset = (((tl.program_id(2) * scope_y + i_y) * scope_x + i_x) * K + k) * U + u
-        found = tl.sum(tl.sum(hits, axis=1), axis=0).to(dtable_ptr.dtype.element_ty)
-        tl.store(dtable_ptr + offset, found, mask=i_x < scope_x)
+    found = tl.sum(tl.reshape(total, (R * NX, D)), axis=0).to(dtable_ptr.dtype.element_ty)
+    offset = (((block * scope_y + i_y) * scope_x + i_x) * K + k) * U + u
+    tl.store(dtable_ptr + offset, found, mask=i_x < scope_x)
