@@ -124,12 +124,13 @@ def compiled_kernels() -> int:
         forward_kernels,
         narrow_kernels,
         norm_kernels,
+        pool_kernels,
         tables,
         window_kernels,
     )
 
     found = {}
-    modules = (forward_kernels, backward_kernels, window_kernels, content_kernels, norm_kernels, narrow_kernels, tables)
-    for module in modules:
+    lambdas = (forward_kernels, backward_kernels, window_kernels, content_kernels, tables)
+    for module in (*lambdas, norm_kernels, narrow_kernels, pool_kernels):
         found |= {id(f): f for f in vars(module).values() if isinstance(f, JITFunction)}
     return sum(len(cache[0]) for function in found.values() for cache in function.device_caches.values())
