@@ -22,9 +22,9 @@ class AveragePool(nn.AvgPool2d):
     """`nn.AvgPool2d`, with right gradients on CUDA GPUs too."""
 
     def forward(self, input: Tensor) -> Tensor:
-        # Windows of 2x2 stand in shortcuts: the compiler adds their gradients to the block's without writing them first.
+        # 2x2 windows stand in shortcuts: the compiler adds their gradients to the block's without writing them first.
         compiling = torch.compiler.is_compiling()
-        if not (compiling and not self.padding) and pool.takes(input) and self.is_halving(input):
+        if (self.padding or not compiling) and pool.takes(input) and self.is_halving(input):
             return pool.average_pool(input, 3 if self.padding else STRIDE)
         # torch.compile writes its own kernels (inductor, its default, does).
         if compiling or not input.is_cuda or self.is_safe(input):

@@ -80,12 +80,11 @@ def test_against_torch_in_float64(case, dtype, far):
 
 
 @pytest.mark.skipif(not CUDA, reason="needs a GPU: its tensor cores round sums towards zero")
-@pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("channels", [64, 128])
-def test_sums_that_means_are_taken_off(channels, dtype):
+def test_sums_that_means_are_taken_off(channels):
     """Inputs and gradients with means: what is left without them is a thousandth of the sums over so many rows."""
     torch.manual_seed(0)
-    sizes = (64, 32, 16)
+    sizes, dtype = (64, 32, 16), torch.bfloat16
     inputs = (torch.randn(64, 3136, channels, device=DEVICE).relu() + 1).to(dtype)
     weight = (torch.randn(sum(sizes), channels, device=DEVICE) * channels**-0.5).to(dtype)
     gradients = [((torch.randn(64, 3136, size, device=DEVICE) + 1) / 8).to(dtype) for size in sizes]
@@ -171,16 +170,17 @@ def test_the_operator_takes_any_layout():
 
 def test_derivatives_of_every_kind():
     """One part alone, in batches, and a second time: by torch where no kernel can."""
-    inputs, weight, gradients, sizes = random_case("a part of a tile", torch.float16)
+    dtype, allowed = (torch.bfloat16, 5e-2) if CUDA else (torch.float16, 1e-2)
+    inputs, weight, gradients, sizes = random_case("a part of a tile", dtype)
     pair, leaf = two_norms(sizes, torch.float32), inputs.clone().requires_grad_()
     parameters = [getattr(norm, name) for name in ("weight", "bias") for norm in pair]
     right = norm_operators.plain_projected_parts(leaf, weight, *parameters, [norm.eps for norm in pair], sizes)
     found = fused(leaf, weight, pair, sizes)
     for i, (mine, exact) in enumerate(zip(found, right, strict=True)):
         one, other = (torch.autograd.grad((y**3).sum(), leaf, create_graph=True)[0] for y in (mine, exact))
-        assert relative_error(one, other) < 1e-2, i
+        assert relative_error(one, other) < allowed, i
         one, other = (torch.autograd.grad(g.square().sum(), leaf, retain_graph=True)[0] for g in (one, other))
-        assert relative_error(one, other) < 1e-2, i
+        assert relative_error(one, other) < allowed, i
     several = torch.stack([gradients[0], 2 * gradients[0]])
     (batched,) = torch.autograd.grad(found[0], leaf, several, is_grads_batched=True, retain_graph=True)
     (single,) = torch.autograd.grad(found[0], leaf, gradients[0])
