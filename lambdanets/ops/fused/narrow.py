@@ -14,7 +14,7 @@ from torch import Tensor
 from . import constant_when_compiling
 from .launch import multiprocessors, on_device, power_of_two
 
-TYPES = (torch.bfloat16,)  # not float16, whose gradients of weights may lose too much: README.md
+TYPES = (torch.bfloat16,)  # not float16, whose gradients of weights lose too much: README.md
 CHANNELS = 128  # of the input: more would not fit, or spill
 QUERIES, SIDE = 64, 32  # channels of queries, and of values as of keys, which stand side by side
 SHARED_MEMORY = 227 * 1024  # bytes that a program may take on an H100: nothing smaller was measured

@@ -16,7 +16,7 @@ from .launch import on_device, power_of_two
 from .norms import only_torch
 
 CHANNELS = (256, 128, 64)  # of a tile: whichever leaves the fewest of its last one unused
-NUMBERS, COLUMNS, ROWS, WARPS = 2048, 32, 2, 4  # of a tile: numbers of a row, columns at most, rows one after another
+NUMBERS, COLUMNS, ROWS, WARPS = 1024, 32, 2, 4  # of a tile: numbers of a row, columns at most, rows one after another
 
 
 def takes(x_BCHW: Tensor) -> bool:
