@@ -324,7 +324,7 @@ def test_registered_operator(content, monkeypatch):
     monkeypatch.undo()  # opcheck compares outputs with what torch.empty gives
     queries, values, lambdas, table = random_inputs(2, 9, 9, 2, 16, 16, 1, (3, 3), torch.float32)
     keys = torch.randn(2, 9, 16, device=DEVICE) if content == "keys" else None
-    arguments = [queries, values.squeeze(-1), keys, lambdas if content == "given" else None, table]
+    arguments = [queries.flatten(2), values.squeeze(-1), keys, lambdas if content == "given" else None, table]
     leaves = [one if one is None else one.requires_grad_() for one in arguments]
     torch.library.opcheck(fused, (*leaves, [3, 3], [3, 3], 1))
 

@@ -119,7 +119,7 @@ def test_narrow_layers(channels, sizes, compiled):
 @pytest.mark.parametrize("kernel", [2, 3])
 def test_pooling(kernel, compiled):
     """Where 16 divides the channels, a thread reads and writes 16 bytes at a time."""
-    pool.backward(pool.forward(on_meta(8, 28, 28, 256), kernel), 28, 28, kernel)
+    pool.backward(pool.forward(on_meta(8, 256, 28, 28), kernel), 28, 28, kernel)
     assert compiled.keys() == {"pool_forward", "pool_backward"}
     for code in compiled.values():
         widths = set(re.findall(r"(?:ld|st)\.global\.(\S+)", code["ptx"]))

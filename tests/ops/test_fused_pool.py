@@ -83,10 +83,10 @@ def test_other_tiles(rows, kernel, monkeypatch):
 
 @pytest.mark.parametrize("kernel", [2, 3])
 def test_pooling_registered(kernel):
-    x = torch.randn(2, 6, 4, 3, device=DEVICE, requires_grad=True)
+    x = images(2, 3, 6, 4)
     torch.library.opcheck(pool_operators.average_pool, (x, kernel))
     gradient = torch.randn(pool.forward(x.detach(), kernel).shape, device=DEVICE, requires_grad=True)
-    torch.library.opcheck(pool_operators.average_pool_backward, (gradient, 6, 4, kernel))
+    torch.library.opcheck(pool_operators.average_pool_backward, (gradient, 6, 4, kernel))  # of the other layout
 
 
 @pytest.mark.parametrize("module", [THREE, TWO], ids=["3x3", "2x2"])

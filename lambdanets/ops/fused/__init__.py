@@ -100,8 +100,9 @@ def fused_relative(
     values, table = with_intra_depth(values, table, dims)
     if dims == 1:  # a column of rows of width 1, so that the band of rows in reach is exact
         query_grid, context_grid, table = [query_grid[0], 1], [context_grid[0], 1], table.unsqueeze(1)
-    values = values.to(queries.dtype)
-    return operators.fused(queries, values, keys, content, table, list(query_grid), list(context_grid), stride)[0]
+    arguments = (queries.flatten(2), values.to(queries.dtype), keys, content, table)
+    output = operators.fused(*arguments, list(query_grid), list(context_grid), stride)[0]
+    return output.unflatten(2, (queries.shape[2], values.shape[2]))
 
 
 def fused_dense(
@@ -111,7 +112,8 @@ def fused_dense(
     from . import operators
 
     values, embeddings = with_intra_depth(values, embeddings, 2)
-    return operators.fused(queries, values.to(queries.dtype), keys, content, embeddings, [], [], 1)[0]
+    arguments = (queries.flatten(2), values.to(queries.dtype), keys, content, embeddings)
+    return operators.fused(*arguments, [], [], 1)[0].unflatten(2, (queries.shape[2], values.shape[2]))
 
 
 def compiled_kernels() -> int:

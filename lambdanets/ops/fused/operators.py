@@ -2,6 +2,8 @@
 
 Letters: B batch, N queries, M context positions (times intra-depth U), H heads, K key depth, V value depth.
 `embeddings` is a table [scope_y, scope_x, K, U] (query_grid given) or dense [N, M, K, U] (query_grid empty).
+Heads of queries and of the output are not an axis of their own: inductor takes every tensor with four axes for images,
+and copies those that the backward pass keeps into the channels-last layout where a convolution follows.
 """
 
 from collections.abc import Sequence
@@ -25,11 +27,20 @@ def geometry_of(
     return launch.Geometry(query, context, (embeddings.shape[0], embeddings.shape[1]), stride, embeddings.shape[3])
 
 
+def heads_of(queries: Tensor, embeddings: Tensor) -> int:
+    return queries.shape[2] // embeddings.shape[2]
+
+
+def with_heads(joined: Tensor, depth: int) -> Tensor:
+    """[B, N, H * depth] -> [B, N, H, depth], with a last stride of 1."""
+    return unit_stride(joined).unflatten(2, (-1, depth))
+
+
 def fused_shape(
     queries: Tensor, values: Tensor, keys: Tensor | None, content: Tensor | None, embeddings: Tensor,
     query_grid: Sequence[int], context_grid: Sequence[int], stride: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    output = queries.new_empty(*queries.shape[:3], values.shape[2])
+    output = queries.new_empty(*queries.shape[:2], heads_of(queries, embeddings) * values.shape[2])
     if keys is None:
         return output, queries.new_empty(0), queries.new_empty(0)
     B, K, V = keys.shape[0], keys.shape[2], values.shape[2]
@@ -41,20 +52,20 @@ def fused(
     queries: Tensor, values: Tensor, keys: Tensor | None, content: Tensor | None, embeddings: Tensor,
     query_grid: Sequence[int], context_grid: Sequence[int], stride: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """queries [B,N,H,K], values [B,M*U,V] -> [B,N,H,V], and what the backward needs of the content lambda.
+    """queries [B,N,H*K], values [B,M*U,V] -> [B,N,H*V], and what the backward needs of the content lambda.
 
     That lambda is made of keys [B,M,K], or given, [B,K,V], or there is none.
     """
     geometry = geometry_of(embeddings, query_grid, context_grid, stride)
+    queries, values = with_heads(queries, embeddings.shape[2]), unit_stride(values)
     mode = windows if windows.use_window(geometry, queries, values) else launch
-    queries, values = unit_stride(queries), unit_stride(values)
     whole = None if content is None else content.float().contiguous()
     if keys is None:
         found, norm = queries.new_empty(0), queries.new_empty(0)
     else:
         found, norm = content_lambda(unit_stride(keys), values)
         whole = found
-    return mode.forward(queries, values, whole, embeddings, geometry), found, norm
+    return mode.forward(queries, values, whole, embeddings, geometry).flatten(2), found, norm
 
 
 def fused_backward_shape(
@@ -82,9 +93,10 @@ def fused_backward(
     With keys, `content` and `norm` are what `fused` made of them.
     """
     geometry = geometry_of(embeddings, query_grid, context_grid, stride)
-    mode = windows if windows.use_window(geometry, queries, values) else launch
     whole = None if content is None else content.float().contiguous()
-    gradient, queries, values = unit_stride(gradient), unit_stride(queries), unit_stride(values)
+    values = unit_stride(values)
+    gradient, queries = with_heads(gradient, values.shape[2]), with_heads(queries, embeddings.shape[2])
+    mode = windows if windows.use_window(geometry, queries, values) else launch
     through_keys = keys is not None and (needs[1] or needs[2])
     wanted = (needs[0], needs[1], through_keys or (keys is None and needs[3]), needs[4])
     dq, dv, dc, de = mode.backward(gradient, queries, values, whole, embeddings, geometry, wanted)
@@ -94,7 +106,7 @@ def fused_backward(
         dc = None
     if dc is not None and content is not None:
         dc = dc.to(content.dtype)
-    needed = (dq, dv, dk if needs[2] else None, dc, de)
+    needed = (None if dq is None else dq.flatten(2), dv, dk if needs[2] else None, dc, de)
     dq, dv, dk, dc, de = (queries.new_empty(0) if one is None else one for one in needed)
     return dq, dv, dk, dc, de
 
@@ -109,10 +121,11 @@ def plain_output(
     positions = Relative(embeddings, query_grid, context_grid, stride=stride) if query_grid else Dense(embeddings)
     values_BMVU = values.unflatten(1, (-1, embeddings.shape[-1])).transpose(2, 3)
     keys_BMKU = None if keys is None else keys.unsqueeze(3)
+    queries = with_heads(queries, embeddings.shape[2])
     output = lambda_op(queries, keys_BMKU, values_BMVU, positions, content=keys is not None, backend="gemm")
-    if content is None:
-        return output
-    return output + torch.einsum("bnhk,bkv->bnhv", queries.float(), content.float()).to(output.dtype)
+    if content is not None:
+        output = output + torch.einsum("bnhk,bkv->bnhv", queries.float(), content.float()).to(output.dtype)
+    return output.flatten(2)
 
 
 class Fused(torch.autograd.Function):
@@ -159,13 +172,13 @@ def pairs_in_scope(query_side: int, context_side: int, scope: int, stride: int) 
 
 def count_flops(queries, values, embeddings, query_grid, context_grid, stride) -> int:
     """Multiply-adds times two, work in scope only: lambdas b*pairs*u*k*v, and applying them b*n*h*k*v."""
-    batch, length, heads, depth = queries
+    (batch, length, joined), depth = queries, embeddings[2]
     if query_grid:
         pairs = pairs_in_scope(query_grid[0], context_grid[0], embeddings[0], stride)
         pairs *= pairs_in_scope(query_grid[1], context_grid[1], embeddings[1], stride)
     else:
         pairs = embeddings[0] * embeddings[1]
-    return 2 * batch * depth * values[2] * (pairs * embeddings[3] + length * heads)
+    return 2 * batch * values[2] * (depth * pairs * embeddings[3] + length * joined)
 
 
 def content_flops(keys, values) -> int:

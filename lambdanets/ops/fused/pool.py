@@ -33,7 +33,7 @@ def average_pool(x_BCHW: Tensor, kernel: int) -> Tensor:
 
     # The compiler needs the operator, which ends in the function too; for eager calls the dispatcher is a detour.
     call = operators.average_pool if torch.compiler.is_dynamo_compiling() else operators.AveragePool.apply
-    return call(x_BCHW.permute(0, 2, 3, 1), kernel).permute(0, 3, 1, 2)
+    return call(x_BCHW, kernel)
 
 
 def pooled_side(side: int, kernel: int) -> int:
@@ -51,27 +51,33 @@ def programs(batch: int, rows: int, columns: int, channels: int, tile: dict[str,
     return (batch * -(-rows // tile["ROWS"]) * -(-columns // tile["COLS"]) * -(-channels // tile["CH"]),)
 
 
+def images(like: Tensor, *shape: int) -> Tensor:
+    """Channels-last ones [B, C, H, W], not filled. The compiler, which lays out as channels-last what a convolution
+    follows, would copy [B, H, W, C]."""
+    return torch.empty(shape, device=like.device, dtype=like.dtype, memory_format=torch.channels_last)
+
+
 def forward(x: Tensor, kernel: int) -> Tensor:
-    """x [B, H, W, C] -> [B, P, Q, C]."""
+    """x [B, C, H, W] -> [B, C, P, Q], channels-last."""
     from . import pool_kernels as kernels
 
-    x = x.contiguous()  # already so, unless somebody calls the operator with another layout
-    B, H, W, C = x.shape
+    x = x.contiguous(memory_format=torch.channels_last)  # already so, unless somebody calls the operator
+    B, C, H, W = x.shape
     P, Q, tile = pooled_side(H, kernel), pooled_side(W, kernel), tile_of(C, kernel)
-    y = torch.empty(B, P, Q, C, device=x.device, dtype=x.dtype)
+    y = images(x, B, C, P, Q)
     with on_device(x):
         kernels.pool_forward[programs(B, P, Q, C, tile)](x, y, H, W, P, Q, C, **tile)
     return y
 
 
 def backward(gradient: Tensor, height: int, width: int, kernel: int) -> Tensor:
-    """gradient [B, P, Q, C] -> [B, H, W, C]."""
+    """gradient [B, C, P, Q] -> [B, C, H, W], channels-last."""
     from . import pool_kernels as kernels
 
-    gradient = gradient.contiguous()
-    B, P, Q, C = gradient.shape
+    gradient = gradient.contiguous(memory_format=torch.channels_last)
+    B, C, P, Q = gradient.shape
     tile = tile_of(C, kernel)
-    dx = torch.empty(B, height, width, C, device=gradient.device, dtype=gradient.dtype)
+    dx = images(gradient, B, C, height, width)
     with on_device(gradient):
         grid = programs(B, pooled_side(height, 3), pooled_side(width, 3), C, tile)
         kernels.pool_backward[grid](gradient, dx, height, width, P, Q, C, **tile)

@@ -12,13 +12,13 @@ from . import pool
 from .register import differentiable, directly, operator
 
 
-def pooled_shape(x_BHWC: Tensor, kernel: int) -> Tensor:
-    B, H, W, C = x_BHWC.shape
-    return x_BHWC.new_empty(B, pool.pooled_side(H, kernel), pool.pooled_side(W, kernel), C)
+def pooled_shape(x_BCHW: Tensor, kernel: int) -> Tensor:
+    B, C, H, W = x_BCHW.shape
+    return pool.images(x_BCHW, B, C, pool.pooled_side(H, kernel), pool.pooled_side(W, kernel))
 
 
-def gradient_shape(gradient_BPQC: Tensor, height: int, width: int, kernel: int) -> Tensor:
-    return gradient_BPQC.new_empty(gradient_BPQC.shape[0], height, width, gradient_BPQC.shape[3])
+def gradient_shape(gradient_BCPQ: Tensor, height: int, width: int, kernel: int) -> Tensor:
+    return pool.images(gradient_BCPQ, *gradient_BCPQ.shape[:2], height, width)
 
 
 average_pool = operator("average_pool", pooled_shape)(pool.forward)
@@ -27,24 +27,24 @@ average_pool_backward = operator("average_pool_backward", gradient_shape)(pool.b
 
 class AveragePool(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x_BHWC, kernel):
-        ctx.sizes = (*x_BHWC.shape[1:3], kernel)
-        return directly(average_pool, x_BHWC, kernel)
+    def forward(ctx, x_BCHW, kernel):
+        ctx.sizes = (*x_BCHW.shape[2:], kernel)
+        return directly(average_pool, x_BCHW, kernel)
 
     @staticmethod
-    def backward(ctx, gradient_BPQC):  # pyright: ignore[reportIncompatibleMethodOverride]
-        return average_pool_backward(gradient_BPQC, *ctx.sizes), None
+    def backward(ctx, gradient_BCPQ):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return average_pool_backward(gradient_BCPQ, *ctx.sizes), None
 
 
 class AveragePoolBackward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, gradient_BPQC, height, width, kernel):
+    def forward(ctx, gradient_BCPQ, height, width, kernel):
         ctx.kernel = kernel
-        return directly(average_pool_backward, gradient_BPQC, height, width, kernel)
+        return directly(average_pool_backward, gradient_BCPQ, height, width, kernel)
 
     @staticmethod
-    def backward(ctx, gradient_BHWC):  # pyright: ignore[reportIncompatibleMethodOverride]
-        return average_pool(gradient_BHWC, ctx.kernel), None, None, None
+    def backward(ctx, gradient_BCHW):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return average_pool(gradient_BCHW, ctx.kernel), None, None, None
 
 
 differentiable(average_pool, AveragePool)
