@@ -159,6 +159,8 @@ def check_compiled(
 
     Part by part, since hundreds of layers with random weights enlarge rounding until nothing can be compared. Where
     gradients are enabled they are compared too. All is compiled here: steps that follow find it done.
+    Eager code rounds more often (the gradient of an unfolded map is summed in half precision): a compiled part may
+    differ by more than `allowed` if it is nearer to the same part in float32.
     """
     worst = 0.0
 
@@ -169,13 +171,13 @@ def check_compiled(
             expected = run_part(part, inputs, autocast)
             error = worst_error(found, expected)
             if not error <= allowed:
-                again = worst_error(run_part(part, inputs, autocast), expected)
-                if not again > allowed:  # else it is random (dropout), and cannot be compared
+                if worst_error(run_part(part, inputs, autocast), expected) > allowed:
+                    error = 0.0  # it is random (dropout), and cannot be compared
+                elif not is_nearer(part, inputs, found, expected):
                     raise MismatchError(
                         f"a compiled part of the network differs from the same part eager by {error:.1e}, "
                         f"allowed {allowed}"
                     )
-                error = 0.0
         worst = max(worst, error)
         return expected.output
 
@@ -214,6 +216,18 @@ def run_part(part: nn.Module, inputs: Sequence[Any], autocast: Callable[[], Abst
     return Run(tree_map_only(Tensor, without_history, output), [one.detach() for one in outputs], gradients)
 
 
+def is_nearer(part: nn.Module, inputs: Sequence[Any], found: Run, expected: Run) -> bool:
+    """Whether `found` is nearer than `expected` to what float32 gives. Weights in half precision are not asked."""
+    if any(one.dtype != torch.float32 for one in part.parameters()):
+        return False
+    exact = run_part(part, tree_map_only(Tensor, in_float32, inputs), nullcontext)
+    return worst_error(found, exact) < worst_error(expected, exact)
+
+
+def in_float32(tensor: Tensor) -> Tensor:
+    return tensor.detach().float().requires_grad_(tensor.requires_grad)
+
+
 def without_history(tensor: Tensor) -> Tensor:
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
@@ -225,7 +239,11 @@ def copied(tensor: Tensor) -> Tensor:
 
 
 def some_gradient(output: Tensor) -> Tensor:
-    return torch.empty_like(output).normal_(generator=torch.Generator(output.device).manual_seed(0))
+    """The same numbers whatever type the output has."""
+    drawn = torch.empty_like(output, dtype=torch.float32).normal_(
+        generator=torch.Generator(output.device).manual_seed(0)
+    )
+    return drawn.to(output.dtype)
 
 
 def worst_error(found: Run, expected: Run) -> float:

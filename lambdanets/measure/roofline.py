@@ -106,7 +106,7 @@ def work_of(case: Case, mode: str, g_is_written: bool, product_is_written: bool 
 
     B, N, C, H, K = case.batch, case.positions, case.shape.channels, case.heads, case.key_depth
     V, scopes, size = C // H, case.scopes, torch.empty(0, dtype=case.torch_dtype).element_size()
-    lambdas = count_flops((B, N, H, K), (B, N, V), (*scopes, K, 1), case.grid, case.grid, 1)  # and applying them
+    lambdas = count_flops((B, N, H * K), (B, N, V), (*scopes, K, 1), case.grid, case.grid, 1)  # and applying them
     spread = 2 * B * N * H * K * V
     content = content_flops((B, N, K), (B, N, V))
     q, k, v, x, g = (B * N * depth for depth in (H * K, K, V, C, K * V))  # elements; the output has those of x

@@ -191,6 +191,32 @@ def zeros(graph, inputs):
     return make_boxed_func(lambda *given: [one if one is None else 0 * one for one in graph.forward(*given)])
 
 
+class Rounding(nn.Linear):
+    """Adds four hundred numbers in the type that they have: in bfloat16 the sum stops growing."""
+
+    def forward(self, input):
+        total = number = super().forward(input)
+        for _ in range(400):
+            total = total + number
+        return total
+
+
+def without_autocast(graph, inputs):
+    return torch.autocast("cpu", enabled=False)(graph)
+
+
+def halved(graph, inputs):
+    return lambda *given: [0.5 * one for one in graph(*given)]
+
+
+def test_compiled_code_may_be_nearer_to_float32_than_eager():
+    images, autocast = torch.rand(4, 3), partial(torch.autocast, "cpu", torch.bfloat16)
+    with torch.no_grad():
+        assert 0.1 < check_compiled(compile_blocks(Rounding(3, 5), backend=without_autocast), images, 0.1, autocast) < 1
+        with pytest.raises(MismatchError, match="differs from the same part eager"):
+            check_compiled(compile_blocks(Rounding(3, 5), backend=halved), images, 0.1, autocast)
+
+
 def test_numbers_that_are_not_finite_are_noticed():
     network = Blocks().eval()
     nn.init.constant_(network.stem.bias, torch.nan)
