@@ -125,14 +125,16 @@ def networks(result: Row, where: str) -> str:
     for row in result["rows"]:
         one = found.setdefault(row["network"], {"parameters": row["parameters"], "pixels": row["image_size"][0]})
         one.setdefault(kind_of(row["protocol"]), row["result"])  # the first network comes again at the end
-    memory = "training, eager" in kinds
+    training = next((kind for kind in kinds if kind.startswith("training")), None)  # the one whose memory is shown
     protocol = result["rows"][0]["protocol"]
     lines = [
         f"{where}; {protocol['precision']}, examples a second with a batch of {protocol['batch']} (in brackets beside "
         f"the first network at as many pixels), batch norm folded for inference.\n\n"
     ]
     titles = ["network", "pixels", "parameters", *kinds]
-    titles += [f"training memory, batch {protocol['memory_batch']}"] if memory else []
+    if training:
+        images = next(row["peak_batch"] for one in found.values() if (row := one.get(training)))
+        titles.append(f"training memory, batch {images}")
     lines.append(f"| {' | '.join(titles)} |\n| --- | {' | '.join(['---:'] * (len(titles) - 1))} |\n")
     firsts: dict[int, Row] = {}
     for name, one in found.items():
@@ -140,7 +142,7 @@ def networks(result: Row, where: str) -> str:
         parameters = f"{one['parameters'] / 1e6:.1f}M" if one["parameters"] else "-"
         cells = [f"`{name}`", str(one["pixels"]), parameters]
         cells += [speed(one.get(kind), first.get(kind), "examples_per_second") for kind in kinds]
-        cells += [speed(one.get("training, eager"), first.get("training, eager"), "peak_bytes")] if memory else []
+        cells += [speed(one.get(training), first.get(training), "peak_bytes")] if training else []
         lines.append(f"| {' | '.join(cells)} |\n")
     return "".join(lines)
 

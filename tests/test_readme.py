@@ -281,11 +281,12 @@ def test_what_choosing_takes_is_shown_and_computed_for_more(tmp_path: Path):
     assert "| 3.6 GB, with ten soft probabilities 11.5 GB |" in text
 
 
-def test_networks_are_shown_beside_the_first_of_their_size(tmp_path: Path):
-    about = {"mode": "training", "precision": "bfloat16", "compiled": False, "batch": 8, "memory_batch": 4}
+@pytest.mark.parametrize("compiled", [False, True])
+def test_networks_are_shown_beside_the_first_of_their_size(compiled: bool, tmp_path: Path):
+    about = {"mode": "training", "precision": "bfloat16", "compiled": compiled, "batch": 8, "memory_batch": 2}
     rows = [
         {"network": name, "image_size": [pixels] * 2, "parameters": 10**6, "protocol": about, "error": None,
-         "result": {"examples_per_second": speed, "peak_bytes": 2**30, "fold_error": None}}
+         "result": {"examples_per_second": speed, "peak_bytes": 2**30, "peak_batch": 4}}
         for name, pixels, speed in (("a", 224, 100.0), ("b", 224, 50.0), ("c", 160, 300.0), ("d", 160, 150.0))
     ]  # fmt: skip
     machine = {"gpu": "a GPU", "cpu": "", "cores": 1}
