@@ -220,9 +220,7 @@ class LocalAttention2d(SelfAttention2d):
         queries, keys, values = self.project(x)
         queries = queries.flatten(2, 3)  # [B, H, N, K]
         logits = torch.einsum("bhnk,bhksn->bhns", queries, self._windows(keys, self.key_depth))
-        rows = torch.einsum("bhnk,hik->bhni", queries[..., : self.key_depth // 2], self.height)
-        columns = torch.einsum("bhnk,hjk->bhnj", queries[..., self.key_depth // 2 :], self.width)
-        logits = logits + (rows[..., :, None] + columns[..., None, :]).flatten(3)
+        logits = logits + torch.einsum("bhnk,hsk->bhns", queries, self._positions())
         inside = nn.functional.unfold(x.new_ones(1, 1, *x.shape[2:]), self.scope, padding=self._padding)  # [1, S, N]
         weights = logits.masked_fill(inside.transpose(1, 2)[:, None] == 0, float("-inf")).softmax(-1)
         output = torch.einsum("bhns,bhvsn->bhnv", weights, self._windows(values, self.value_depth))
@@ -231,6 +229,17 @@ class LocalAttention2d(SelfAttention2d):
     @property
     def _padding(self) -> tuple[int, int]:
         return self.scope[0] // 2, self.scope[1] // 2
+
+    def _positions(self) -> Tensor:
+        """[H, S, K]: the embedding of each position of a window, its row's half and its column's.
+
+        One table, though logits of rows and of columns would be fewer products: their gradients are sums over a
+        reshaped gradient of the logits, which torch 2.11 compiles to reads with padded strides of a buffer without
+        padding (pytorch/pytorch#180898).
+        """
+        rows, columns = self.height[:, :, None], self.width[:, None]
+        window = (-1, *self.scope, -1)
+        return torch.cat((rows.expand(window), columns.expand(window)), -1).flatten(1, 2)
 
     def _windows(self, features: Tensor, depth: int) -> Tensor:
         """[B, H, Y, X, depth] -> [B, H, depth, S, N]: what each position has in its window, zeros outside the map."""
