@@ -133,8 +133,8 @@ def networks(result: Row, where: str) -> str:
     ]
     titles = ["network", "pixels", "parameters", *kinds]
     if training:
-        images = next(row["peak_batch"] for one in found.values() if (row := one.get(training)))
-        titles.append(f"training memory, batch {images}")
+        images = {row["peak_batch"] for one in found.values() if (row := one.get(training))}
+        titles.append(f"training memory, batch {' or '.join(map(str, sorted(images)))}")
     lines.append(f"| {' | '.join(titles)} |\n| --- | {' | '.join(['---:'] * (len(titles) - 1))} |\n")
     firsts: dict[int, Row] = {}
     for name, one in found.items():

@@ -103,8 +103,7 @@ def local_attention(call: Call) -> int:
     layer = call.module
     assert isinstance(layer, LocalAttention2d)
     B, N = call.inputs[0][0], prod(call.inputs[0][2:])
-    relative = layer.key_depth // 2 * sum(layer.scope)
-    return B * layer.heads * N * (prod(layer.scope) * (layer.key_depth + layer.value_depth) + relative)
+    return B * layer.heads * N * prod(layer.scope) * (2 * layer.key_depth + layer.value_depth)
 
 
 FORMULAS = {

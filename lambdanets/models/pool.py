@@ -4,8 +4,8 @@ That one is wrong where there is padding, in torch 2.11 and before (https://gith
 every pixel gets the gradient of its neighbour's windows, without an error), and slow: 0.8 ms for 256 maps of 28x28x256
 on an H200, thirty times as long as reading them. What the compiler writes for it is right, but slow as well.
 
-The library's own kernels (lambdanets/ops/fused/pool.py) pool such images, compiled or not. Where they cannot run,
-images are copied into the other layout, for which torch is right.
+The library's own kernels (lambdanets/ops/fused/pool.py) pool such images; in compiled networks those with padding.
+Where they cannot run, eager networks copy images into the other layout, for which torch is right.
 
 Letters: B batch, C channels, H and W the map.
 """

@@ -202,19 +202,72 @@ class Rounding(nn.Linear):
 
 
 def without_autocast(graph, inputs):
-    return torch.autocast("cpu", enabled=False)(graph)
+    run = torch.autocast("cpu", enabled=False)(graph)
+    return lambda *given: run(*(one.float() for one in given))
 
 
 def halved(graph, inputs):
     return lambda *given: [0.5 * one for one in graph(*given)]
 
 
-def test_compiled_code_may_be_nearer_to_float32_than_eager():
-    images, autocast = torch.rand(4, 3), partial(torch.autocast, "cpu", torch.bfloat16)
-    with torch.no_grad():
-        assert 0.1 < check_compiled(compile_blocks(Rounding(3, 5), backend=without_autocast), images, 0.1, autocast) < 1
+def wrong_gradient(graph, inputs):
+    """Right outputs without autocast; gradients half as large as they are."""
+    forward = without_autocast(graph, inputs)
+
+    def run(*given):
+        outputs = forward(*given)
+        return [0.5 * one + 0.5 * one.detach() for one in outputs]
+
+    return run
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_compiled_code_may_be_nearer_to_float32_than_eager(dtype, gradients):
+    torch.manual_seed(0)
+    images, autocast = torch.rand(4, 3).to(dtype), partial(torch.autocast, "cpu", torch.bfloat16)
+
+    def error(backend, network=None):
+        found = compile_blocks(network or Rounding(3, 5), backend=backend)
+        return check_compiled(found, images, 0.05, autocast)
+
+    with torch.set_grad_enabled(gradients):
+        assert 0.05 < error(without_autocast) < 1
+        for backend in (halved, *([wrong_gradient] if gradients else [])):
+            with pytest.raises(MismatchError, match="differs from the same part eager"):
+                error(backend)
         with pytest.raises(MismatchError, match="differs from the same part eager"):
-            check_compiled(compile_blocks(Rounding(3, 5), backend=halved), images, 0.1, autocast)
+            error(halved, Rounding(3, 5).bfloat16())  # whose weights cannot say
+
+
+class Faint(nn.Module):
+    """A product, and beside it another a thousandth as large."""
+
+    def __init__(self):
+        super().__init__()
+        self.loud, self.faint = nn.Linear(3, 5), nn.Linear(3, 5, bias=False)
+
+    def forward(self, input):
+        return self.loud(input) + 1e-3 * self.faint(input)
+
+
+@pytest.mark.parametrize(("wrong", "noticed"), [("faint.weight", True), (None, False)])
+def test_a_wrong_gradient_that_is_small_is_noticed(wrong, noticed):
+    network, autocast = Faint(), partial(torch.autocast, "cpu", torch.bfloat16)
+
+    def backward(graph, inputs):
+        def run(*given):
+            return [3 * one if wrong and one is not None and one.abs().max() < 0.1 else one for one in graph(*given)]
+
+        return make_boxed_func(run)
+
+    forward = make_boxed_func
+    found = compile_blocks(network, backend=aot_autograd(fw_compiler=lambda g, _: forward(g), bw_compiler=backward))
+    if not noticed:
+        assert check_compiled(found, torch.rand(4, 3), 0.1, autocast) < 0.1
+        return
+    with pytest.raises(MismatchError, match=f"a wrong gradient of {wrong}"):
+        check_compiled(found, torch.rand(4, 3), 0.1, autocast)
 
 
 def test_numbers_that_are_not_finite_are_noticed():

@@ -53,6 +53,13 @@ def test_pooling_of_the_networks_is_by_half(pool: AveragePool, grid: tuple[int, 
     assert pool.is_halving(torch.empty(1, 1, *grid, device="meta"))
 
 
+def test_traced_networks_have_torchs_pooling() -> None:
+    network = create_model("resnet_rs50", depths=(1, 1, 1, 1)).eval().to(memory_format=LAST)
+    images = torch.randn(1, 3, 64, 64).to(memory_format=LAST)
+    traced = torch.jit.trace(network, images)
+    torch.testing.assert_close(traced(images), network(images))
+
+
 @pytest.mark.parametrize("channels", [1, 3])
 def test_layouts(channels: int) -> None:
     x = torch.empty(2, channels, 4, 5, device="meta")

@@ -97,6 +97,8 @@ CASES = {
     "long context": (2, 4, 16, 16, 1, (17, 16), (17, 16), (3, 5), 1),
     "long axis": (1, 4, 16, 16, 1, (70,), (70,), (7,), 1),
     "wide values": (1, 2, 16, 136, 1, (3, 3), (3, 3), (3, 3), 1),
+    "many columns, wide scope": (1, 2, 16, 16, 1, (2, 20), (2, 20), (3, 39), 1),
+    "many columns, wide scope, stride": (1, 1, 4, 16, 1, (1, 18), (2, 37), (3, 71), 2),
 }
 
 
@@ -114,6 +116,23 @@ def test_relative(case, dtype):
         lambda q, v, c, e: oracle(q, v, c, dense_of(e, query_grid, context_grid, stride)),
         dtype,
     )
+
+
+def test_offsets_of_64_bits(monkeypatch):
+    """What is folded where the parts have 2^31 elements: here the same parts both ways."""
+    from lambdanets.ops.fused import launch, tables
+
+    usual, geometry = tables.fold, launch.Geometry((2, 20), (3, 21), (5, 39), 1, 1)
+    partial = torch.randn(3, 40 * 16, 64, device=DEVICE)
+    table = torch.empty(5, 39, 16, 1, device=DEVICE)
+    narrow = launch.fold_partial(partial, table, geometry, geometry.centre, 16)
+
+    class Wide:
+        def __getitem__(self, grid):
+            return lambda *a, WIDE, **options: usual[grid](*a, WIDE=True, **options)
+
+    monkeypatch.setattr(tables, "fold", Wide())
+    assert launch.fold_partial(partial, table, geometry, geometry.centre, 16).equal(narrow)
 
 
 WINDOW_CASES = {
@@ -322,7 +341,7 @@ def test_registered_operator(content, monkeypatch):
     from lambdanets.ops.fused.operators import fused
 
     monkeypatch.undo()  # opcheck compares outputs with what torch.empty gives
-    queries, values, lambdas, table = random_inputs(2, 9, 9, 2, 16, 16, 1, (3, 3), torch.float32)
+    queries, values, lambdas, table = random_inputs(2, 9, 9, 2, 16, 24, 1, (3, 3), torch.float32)
     keys = torch.randn(2, 9, 16, device=DEVICE) if content == "keys" else None
     arguments = [queries.flatten(2), values.squeeze(-1), keys, lambdas if content == "given" else None, table]
     leaves = [one if one is None else one.requires_grad_() for one in arguments]

@@ -95,7 +95,8 @@ def test_sums_that_means_are_taken_off(channels):
     for i, (mine, theirs, exact) in enumerate(zip(found, usual, right, strict=True)):
         if i == 0:  # of the normed parts: that of keys is larger by far
             mine, theirs, exact = mine[:normed], theirs[:normed], exact[:normed]
-        assert relative_error(mine, exact) <= 2 * relative_error(theirs, exact) + 1e-6, i
+        factor = 0.1 if i in (1, 3) else 2  # the norms' weights: 0.02 and less; with one sum 0.3 to 0.5 (128 channels)
+        assert relative_error(mine, exact) <= factor * relative_error(theirs, exact) + 1e-6, i
 
 
 def test_parts_are_summed_in_several_turns(monkeypatch):

@@ -32,6 +32,11 @@ def interpreted() -> bool:
 
 
 @functools.cache
+def has_triton() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+@functools.cache
 def capability(index: int) -> tuple[int, int]:
     return torch.cuda.get_device_capability(index)
 
@@ -42,7 +47,7 @@ def why_not(
     intra_depth: int = 1, dims: int = 2, *, dilation: int = 1,
 ) -> str | None:  # fmt: skip
     """None if the fused kernels can run this, else the reason."""
-    if importlib.util.find_spec("triton") is None:
+    if not has_triton():
         return "the fused kernels need Triton, which is not installed"
     if device.type == "cuda":
         if torch.version.hip is not None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 RELATIVE = 32  # relative columns whose gradients one program sums
-FOLDED = 128  # (row, column) pairs of queries that it adds in a turn: 8.9 us, with 64 12.8, with 512 13.2 at 14x14
+FOLDED = 128  # (row, column) pairs of queries that it adds in a turn: 8.9 us at 14x14, with 64 12.8, with 256 9.2
 EXPANDED = (16, 128)  # rows and columns of E that one program writes
 SMALL_CONTEXT = {2: 256, 4: 0}  # bytes per element -> context of which one block holds all
 
@@ -319,7 +319,7 @@ def fold_partial(partial: Tensor, table: Tensor, geometry: Geometry, centre: tup
     blocks, across = -(-query_width // columns), -(-geometry.scope[1] // RELATIVE)
     dtype = table.dtype if blocks == 1 else torch.float32
     gradient = torch.empty(blocks, *table.shape, device=partial.device, dtype=dtype)
-    tables.fold[(geometry.scope[0], K * U, blocks * across)](
+    tables.fold[(geometry.scope[0] * across * blocks, K * U)](
         partial, gradient, partial.shape[2], partial.shape[1], partial.shape[0], *geometry.query_grid,
         *geometry.context_grid, *geometry.scope, *centre, geometry.stride,
         K=K, U=U, KP=depth, R=FOLDED // columns, NX=columns, D=RELATIVE, WIDE=partial.numel() >= 2**31,

@@ -177,7 +177,6 @@ def store_products(part_ptr, products, c, inside, k, C: tl.constexpr, LAST: tl.c
     place = part_ptr + (k[:, None] + c[None, :] * C)
     mask = (k < C)[:, None] & inside[None, :]
     if LAST:
-        tl.debug_barrier()  # perhaps other threads stored it
         products += 2 * tl.load(place, mask=mask, other=0.0)
     tl.store(place, products, mask=mask)
 
@@ -219,6 +218,8 @@ def products_of_gradients(
             total_x += x.to(tl.float32)
             total_q += dq.to(tl.float32)
             total_rest += d_rest.to(tl.float32)
+        if half == 1:
+            tl.debug_barrier()  # perhaps other threads stored the first half
         store_products(part_ptr, products_x, k, in_x, k, C, half == 1)
         store_products(part_ptr + C * C, products_q, q, in_q, k, C, half == 1)
         store_products(part_ptr + C * C, products_rest, rest, in_rest, k, C, half == 1)

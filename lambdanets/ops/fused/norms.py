@@ -41,7 +41,8 @@ def takes(inputs_BNC: Tensor, dtype: torch.dtype, norms: Sequence[nn.Module | No
 def only_torch() -> bool:
     """Whether this is for runtimes that know torch alone, or for transforms of which kernels have only gradients."""
     transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
-    return transformed or torch.compiler.is_exporting()
+    traced = not torch.compiler.is_dynamo_compiling() and torch._C._get_tracing_state() is not None
+    return transformed or traced or torch.compiler.is_exporting()
 
 
 def is_plain(norm: nn.Module | None) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import why_not
+from . import interpreted, why_not
 from .launch import on_device, power_of_two
 from .norms import only_torch
 
@@ -21,7 +21,7 @@ NUMBERS, COLUMNS, ROWS, WARPS = 1024, 32, 2, 4  # of a tile: numbers of a row, c
 
 def takes(x_BCHW: Tensor) -> bool:
     """Whether the kernels may pool these images."""
-    if type(x_BCHW) is not Tensor or x_BCHW.ndim != 4 or only_torch():
+    if not (x_BCHW.is_cuda or interpreted()) or type(x_BCHW) is not Tensor or x_BCHW.ndim != 4 or only_torch():
         return False
     last = x_BCHW.is_contiguous(memory_format=torch.channels_last)
     return last and why_not(x_BCHW.device, x_BCHW.dtype, 1, 1, 1) is None

@@ -3,7 +3,7 @@
 Letters: B batch, H x W the map, P x Q the pooled map, C channels; images are [B, H, W, C], channels innermost.
 Tile letters: ROWS x COLS neighbouring positions of the pooled map, one row after the other, and CH channels.
 A row's address is 64 bits wide, what is added to it within the row 32. Only C is a size that compiles anew, by its
-class: where 16 divides it, loads and stores take 16 bytes a thread.
+class (where 16 divides it, loads and stores take 16 bytes a thread) and by the tile that fits it.
 """
 
 import triton

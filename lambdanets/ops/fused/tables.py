@@ -60,15 +60,16 @@ def fold(
 
     Every load is of pairs with the program's D relative columns, for NX columns of queries and R (split, row of
     queries) a turn: what is summed stands in one lane. A fixed order of summation, so the result repeats exactly.
-    Grid: (scope_y, K*U, blocks of NX columns of queries * blocks of D relative columns).
+    Grid: (scope_y * blocks of D relative columns * blocks of NX columns of queries, K*U).
     """
     across = (scope_x + D - 1) // D
-    block = tl.program_id(2) // across
-    i_y = tl.program_id(0)
+    i_y = tl.program_id(0) % scope_y
+    strip = tl.program_id(0) // scope_y % across
+    block = tl.program_id(0) // scope_y // across
     k = tl.program_id(1) // U
     u = tl.program_id(1) % U
     n_x = block * NX + tl.arange(0, NX)
-    i_x = (tl.program_id(2) % across) * D + tl.arange(0, D)
+    i_x = strip * D + tl.arange(0, D)
     m_x = n_x[:, None] * stride + (i_x - centre_x)[None, :]
     shift = i_y - centre_y  # context row = query row * stride + shift
     first = tl.maximum(stride - 1 - shift, 0) // stride
