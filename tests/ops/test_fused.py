@@ -15,7 +15,10 @@ from lambdanets.ops.fused.content import content_gradients, content_lambda
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 REASON = why_not(DEVICE, torch.float32, 16, 16, 4)
-pytestmark = [pytest.mark.skipif(REASON is not None, reason=str(REASON)), pytest.mark.usefixtures("poisoned_memory")]
+pytestmark = [
+    pytest.mark.skipif(REASON is not None, reason=str(REASON)),
+    pytest.mark.usefixtures("poisoned_memory", "side_by_side"),
+]
 # Half types and float32 take different kernels at small contexts; the interpreter has time for some of each.
 DTYPES = [torch.float32, torch.bfloat16, torch.float16] if CUDA else [torch.float16, torch.float32]
 SLOW_IN_FLOAT32 = {"depth 32", "scope beyond the map", "wide values", "middle context"}
@@ -125,14 +128,20 @@ def test_offsets_of_64_bits(monkeypatch):
     usual, geometry = tables.fold, launch.Geometry((2, 20), (3, 21), (5, 39), 1, 1)
     partial = torch.randn(3, 40 * 4, 64, device=DEVICE)
     table = torch.empty(5, 39, 2, 1, device=DEVICE)
-    narrow = launch.fold_partial(partial, table, geometry, geometry.centre, 4)
+
+    def folded():
+        space = launch.fold_space(table, geometry)
+        launch.fold_partial(partial, space, geometry, geometry.centre, 4)
+        return launch.sum_blocks(space, table)
+
+    narrow = folded()
 
     class Wide:
         def __getitem__(self, grid):
             return lambda *a, WIDE, **options: usual[grid](*a, WIDE=True, **options)
 
     monkeypatch.setattr(tables, "fold", Wide())
-    assert launch.fold_partial(partial, table, geometry, geometry.centre, 4).equal(narrow)
+    assert folded().equal(narrow)
 
 
 WINDOW_CASES = {
