@@ -272,7 +272,9 @@ def test_content_lambda(case, dtype):
     keys, values = buffer[..., :depth], buffer[..., depth:]
     output, norm = content_lambda(keys, values)
     dv = torch.ones(batch, context, value, device=DEVICE, dtype=dtype)  # what is there already is added to
-    found = [output, content_gradients(gradient, keys, values, output, norm, dv), dv]
+    dk = torch.empty_like(keys)
+    content_gradients(keys, values, output, norm, dk, gradient, dv)
+    found = [output, dk, dv]
     plain = results(lambda k, v: k.float().softmax(1).to(dtype).mT @ v, dtype)
     expected = results(lambda k, v: k.softmax(1).mT @ v, torch.float64)
     for mine, theirs, right in zip(found, plain, expected, strict=True):

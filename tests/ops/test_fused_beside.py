@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from lambdanets.measure.timing import captured
-from lambdanets.ops.fused import beside, fused_dense, fused_relative, launch, why_not, windows
+from lambdanets.ops import Dense, Relative, lambda_op
+from lambdanets.ops.fused import beside, launch, why_not, windows
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
@@ -22,26 +23,16 @@ def step_of(case, batch=3):
     generator = torch.Generator().manual_seed(0)
     grid, H, K, V = CASES[case], 4, 16, 16
     count = 40 if grid is None else grid[0] * grid[1]
-    shapes = [
-        (batch, count, H, K),
-        (batch, count, V),
-        (batch, K, V),
-        (count, count, K, 1) if grid is None else (7, 7, K, 1),
-    ]
-    dtypes = [DTYPE, DTYPE, torch.float32, torch.float32]
-    inputs = [
-        torch.randn(shape, generator=generator).to(DEVICE, dtype) for shape, dtype in zip(shapes, dtypes, strict=True)
-    ]
+    half = [(batch, count, H, K), (batch, count, K), (batch, count, V)]
+    table = torch.randn((count, count, K) if grid is None else (7, 7, K), generator=generator)
+    inputs = [torch.randn(shape, generator=generator).to(DEVICE, DTYPE) for shape in half] + [table.to(DEVICE)]
     for one in inputs:
         one.requires_grad_()
 
     def step():
-        q, v, c, e = inputs
-        y = (
-            fused_dense(q, v.unsqueeze(3), c, e)
-            if grid is None
-            else fused_relative(q, v.unsqueeze(3), c, e, grid, grid, 1)
-        )
+        *parts, embeddings = inputs
+        positions = Dense(embeddings) if grid is None else Relative(embeddings, grid)
+        y = lambda_op(*parts, positions, backend="fused")
         return y.detach(), *torch.autograd.grad(y.square().sum(), inputs)
 
     return step
@@ -66,14 +57,14 @@ def test_no_memory_is_asked_for_on_a_side_stream(case, monkeypatch):
 
     @contextlib.contextmanager
     def watched(device, work):
-        yield beside.Sides(side(), side(), side())
+        yield beside.Sides(side(), side(), side(), side())
 
     expected = step()
     for mode in (launch, windows):
         monkeypatch.setattr(mode, "beside", watched)
     for found, one in zip(step(), expected, strict=True):
         assert found.equal(one)
-    assert len(entered) == (2 if case == "dense" else 3)
+    assert len(entered) == (3 if case == "dense" else 4)
 
 
 @gpu
@@ -103,7 +94,7 @@ def test_side_by_side_is_bit_for_bit_one_by_one(case, where):
 
 
 @gpu
-@pytest.mark.parametrize("side", ["first", "second", "after_first"])
+@pytest.mark.parametrize("side", ["first", "second", "after_first", "after_second"])
 def test_a_side_stream_waits_and_is_waited_for(side):
     before, after = torch.zeros(2, 2**26, device=DEVICE).unbind()
     seen = torch.zeros(1, device=DEVICE)
@@ -121,20 +112,21 @@ def test_a_side_stream_waits_and_is_waited_for(side):
 
 
 @gpu
-def test_after_first_is_after_first():
+@pytest.mark.parametrize("side", ["first", "second"])
+def test_what_comes_after_waits(side):
     big, seen = torch.zeros(2**26, device=DEVICE), torch.zeros(1, device=DEVICE)
     with beside.from_work(0), beside.beside(DEVICE, 1) as sides:
-        with sides.first:
+        with getattr(sides, side):
             for _ in range(100):
                 big += 1
-        with sides.after_first:
+        with getattr(sides, "after_" + side):
             seen += big[-1]
     assert seen.item() == 100
 
 
 def test_a_cpu_has_no_streams():
     with beside.from_work(0), beside.beside(torch.device("cpu"), 1e12) as side:
-        contexts = (side.first, side.second, side.after_first)
+        contexts = (side.first, side.second, side.after_first, side.after_second)
     assert all(isinstance(one, contextlib.nullcontext) for one in contexts)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-LEAST_WORK = 1e10  # operations of a product from which on it lasts longer than Python takes to fork
+LEAST_WORK = 5e10  # operations of a product (28x28x128, batch 256: 7e10); with fewer, Python is what takes time
 NEVER = math.inf
 _least_work = LEAST_WORK
 
@@ -29,29 +29,37 @@ def from_work(least: float) -> Iterator[None]:
 
 
 @functools.cache
-def side_streams(device: torch.device, handle: int) -> tuple[torch.cuda.Stream, torch.cuda.Stream, torch.cuda.Stream]:
-    """Two usual streams and an urgent one, to run beside the one with this handle: always the same."""
-    usual = [torch.cuda.Stream(device) for _ in range(3)]  # torch has 32 in all and goes round
-    first, second = [stream for stream in usual if stream.cuda_stream != handle][:2]
-    return first, second, torch.cuda.Stream(device, priority=-1)
+def side_streams(device: torch.device, handle: int) -> list[torch.cuda.Stream]:
+    """Two usual streams and two urgent ones, to run beside the one with this handle: always the same."""
+    usual, urgent = ([torch.cuda.Stream(device, priority=one) for _ in range(3)] for one in (0, -1))
+    # torch has 32 of a kind and goes round
+    return [one for kind in (usual, urgent) for one in [one for one in kind if one.cuda_stream != handle][:2]]
 
 
 @dataclass(frozen=True)
 class Sides:
-    """Contexts to launch kernels in. Programs of kernels in `after_first` go before all others that wait."""
+    """Contexts to launch kernels in: two sides, and what comes after either, whose programs go before all others."""
 
     first: contextlib.AbstractContextManager[object]
     second: contextlib.AbstractContextManager[object]
     after_first: contextlib.AbstractContextManager[object]
+    after_second: contextlib.AbstractContextManager[object]
+
+
+@contextlib.contextmanager
+def after(stream: torch.cuda.Stream, follower: torch.cuda.Stream) -> Iterator[None]:
+    follower.wait_stream(stream)
+    with torch.cuda.stream(follower):
+        yield
 
 
 @contextlib.contextmanager
 def beside(device: torch.device, work: float) -> Iterator[Sides]:
-    """What is launched in `first`, in `second` and in neither of them runs side by side, until the end of the block.
+    """What is launched on the two sides and on neither of them runs side by side, until the end of the block.
 
-    All wait for what was launched before. `work`: operations of one of the products.
+    All wait for what was launched before. Where there is no room for all, programs begin in the order of the launches.
     Memory that the sides use must be there before the beginning, and be kept until the end: it belongs to the current
-    stream, which may give it to others in between.
+    stream, which may give it to others in between. `work`: operations of one of the products.
     """
     # Where kernels are captured for a CUDA graph, Python's time does not count.
     fork = device.type == "cuda" and (
@@ -59,23 +67,18 @@ def beside(device: torch.device, work: float) -> Iterator[Sides]:
     )
     if not fork:
         nothing = contextlib.nullcontext()
-        yield Sides(nothing, nothing, nothing)
+        yield Sides(nothing, nothing, nothing, nothing)
         return
     here = torch.cuda.current_stream(device)
     begin = here.record_event()
-    first, second, urgent = side_streams(device, here.cuda_stream)
+    first, second, after_first, after_second = side_streams(device, here.cuda_stream)
     first.wait_event(begin)
     second.wait_event(begin)
-
-    @contextlib.contextmanager
-    def after_first() -> Iterator[None]:
-        urgent.wait_stream(first)
-        with torch.cuda.stream(urgent):
-            yield
-
     try:
-        yield Sides(torch.cuda.stream(first), torch.cuda.stream(second), after_first())
+        yield Sides(
+            torch.cuda.stream(first), torch.cuda.stream(second), after(first, after_first), after(second, after_second)
+        )
     finally:
-        urgent.wait_stream(first)
-        for side in (second, urgent):
-            here.wait_stream(side)
+        for stream, follower in ((first, after_first), (second, after_second)):
+            follower.wait_stream(stream)
+            here.wait_stream(follower)

@@ -13,6 +13,7 @@ from torch import Tensor
 from .beside import beside
 from .launch import (
     EXPANDED,
+    Finish,
     Geometry,
     fold_partial,
     fold_space,
@@ -228,9 +229,9 @@ class WindowCall:
 
 def backward(
     dy: Tensor, q: Tensor, v: Tensor, c: Tensor | None, table: Tensor, geometry: Geometry,
-    needs: tuple[bool, bool, bool, bool],
+    needs: tuple[bool, bool, bool, bool], finish: Finish | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """Gradients of q, v, c and the table, those that are needed."""
+    """Gradients of q, v, c and the table, those that are needed. `finish` launches what comes after dc and dv."""
     B, N, H, K = q.shape
     V = v.shape[2]
     call = WindowCall(geometry, table, q.dtype, q.element_size(), max(16, power_of_two(K)), max(16, power_of_two(V)))
@@ -239,13 +240,15 @@ def backward(
         if needs[0]:
             dq, start_queries = window_query_gradients(call, dy, q, v, c)
         if needs[1] or needs[3]:
-            dv, dt, dc = window_value_and_table_gradients(call, dy, q, v, needs, start_queries)
+            dv, dt, dc = window_value_and_table_gradients(call, dy, q, v, needs, start_queries, finish)
         else:
             if start_queries is not None:
                 start_queries()
             if needs[2]:
                 queries, gradients = q.reshape(B, N * H, K), dy.reshape(B, N * H, V)
                 dc = torch.bmm(queries.transpose(1, 2), gradients).float()
+                if finish is not None:
+                    finish(dc, None)
     return dq, dv, dc, dt
 
 
@@ -280,11 +283,12 @@ def window_query_gradients(
 
 def window_value_and_table_gradients(
     call: WindowCall, dy: Tensor, q: Tensor, v: Tensor, needs: tuple[bool, bool, bool, bool],
-    start_queries: Callable[[], None] | None,
+    start_queries: Callable[[], None] | None, finish: Finish | None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     """dv and dT are products with g = dlambda, which is written for as much of the batch as WORKSPACE holds.
 
-    dc is g's sum over queries, taken while it is in registers. dq, which needs no g, is started beside them.
+    dc is g's sum over queries, taken while it is in registers. dq, which needs no g, is started beside them,
+    and `finish` after dv.
     """
     from . import window_kernels as kernels
 
@@ -304,10 +308,10 @@ def window_value_and_table_gradients(
     warps = 2 if call.size == 2 and queries * together <= SPREAD_ELEMENTS else 4
     batch_tiles, value_tiles = -(-part // batch_tile), values // value_tile
     query_shares = shares(q.device, batch_tiles * value_tiles, -(-N // queries), SPREAD_PROGRAMS)
-    dc = torch.empty(query_shares, B, K, V, device=q.device, dtype=torch.float32) if needs[2] else None
+    dc_shares = torch.empty(query_shares, B, K, V, device=q.device, dtype=torch.float32) if needs[2] else None
 
     on_values = context_tile(geometry.context_grid[1], values, call.size)
-    d = dv = partial = summed = folded = None
+    d = dv = dc = partial = summed = folded = None
     if needs[1]:
         dv = torch.empty(B, M, V, device=q.device, dtype=v.dtype)
         own = (on_values.rows, on_values.width)
@@ -330,23 +334,28 @@ def window_value_and_table_gradients(
     work = 2.0 * part * K * V * N * min(M, scope[0] * scope[1])
     for b_first in range(0, B, part):
         kernels.spread_window[(query_shares, batch_tiles, value_tiles)](
-            q, dy, g, g if dc is None else dc, B, V, N, b_first, columns, query_shares,
+            q, dy, g, g if dc_shares is None else dc_shares, B, V, N, b_first, columns, query_shares,
             *q.stride()[:3], *dy.stride()[:3], K=K, H=H, T=queries, KP=depth, HP=max(16, power_of_two(H)), VP=values,
-            VT=value_tile, BB=batch_tile, WITH_C=dc is not None, PRECISION=precision, num_warps=warps,
+            VT=value_tile, BB=batch_tile, WITH_C=dc_shares is not None, PRECISION=precision, num_warps=warps,
         )  # fmt: skip
         last = b_first + part >= B
+        if dc_shares is not None and last:
+            dc = dc_shares.sum(0)
         # Programs begin in this order where there is room: dv's are few and long, dq's many and short.
         with beside(q.device, work) as side:
             if dv is not None:
                 grid = (-(-columns // on_values.columns), tiles_of(geometry.context_grid, on_values))
-                with side.second:
+                with side.first:
                     kernels.value_gradients_window[grid](
                         g, d, dv, B, V, *where, b_first, columns, CY=on_values.rows, CX=on_values.width, KP=depth,
                         VP=values, BV=on_values.columns, C=on_values.block, PRECISION=precision,
                         num_warps=on_values.warps, num_stages=on_values.stages,
                     )  # fmt: skip
+                if finish is not None and dc is not None:
+                    with side.after_first:
+                        finish(dc, dv)
             if partial is not None:
-                with side.first:
+                with side.second:
                     kernels.table_gradients_window[(across * blocks, splits)](
                         g, v, partial, B, V, *where, splits, b_first, columns, blocks, *v.stride()[:2],
                         TY=on_table.rows, TX=on_table.width, KP=depth, VP=values, BV=on_table.columns, C=on_table.block,
@@ -355,11 +364,12 @@ def window_value_and_table_gradients(
             if start_queries is not None and last:
                 start_queries()
             if partial is not None and last:
-                with side.after_first:
+                with side.after_second:
                     sum_parts(partial, summed, geometry, on_table)
                     fold_partial(summed, folded, tile, (0, 0), depth)
-    dt = None if folded is None else sum_blocks(folded, call.table)
-    return dv, dt, None if dc is None else dc.sum(0)
+    if finish is not None and dc is not None and dv is None:
+        finish(dc, None)
+    return dv, None if folded is None else sum_blocks(folded, call.table), dc
 
 
 def sum_parts(partial: Tensor, summed: Tensor, geometry: Geometry, use: WindowTile) -> None:
