@@ -86,7 +86,7 @@ def test_larger_maps_by_windows(side, value, compiled):
 def test_content(value, with_values, dtype, compiled):
     keys, values = on_meta(2, 49, 16, dtype=dtype), on_meta(2, 49, value, dtype=dtype)
     found, norm = content.content_lambda(keys, values)
-    content.content_gradients(keys, values, found, norm, keys, found, values if with_values else None)
+    content.content_gradients(found, keys, values, found, norm, values if with_values else None)
     assert compiled.keys() == {"content_forward", "content_backward"}
 
 

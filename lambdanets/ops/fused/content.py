@@ -39,14 +39,15 @@ def content_lambda(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def content_gradients(
-    keys: Tensor, values: Tensor, found: Tensor, norm: Tensor, dk: Tensor, gradient: Tensor, dv: Tensor | None
-) -> None:
-    """Fills dk, the gradient of the keys; that of the values is added to dv [B,M,V], if it is wanted."""
+    gradient: Tensor, keys: Tensor, values: Tensor, found: Tensor, norm: Tensor, dv: Tensor | None
+) -> Tensor:
+    """The gradient of the keys; that of the values is added to dv [B,M,V], if it is wanted."""
     from . import content_kernels as kernels
 
     (B, M, K), V = keys.shape, values.shape[2]
     depth, value_tile, _ = tile_sizes(K, V, M, values.element_size())
     rows = BACKWARD_ROWS[values.element_size()]
+    dk = torch.empty(B, M, K, device=keys.device, dtype=keys.dtype)
     with on_device(values):
         kernels.content_backward[(-(-M // rows), B)](
             keys, values, found, norm, gradient, dk, dk if dv is None else dv, M, V,
@@ -55,3 +56,4 @@ def content_gradients(
             WITH_V=dv is not None, PRECISION=precision_of(values.dtype),
             num_warps=2 if rows == 64 and value_tile < 64 else 4,
         )  # fmt: skip
+    return dk

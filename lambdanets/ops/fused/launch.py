@@ -6,15 +6,11 @@ Tiles depend on K, H, V, the type and the class of the map, never on the batch o
 
 import contextlib
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from .beside import beside
-
-Finish = Callable[[Tensor, Tensor | None], None]  # of dc and dv
 RELATIVE = 32  # relative columns whose gradients one program sums
 FOLDED = 128  # (row, column) pairs of queries that it adds in a turn: 8.9 us at 14x14, with 64 12.8, with 256 9.2
 EXPANDED = (16, 128)  # rows and columns of E that one program writes
@@ -236,12 +232,9 @@ def forward(q: Tensor, v: Tensor, c: Tensor | None, table_or_embeddings: Tensor,
 
 def backward(
     dy: Tensor, q: Tensor, v: Tensor, c: Tensor | None, table_or_embeddings: Tensor, geometry: Geometry,
-    needs: tuple[bool, bool, bool, bool], finish: Finish | None = None,
+    needs: tuple[bool, bool, bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """Gradients of q, v, c and the table or embeddings, those that are needed.
-
-    `finish` launches what comes after dc and dv, beside the rest.
-    """
+    """Gradients of q, v, c and the table or embeddings, those that are needed."""
     from . import backward_kernels as kernels
 
     B, N, H, K = q.shape
@@ -261,119 +254,75 @@ def backward(
             dc = torch.empty(B, K, V, device=q.device, dtype=torch.float32)
         if needs[0]:
             dq = torch.empty(B, N, H, K, device=q.device, dtype=q.dtype)
+            content = q if c is None else c
+            if tiles.small and V <= 128:
+                use = settings("query_gradients_small", tiles, M, V, size)
+                groups = -(-B // use.batch_tile)
+                splits = shares(q.device, groups, -(-N // use.queries), use.occupancy)
+                kernels.query_gradients_small[(groups, splits)](
+                    dy, v, content, e, dq, B, N, M, V, e.stride(0), splits, *sy, *sv, **shared, **blocks_of(use),
+                    HAS_C=c is not None,
+                    STAGES=use.stages, num_warps=use.warps,
+                )  # fmt: skip
+            else:
+                use = settings("query_gradients_large", replace(tiles, small=False), M, V, size)
+                kernels.query_gradients_large[(-(-B // use.batch_tile), -(-N // use.queries))](
+                    dy, v, content, e, dq, B, N, M, V, e.stride(0), *band, *sy, *sv, **shared, T=use.queries,
+                    VT=use.value_tile, NV=-(-V // use.value_tile), BB=use.batch_tile, C0=use.chunks[0],
+                    HAS_C=c is not None, num_warps=use.warps, num_stages=use.stages,
+                )  # fmt: skip
         if needs[1]:
+            use = settings("value_gradients", tiles, M, V, size)
             dv = torch.empty(B, M, V, device=q.device, dtype=v.dtype)
-        on_table = settings("table_gradients", tiles, M, V, size)
-        query_tiles, blocks = -(-N // on_table.queries), -(-M // sum(on_table.chunks))
-        partial = folded = None
-        if needs[3]:
-            splits = shares(q.device, query_tiles * blocks, -(-B // on_table.batch_tile), on_table.occupancy)
-            rows = query_tiles * on_table.queries * tiles.depth
-            partial = torch.empty(splits, rows, tiles.columns, device=q.device, dtype=torch.float32)
-            folded = fold_space(table_or_embeddings, geometry)
-
-        # Programs begin in this order where there is room: 291 us at 14x14x256, 293 with dv first, 307 with dq last.
-        with beside(q.device, 2.0 * B * N * M * K * V) as side:
-            if partial is not None:
-                with side.second:
-                    kernels.table_gradients[(query_tiles, blocks, partial.shape[0])](
-                        q, dy, v, partial, B, N, M, V, tiles.columns, partial.shape[1], partial.shape[0], *band,
-                        *sq, *sy, *sv, **shared, **blocks_of(on_table), NV=-(-V // on_table.value_tile),
-                        STAGES=on_table.stages, num_warps=on_table.warps,
-                    )  # fmt: skip
-            if dq is not None:
-                start_query_gradients(dy, q, v, c, e, dq, tiles, band, shared)
-            if dv is not None:
-                use = settings("value_gradients", tiles, M, V, size)
-                grid = (-(-B // use.batch_tile), -(-M // sum(use.chunks)), -(-V // use.value_tile))
-                with side.first:
-                    kernels.value_gradients[grid](
-                        q, dy, e, dv, dc if content_beside else dv, B, N, M, V, e.stride(0), *band, *sq, *sy, **shared,
-                        **blocks_of(use), WITH_C=content_beside, STAGES=use.stages, num_warps=use.warps,
-                    )  # fmt: skip
-                if content_beside and finish is not None:
-                    with side.after_first:
-                        finish(dc, dv)
-            if partial is not None and folded is not None:
-                with side.after_second:
-                    fold_partial(partial, folded, geometry, geometry.centre, tiles.depth)
-        if dc is not None and not content_beside:
+            kernels.value_gradients[(-(-B // use.batch_tile), -(-M // sum(use.chunks)), -(-V // use.value_tile))](
+                q, dy, e, dv, dc if content_beside else dv, B, N, M, V, e.stride(0), *band, *sq, *sy, **shared,
+                **blocks_of(use), WITH_C=content_beside,
+                STAGES=use.stages, num_warps=use.warps,
+            )  # fmt: skip
+        if needs[2] and not content_beside:
             queries, gradients = q.reshape(B, N * H, K), dy.reshape(B, N * H, V)
             dc.copy_(torch.bmm(queries.transpose(1, 2), gradients))
-            if finish is not None:
-                finish(dc, dv)
-        if folded is not None:
-            de = sum_blocks(folded, table_or_embeddings)
-        elif partial is not None:
-            de = dense_gradient(partial, table_or_embeddings, geometry, tiles, N)
+        if needs[3]:
+            use = settings("table_gradients", tiles, M, V, size)
+            query_tiles, blocks = -(-N // use.queries), -(-M // sum(use.chunks))
+            splits = shares(q.device, query_tiles * blocks, -(-B // use.batch_tile), use.occupancy)
+            rows = query_tiles * use.queries * tiles.depth
+            partial = torch.empty(splits, rows, tiles.columns, device=q.device, dtype=torch.float32)
+            kernels.table_gradients[(query_tiles, blocks, splits)](
+                q, dy, v, partial, B, N, M, V, tiles.columns, rows, splits, *band, *sq, *sy, *sv, **shared,
+                **blocks_of(use), NV=-(-V // use.value_tile),
+                STAGES=use.stages, num_warps=use.warps,
+            )  # fmt: skip
+            de = fold_table(partial, table_or_embeddings, geometry, tiles, N)
     return dq, dv, dc, de
 
 
-def start_query_gradients(
-    dy: Tensor, q: Tensor, v: Tensor, c: Tensor | None, e: Tensor, dq: Tensor, tiles: Tiles, band: tuple[int, ...],
-    shared: dict[str, object],
-) -> None:  # fmt: skip
-    from . import backward_kernels as kernels
-
-    B, N = q.shape[:2]
-    M, V = v.shape[1:]
-    content = q if c is None else c
-    strides = (*dy.stride()[:3], *v.stride()[:2])
-    if tiles.small and V <= 128:
-        use = settings("query_gradients_small", tiles, M, V, q.element_size())
-        groups = -(-B // use.batch_tile)
-        splits = shares(q.device, groups, -(-N // use.queries), use.occupancy)
-        kernels.query_gradients_small[(groups, splits)](
-            dy, v, content, e, dq, B, N, M, V, e.stride(0), splits, *strides, **shared, **blocks_of(use),
-            HAS_C=c is not None, STAGES=use.stages, num_warps=use.warps,
-        )  # fmt: skip
-    else:
-        use = settings("query_gradients_large", replace(tiles, small=False), M, V, q.element_size())
-        kernels.query_gradients_large[(-(-B // use.batch_tile), -(-N // use.queries))](
-            dy, v, content, e, dq, B, N, M, V, e.stride(0), *band, *strides, **shared, T=use.queries,
-            VT=use.value_tile, NV=-(-V // use.value_tile), BB=use.batch_tile, C0=use.chunks[0],
-            HAS_C=c is not None, num_warps=use.warps, num_stages=use.stages,
-        )  # fmt: skip
-
-
-def dense_gradient(partial: Tensor, embeddings: Tensor, geometry: Geometry, tiles: Tiles, queries: int) -> Tensor:
-    """Partial dE [splits, query tiles * nk, columns] -> the gradient of dense embeddings."""
-    K, U = embeddings.shape[-2:]
-    context = geometry.context_grid[0] * geometry.context_grid[1]
-    summed = partial.sum(0).view(-1, tiles.depth, tiles.columns)[:queries, :K, : context * U]
-    gradient = summed.reshape(queries, K, context, U).permute(0, 2, 1, 3)
-    return gradient.to(embeddings.dtype).contiguous()
-
-
-def fold_columns(query_width: int) -> int:
-    """Columns of queries that one program of `fold` sums. Few variants: windows and sequences, or maps."""
-    return 4 if query_width <= 4 else 16
-
-
-def fold_space(table: Tensor, geometry: Geometry) -> Tensor | None:
-    """Memory for the gradient of a table [blocks of columns of queries, *table]; None for dense embeddings."""
+def fold_table(partial: Tensor, table_or_embeddings: Tensor, geometry: Geometry, tiles: Tiles, queries: int) -> Tensor:
+    """Partial dE [splits, query tiles * nk, columns] -> the gradient of the table, or of the dense embeddings."""
+    K, U = table_or_embeddings.shape[-2:]
     if geometry.query_grid is None:
-        return None
-    blocks = -(-geometry.query_grid[1] // fold_columns(geometry.query_grid[1]))
-    dtype = table.dtype if blocks == 1 else torch.float32
-    return torch.empty(blocks, *table.shape, device=table.device, dtype=dtype)
+        context = geometry.context_grid[0] * geometry.context_grid[1]
+        summed = partial.sum(0).view(-1, tiles.depth, tiles.columns)[:queries, :K, : context * U]
+        gradient = summed.reshape(queries, K, context, U).permute(0, 2, 1, 3)
+        return gradient.to(table_or_embeddings.dtype).contiguous()
+    return fold_partial(partial, table_or_embeddings, geometry, geometry.centre, tiles.depth)
 
 
-def fold_partial(partial: Tensor, folded: Tensor, geometry: Geometry, centre: tuple[int, int], depth: int) -> None:
-    """Partial dE [splits, nk, columns] of the queries and context of `geometry` -> folded, from `fold_space`."""
+def fold_partial(partial: Tensor, table: Tensor, geometry: Geometry, centre: tuple[int, int], depth: int) -> Tensor:
+    """Partial dE [splits, nk, columns] of the queries and context of `geometry` -> the gradient of the table."""
     from . import tables
 
     assert geometry.query_grid is not None
-    K, U = folded.shape[-2:]
-    columns = fold_columns(geometry.query_grid[1])
-    across = -(-geometry.scope[1] // RELATIVE)
-    tables.fold[(geometry.scope[0] * across * folded.shape[0], K * U)](
-        partial, folded, partial.shape[2], partial.shape[1], partial.shape[0], *geometry.query_grid,
+    K, U = table.shape[-2:]
+    query_width = geometry.query_grid[1]
+    columns = 4 if query_width <= 4 else 16  # few variants: windows and sequences, or maps
+    blocks, across = -(-query_width // columns), -(-geometry.scope[1] // RELATIVE)
+    dtype = table.dtype if blocks == 1 else torch.float32
+    gradient = torch.empty(blocks, *table.shape, device=partial.device, dtype=dtype)
+    tables.fold[(geometry.scope[0] * across * blocks, K * U)](
+        partial, gradient, partial.shape[2], partial.shape[1], partial.shape[0], *geometry.query_grid,
         *geometry.context_grid, *geometry.scope, *centre, geometry.stride,
         K=K, U=U, KP=depth, R=FOLDED // columns, NX=columns, D=RELATIVE, WIDE=partial.numel() >= 2**31,
         num_warps=4,
     )  # fmt: skip
-
-
-def sum_blocks(folded: Tensor, table: Tensor) -> Tensor:
-    return (folded[0] if len(folded) == 1 else folded.sum(0)).to(table.dtype)
+    return (gradient[0] if blocks == 1 else gradient.sum(0)).to(table.dtype)

@@ -7,7 +7,6 @@ and copies those that the backward pass keeps into the channels-last layout wher
 """
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -100,14 +99,10 @@ def fused_backward(
     mode = windows if windows.use_window(geometry, queries, values) else launch
     through_keys = keys is not None and (needs[1] or needs[2])
     wanted = (needs[0], needs[1], through_keys or (keys is None and needs[3]), needs[4])
-    dk = finish = None
-    if keys is not None and through_keys:
-        assert whole is not None
-        assert norm is not None
-        dk = torch.empty(keys.shape, device=keys.device, dtype=keys.dtype)
-        finish = partial(content_gradients, unit_stride(keys), values, whole, norm, dk)
-    dq, dv, dc, de = mode.backward(gradient, queries, values, whole, embeddings, geometry, wanted, finish)
+    dq, dv, dc, de = mode.backward(gradient, queries, values, whole, embeddings, geometry, wanted)
+    dk = None
     if through_keys:
+        dk = content_gradients(dc, unit_stride(keys), values, whole, norm, dv)  # pyright: ignore
         dc = None
     if dc is not None and content is not None:
         dc = dc.to(content.dtype)

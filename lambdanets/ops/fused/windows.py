@@ -4,25 +4,12 @@ Letters: B batch, N queries, M context positions, H heads, K key depth, V value 
 """
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .beside import beside
-from .launch import (
-    EXPANDED,
-    Finish,
-    Geometry,
-    fold_partial,
-    fold_space,
-    on_device,
-    power_of_two,
-    precision_of,
-    shares,
-    sum_blocks,
-)
+from .launch import EXPANDED, Geometry, fold_partial, on_device, power_of_two, precision_of, shares
 
 WINDOW_CONTEXT = 256  # contexts above this take the window mode, where it can run them
 WORKSPACE = 512 * 2**20  # bytes of g = dlambda that the backward holds at a time, at most
@@ -229,33 +216,25 @@ class WindowCall:
 
 def backward(
     dy: Tensor, q: Tensor, v: Tensor, c: Tensor | None, table: Tensor, geometry: Geometry,
-    needs: tuple[bool, bool, bool, bool], finish: Finish | None = None,
+    needs: tuple[bool, bool, bool, bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """Gradients of q, v, c and the table, those that are needed. `finish` launches what comes after dc and dv."""
+    """Gradients of q, v, c and the table, those that are needed."""
     B, N, H, K = q.shape
     V = v.shape[2]
     call = WindowCall(geometry, table, q.dtype, q.element_size(), max(16, power_of_two(K)), max(16, power_of_two(V)))
-    dq = dv = dc = dt = start_queries = None
+    dq = dv = dc = dt = None
     with on_device(q):
         if needs[0]:
-            dq, start_queries = window_query_gradients(call, dy, q, v, c)
+            dq = window_query_gradients(call, dy, q, v, c)
         if needs[1] or needs[3]:
-            dv, dt, dc = window_value_and_table_gradients(call, dy, q, v, needs, start_queries, finish)
-        else:
-            if start_queries is not None:
-                start_queries()
-            if needs[2]:
-                queries, gradients = q.reshape(B, N * H, K), dy.reshape(B, N * H, V)
-                dc = torch.bmm(queries.transpose(1, 2), gradients).float()
-                if finish is not None:
-                    finish(dc, None)
+            dv, dt, dc = window_value_and_table_gradients(call, dy, q, v, needs)
+        elif needs[2]:
+            queries, gradients = q.reshape(B, N * H, K), dy.reshape(B, N * H, V)
+            dc = torch.bmm(queries.transpose(1, 2), gradients).float()
     return dq, dv, dc, dt
 
 
-def window_query_gradients(
-    call: WindowCall, dy: Tensor, q: Tensor, v: Tensor, c: Tensor | None
-) -> tuple[Tensor, Callable[[], None]]:
-    """Memory for dq, and what launches the kernel that fills it."""
+def window_query_gradients(call: WindowCall, dy: Tensor, q: Tensor, v: Tensor, c: Tensor | None) -> Tensor:
     from . import window_kernels as kernels
 
     B, N, H, K = q.shape
@@ -268,27 +247,22 @@ def window_query_gradients(
     dq = torch.empty(B, N, H, K, device=q.device, dtype=q.dtype)
     grid = (-(-B // batch_tile), tiles_of(geometry.query_grid, use))
     swap = tiles_first(*grid, value_tile)
-
-    def start() -> None:
-        kernels.query_gradients_window[grid[::-1] if swap else grid](
-            dy, v, q if c is None else c, t, dq, B, V, *window_geometry(geometry), t.shape[0], t.stride(0),
-            *dy.stride()[:3], *v.stride()[:2],
-            K=K, H=H, KP=call.depth, HP=max(8, power_of_two(H)), TY=use.rows, TX=use.width, VT=value_tile,
-            NV=-(-V // value_tile), BB=batch_tile, C=use.block, HAS_C=c is not None, TILES_FIRST=swap,
-            PRECISION=precision_of(q.dtype), num_warps=use.warps, num_stages=use.stages,
-        )  # fmt: skip
-
-    return dq, start
+    kernels.query_gradients_window[grid[::-1] if swap else grid](
+        dy, v, q if c is None else c, t, dq, B, V, *window_geometry(geometry), t.shape[0], t.stride(0),
+        *dy.stride()[:3], *v.stride()[:2],
+        K=K, H=H, KP=call.depth, HP=max(8, power_of_two(H)), TY=use.rows, TX=use.width, VT=value_tile,
+        NV=-(-V // value_tile), BB=batch_tile, C=use.block, HAS_C=c is not None, TILES_FIRST=swap,
+        PRECISION=precision_of(q.dtype), num_warps=use.warps, num_stages=use.stages,
+    )  # fmt: skip
+    return dq
 
 
 def window_value_and_table_gradients(
-    call: WindowCall, dy: Tensor, q: Tensor, v: Tensor, needs: tuple[bool, bool, bool, bool],
-    start_queries: Callable[[], None] | None, finish: Finish | None,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    call: WindowCall, dy: Tensor, q: Tensor, v: Tensor, needs: tuple[bool, bool, bool, bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """dv and dT are products with g = dlambda, which is written for as much of the batch as WORKSPACE holds.
 
-    dc is g's sum over queries, taken while it is in registers. dq, which needs no g, is started beside them,
-    and `finish` after dv.
+    dc is g's sum over queries, taken while it is in registers.
     """
     from . import window_kernels as kernels
 
@@ -308,10 +282,10 @@ def window_value_and_table_gradients(
     warps = 2 if call.size == 2 and queries * together <= SPREAD_ELEMENTS else 4
     batch_tiles, value_tiles = -(-part // batch_tile), values // value_tile
     query_shares = shares(q.device, batch_tiles * value_tiles, -(-N // queries), SPREAD_PROGRAMS)
-    dc_shares = torch.empty(query_shares, B, K, V, device=q.device, dtype=torch.float32) if needs[2] else None
+    dc = torch.empty(query_shares, B, K, V, device=q.device, dtype=torch.float32) if needs[2] else None
 
     on_values = context_tile(geometry.context_grid[1], values, call.size)
-    d = dv = dc = partial = summed = folded = None
+    d = dv = dt = partial = None
     if needs[1]:
         dv = torch.empty(B, M, V, device=q.device, dtype=v.dtype)
         own = (on_values.rows, on_values.width)
@@ -326,59 +300,42 @@ def window_value_and_table_gradients(
         splits = even_shares(q.device, programs, steps, on_table.occupancy)
         rows = on_table.rows * on_table.width * depth
         partial = torch.empty(splits, across, rows, blocks * on_table.block, device=q.device, dtype=torch.float32)
-        reach = call.reach(on_table)
-        summed = torch.empty(1, rows, reach[0] * reach[1], device=q.device, dtype=torch.float32)
-        tile = Geometry((on_table.rows, on_table.width), reach, scope, 1, 1)
-        folded = fold_space(call.table, tile)
 
-    work = 2.0 * part * K * V * N * min(M, scope[0] * scope[1])
     for b_first in range(0, B, part):
         kernels.spread_window[(query_shares, batch_tiles, value_tiles)](
-            q, dy, g, g if dc_shares is None else dc_shares, B, V, N, b_first, columns, query_shares,
+            q, dy, g, g if dc is None else dc, B, V, N, b_first, columns, query_shares,
             *q.stride()[:3], *dy.stride()[:3], K=K, H=H, T=queries, KP=depth, HP=max(16, power_of_two(H)), VP=values,
-            VT=value_tile, BB=batch_tile, WITH_C=dc_shares is not None, PRECISION=precision, num_warps=warps,
+            VT=value_tile, BB=batch_tile, WITH_C=dc is not None, PRECISION=precision, num_warps=warps,
         )  # fmt: skip
-        last = b_first + part >= B
-        if dc_shares is not None and last:
-            dc = dc_shares.sum(0)
-        # Programs begin in this order where there is room: dv's are few and long, dq's many and short.
-        with beside(q.device, work) as side:
-            if dv is not None:
-                grid = (-(-columns // on_values.columns), tiles_of(geometry.context_grid, on_values))
-                with side.first:
-                    kernels.value_gradients_window[grid](
-                        g, d, dv, B, V, *where, b_first, columns, CY=on_values.rows, CX=on_values.width, KP=depth,
-                        VP=values, BV=on_values.columns, C=on_values.block, PRECISION=precision,
-                        num_warps=on_values.warps, num_stages=on_values.stages,
-                    )  # fmt: skip
-                if finish is not None and dc is not None:
-                    with side.after_first:
-                        finish(dc, dv)
-            if partial is not None:
-                with side.second:
-                    kernels.table_gradients_window[(across * blocks, splits)](
-                        g, v, partial, B, V, *where, splits, b_first, columns, blocks, *v.stride()[:2],
-                        TY=on_table.rows, TX=on_table.width, KP=depth, VP=values, BV=on_table.columns, C=on_table.block,
-                        PRECISION=precision, STAGES=on_table.stages, num_warps=on_table.warps,
-                    )  # fmt: skip
-            if start_queries is not None and last:
-                start_queries()
-            if partial is not None and last:
-                with side.after_second:
-                    sum_parts(partial, summed, geometry, on_table)
-                    fold_partial(summed, folded, tile, (0, 0), depth)
-    if finish is not None and dc is not None and dv is None:
-        finish(dc, None)
-    return dv, None if folded is None else sum_blocks(folded, call.table), dc
+        if dv is not None:
+            grid = (-(-columns // on_values.columns), tiles_of(geometry.context_grid, on_values))
+            kernels.value_gradients_window[grid](
+                g, d, dv, B, V, *where, b_first, columns, CY=on_values.rows, CX=on_values.width, KP=depth, VP=values,
+                BV=on_values.columns, C=on_values.block, PRECISION=precision,
+                num_warps=on_values.warps, num_stages=on_values.stages,
+            )  # fmt: skip
+        if partial is not None:
+            kernels.table_gradients_window[(across * blocks, splits)](
+                g, v, partial, B, V, *where, splits, b_first, columns, blocks, *v.stride()[:2],
+                TY=on_table.rows, TX=on_table.width, KP=depth, VP=values, BV=on_table.columns, C=on_table.block,
+                PRECISION=precision, STAGES=on_table.stages, num_warps=on_table.warps,
+            )  # fmt: skip
+    if partial is not None:
+        dt = window_table_gradient(call, on_table, partial)
+    return dv, dt, None if dc is None else dc.sum(0)
 
 
-def sum_parts(partial: Tensor, summed: Tensor, geometry: Geometry, use: WindowTile) -> None:
-    """Parts of dT [splits, columns of tiles, nk, clipped positions of their windows] -> dT [1, nk, positions]."""
+def window_table_gradient(call: WindowCall, use: WindowTile, partial: Tensor) -> Tensor:
+    """Parts of dT [splits, columns of tiles, nk, clipped positions of their windows] -> the gradient of the table."""
     from . import window_kernels as kernels
 
+    geometry, reach = call.geometry, call.reach(use)
     splits, across, rows, part_columns = partial.shape
-    back, positions, block = geometry.centre[1], summed.shape[2], 128
+    back, positions, block = geometry.centre[1], reach[0] * reach[1], 128
+    summed = torch.empty(1, rows, positions, device=partial.device, dtype=torch.float32)
     kernels.sum_table_parts[(rows, -(-positions // block))](
         partial, summed, geometry.context_grid[1], back, geometry.scope[1] - 1 - back, positions, part_columns, splits,
         across, TX=use.width, S=16, C=block, num_warps=4,
     )  # fmt: skip
+    local = Geometry((use.rows, use.width), reach, geometry.scope, 1, 1)
+    return fold_partial(summed, call.table, local, (0, 0), call.depth)
