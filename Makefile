@@ -39,19 +39,19 @@ test-slow: $(READY)  ## runs that are killed and resumed, several processes, two
 	$(BIN)/python -m pytest -m slow --durations=10
 
 test-kernels: $(READY)  ## the GPU kernels under Triton's interpreter, values and every gradient
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 tests/ops/test_fused.py tests/ops/test_fused_norms.py tests/ops/test_fused_narrow.py tests/ops/test_fused_norms_compiled.py tests/ops/test_fused_pool.py --cov --cov-append --cov-report=term:skip-covered
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 tests/ops/test_fused.py tests/ops/test_fused_norms.py tests/ops/test_fused_narrow.py tests/ops/test_fused_norms_compiled.py tests/ops/test_fused_pool.py tests/ops/test_fused_maps.py --cov --cov-append --cov-report=term:skip-covered
 	@# The interpreter has no bfloat16: a seed that draws the other types often.
 	TRITON_INTERPRET=1 $(BIN)/lambdanets selftest --backend fused --seed 67 --cases 4
 
 test-gpu: $(READY)  ## the kernels and the operation on a CUDA device
-	$(BIN)/python -m pytest tests/ops/test_fused.py tests/ops/test_fused_norms.py tests/ops/test_fused_narrow.py tests/ops/test_fused_norms_compiled.py tests/ops/test_fused_pool.py tests/models/test_pool.py tests/measure/test_compiled.py tests/measure/test_kernels.py tests/train/test_prefetch.py
+	$(BIN)/python -m pytest tests/ops/test_fused.py tests/ops/test_fused_norms.py tests/ops/test_fused_narrow.py tests/ops/test_fused_norms_compiled.py tests/ops/test_fused_pool.py tests/ops/test_fused_maps.py tests/models/test_pool.py tests/measure/test_compiled.py tests/measure/test_kernels.py tests/train/test_prefetch.py
 	$(BIN)/lambdanets selftest --device cuda --minutes 3
 
 # One small case of every mode of the kernels. Without torch's cache an access beyond a tensor is one beyond its memory.
-SANITIZED := (test_against and (several or goes) and centred or test_windows and (square or columns) or test_relative and (square or middle) or test_content and wide or test_dense and 300 or test_pooling and (odd or two)) and bfloat16
+SANITIZED := (test_against and (several or goes) and centred or test_windows and (square or columns) or test_relative and (square or middle) or test_content and wide or test_dense and 300 or test_pooling and (odd or two) or test_pooled and odd and scope and maps and not position) and bfloat16
 sanitize: $(READY)  ## the kernels under compute-sanitizer, on a CUDA device
-	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 9 $(BIN)/python -m pytest tests/ops/test_fused.py tests/ops/test_fused_norms.py tests/ops/test_fused_narrow.py tests/ops/test_fused_pool.py -k "$(SANITIZED)"
-	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool racecheck --error-exitcode 9 $(BIN)/python -m pytest tests/ops/test_fused.py tests/ops/test_fused_norms.py tests/ops/test_fused_narrow.py tests/ops/test_fused_pool.py -k "$(SANITIZED)"
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 9 $(BIN)/python -m pytest tests/ops/test_fused.py tests/ops/test_fused_norms.py tests/ops/test_fused_narrow.py tests/ops/test_fused_pool.py tests/ops/test_fused_maps.py -k "$(SANITIZED)"
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool racecheck --error-exitcode 9 $(BIN)/python -m pytest tests/ops/test_fused.py tests/ops/test_fused_norms.py tests/ops/test_fused_narrow.py tests/ops/test_fused_pool.py tests/ops/test_fused_maps.py -k "$(SANITIZED)"
 
 clean:
 	rm -rf $(VENV) build dist docs/_generated *.egg-info .pytest_cache .ruff_cache .coverage

@@ -13,7 +13,10 @@ Letters: B batch, C channels, H and W the map.
 import torch
 from torch import Tensor, nn
 
+from lambdanets.layers import LambdaLayer2d
+from lambdanets.layers.pooled import forward_pooled
 from lambdanets.ops.fused import pool
+from lambdanets.ops.fused.norms import is_hooked
 
 STRIDE = 2
 
@@ -45,6 +48,16 @@ class AveragePool(nn.AvgPool2d):
         if self.kernel_size == STRIDE:
             return not self.padding and height % STRIDE == width % STRIDE == 0
         return self.kernel_size == 3 and self.padding == 1 and self.count_include_pad and not self.ceil_mode
+
+
+def pool_after(layer: nn.Module, pool: nn.Module, x_BCHW: Tensor) -> Tensor:
+    """pool(layer(x)); of a lambda layer in one step where kernels can, and nobody watches the two."""
+    if isinstance(layer, LambdaLayer2d) and isinstance(pool, AveragePool) and pool.padding and pool.is_halving(x_BCHW):
+        watched = any(is_hooked(one) or one._compiled_call_impl is not None for one in (layer, pool))
+        pooled = None if watched else forward_pooled(layer, x_BCHW)
+        if pooled is not None:
+            return pooled
+    return pool(layer(x_BCHW))
 
 
 def is_plain(x_BCHW: Tensor) -> bool:

@@ -11,7 +11,7 @@ from lambdanets.layers import LambdaLayer2d, SqueezeExcitation2d
 from lambdanets.models.config import Placement, ResNetConfig
 from lambdanets.models.network import Network
 from lambdanets.models.parts import DropPath, conv, drop_path_rates, smaller, zero_gamma
-from lambdanets.models.pool import AveragePool
+from lambdanets.models.pool import AveragePool, pool_after
 from lambdanets.models.spatial import scope_of_stage, spatial_layer
 
 EXPANSION = 4  # a block puts out four times its width
@@ -58,7 +58,7 @@ class Bottleneck(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
         x = self.act(self.bn1(self.conv1(x)))
-        x = self.act(self.bn2(self.pool(self.conv2(x))))
+        x = self.act(self.bn2(pool_after(self.conv2, self.pool, x)))
         x = self.se(self.bn3(self.conv3(x)))
         return self.act(self.drop_path(x) + shortcut)
 

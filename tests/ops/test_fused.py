@@ -263,7 +263,13 @@ def test_content_lambda(case, dtype):
     keys, values = buffer[..., :depth], buffer[..., depth:]
     output, norm = content_lambda(keys, values)
     dv = torch.ones(batch, context, value, device=DEVICE, dtype=dtype)  # what is there already is added to
-    found = [output, content_gradients(gradient, keys, values, output, norm, dv), dv]
+    found = [output, *content_gradients(gradient, keys, values, output, norm, dv)]
+    assert found[2] is dv
+    gaps = torch.ones(batch, context + 3, value, device=DEVICE, dtype=dtype)[:, :context]  # between examples
+    apart = content_gradients(gradient, keys, values, output, norm, gaps)
+    assert all(map(torch.equal, apart, found[1:]))
+    assert apart[1].is_contiguous()
+    assert gaps.eq(1).all()
     plain = results(lambda k, v: k.float().softmax(1).to(dtype).mT @ v, dtype)
     expected = results(lambda k, v: k.softmax(1).mT @ v, torch.float64)
     for mine, theirs, right in zip(found, plain, expected, strict=True):
@@ -345,7 +351,7 @@ def test_registered_operator(content, monkeypatch):
     keys = torch.randn(2, 9, 16, device=DEVICE) if content == "keys" else None
     arguments = [queries.flatten(2), values.squeeze(-1), keys, lambdas if content == "given" else None, table]
     leaves = [one if one is None else one.requires_grad_() for one in arguments]
-    torch.library.opcheck(fused, (*leaves, [3, 3], [3, 3], 1))
+    torch.library.opcheck(fused, (*leaves, [3, 3], [3, 3], 1, False))
 
 
 def test_flops_count_what_is_in_scope():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lambdanets.ops.fused import content, interpreted, launch, narrow, norms, pool, windows
+from lambdanets.ops.fused import content, interpreted, launch, maps, narrow, norms, pool, windows
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = pytest.mark.skipif(interpreted(), reason="TRITON_INTERPRET is set: nothing is compiled")
@@ -79,6 +79,17 @@ def test_larger_maps_by_windows(side, value, compiled):
     backward_and_forward(windows, side, value, launch.Geometry((side, side), (side, side), (23, 23), 1, 1))
     names = ("forward", "query_gradients", "value_gradients", "table_gradients", "spread")
     assert {"sum_table_parts", *(f"{name}_window" for name in names)} <= compiled.keys()
+
+
+def test_maps_before_values(compiled):
+    geometry = launch.Geometry((14, 14), (14, 14), (23, 23), 1, 1)
+    queries, values, table = on_meta(8, 196, 4, 16), on_meta(8, 196, 128), on_meta(23, 23, 16, 1, dtype=torch.float32)
+    lambdas = on_meta(8, 16, 128, dtype=torch.float32)
+    pooled = maps.forward(queries, values, lambdas, table, geometry)
+    maps.backward(pooled, queries, values, lambdas, table, geometry, (True,) * 4)
+    assert compiled.keys() == {"expand", "gather", "scatter", "fold"}
+    for name in ("expand", "gather", "scatter"):  # 16 bytes a thread
+        assert re.search(r"st\.global\.v4\.b32", compiled[name]["ptx"]), name
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)

@@ -91,6 +91,7 @@ def with_intra_depth(values: Tensor, embeddings: Tensor, position_dims: int) -> 
 def fused_relative(
     queries: Tensor, values: Tensor, content: Tensor | None, table: Tensor,
     query_grid: Sequence[int], context_grid: Sequence[int], stride: int = 1, *, keys: Tensor | None = None,
+    pooled: bool = False,
 ) -> Tensor:  # fmt: skip
     """Apply content and relative position lambdas to their queries.
 
@@ -98,6 +99,7 @@ def fused_relative(
     queries (N) and context (M). Returns [B,N,H,V]. The content lambda [B,K,V], or None for none; or the keys [B,M,K] to
     make it of, by a softmax over m (then U is 1).
     table[i] is the embedding of context - query * stride = i - (scope - 1) // 2; what lies outside contributes nothing.
+    `pooled`: 3x3 average pooling of the output at every other position follows, with a border of zeros (2-d).
     """
     from . import operators
 
@@ -106,7 +108,7 @@ def fused_relative(
     if dims == 1:  # a column of rows of width 1, so that the band of rows in reach is exact
         query_grid, context_grid, table = [query_grid[0], 1], [context_grid[0], 1], table.unsqueeze(1)
     arguments = (queries.flatten(2), values.to(queries.dtype), keys, content, table)
-    output = operators.fused(*arguments, list(query_grid), list(context_grid), stride)[0]
+    output = operators.fused(*arguments, list(query_grid), list(context_grid), stride, pooled)[0]
     return output.unflatten(2, (queries.shape[2], values.shape[2]))
 
 
@@ -118,7 +120,7 @@ def fused_dense(
 
     values, embeddings = with_intra_depth(values, embeddings, 2)
     arguments = (queries.flatten(2), values.to(queries.dtype), keys, content, embeddings)
-    return operators.fused(*arguments, [], [], 1)[0].unflatten(2, (queries.shape[2], values.shape[2]))
+    return operators.fused(*arguments, [], [], 1, False)[0].unflatten(2, (queries.shape[2], values.shape[2]))
 
 
 def compiled_kernels() -> int:
@@ -129,6 +131,7 @@ def compiled_kernels() -> int:
         backward_kernels,
         content_kernels,
         forward_kernels,
+        maps_kernels,
         narrow_kernels,
         norm_kernels,
         pool_kernels,
@@ -137,7 +140,7 @@ def compiled_kernels() -> int:
     )
 
     found = {}
-    lambdas = (forward_kernels, backward_kernels, window_kernels, content_kernels, tables)
+    lambdas = (forward_kernels, backward_kernels, window_kernels, content_kernels, maps_kernels, tables)
     for module in (*lambdas, norm_kernels, narrow_kernels, pool_kernels):
         found |= {id(f): f for f in vars(module).values() if isinstance(f, JITFunction)}
     return sum(len(cache[0]) for function in found.values() for cache in function.device_caches.values())

@@ -39,21 +39,25 @@ def content_lambda(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def content_gradients(
-    gradient: Tensor, keys: Tensor, values: Tensor, found: Tensor, norm: Tensor, dv: Tensor | None
-) -> Tensor:
-    """The gradient of the keys; that of the values is added to dv [B,M,V], if it is wanted."""
+    gradient: Tensor, keys: Tensor, values: Tensor, found: Tensor, norm: Tensor, before: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """The gradient of the keys, and, if it is wanted, that of the values added to `before` [B,M,V], in place if that
+    has no gaps between examples."""
     from . import content_kernels as kernels
 
     (B, M, K), V = keys.shape, values.shape[2]
     depth, value_tile, _ = tile_sizes(K, V, M, values.element_size())
     rows = BACKWARD_ROWS[values.element_size()]
     dk = torch.empty(B, M, K, device=keys.device, dtype=keys.dtype)
+    dv = before
+    if before is not None and not before.is_contiguous():
+        dv = torch.empty(B, M, V, device=before.device, dtype=before.dtype)
     with on_device(values):
         kernels.content_backward[(-(-M // rows), B)](
-            keys, values, found, norm, gradient, dk, dk if dv is None else dv, M, V,
-            *keys.stride()[:2], *values.stride()[:2],
+            keys, values, found, norm, gradient, dk, dk if dv is None else dv, dk if before is None else before, M, V,
+            *keys.stride()[:2], *values.stride()[:2], 0 if before is None else before.stride(0),
             K=K, KP=depth, VT=value_tile, NV=-(-V // value_tile), C=rows,
             WITH_V=dv is not None, PRECISION=precision_of(values.dtype),
             num_warps=2 if rows == 64 and value_tile < 64 else 4,
         )  # fmt: skip
-    return dk
+    return dk, dv

@@ -54,15 +54,15 @@ def content_forward(
 
 @triton.jit(do_not_specialize=["M"])
 def content_backward(
-    k_ptr, v_ptr, c_ptr, norm_ptr, dc_ptr, dk_ptr, dv_ptr,
-    M, V, skb, skm, svb, svm,
+    k_ptr, v_ptr, c_ptr, norm_ptr, dc_ptr, dk_ptr, dv_ptr, before_ptr,
+    M, V, skb, skm, svb, svm, sbb,
     K: tl.constexpr, KP: tl.constexpr, VT: tl.constexpr, NV: tl.constexpr, C: tl.constexpr, WITH_V: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradients of keys [B, M, K] and values [B, M, V]. Grid: (blocks of C context positions, B).
 
-    With p the normalised keys: dv = p dc, and dkeys = p (v dc^T - sum over v of dc c), as for any softmax. dv has the
-    part of the positions already; this one is added.
+    With p the normalised keys: dv = p dc, and dkeys = p (v dc^T - sum over v of dc c), as for any softmax. The
+    part of the positions is `before`, which may be dv itself, or have gaps between examples; this one is added.
     Two warps where VT < 64: with four, products of 64 rows would take narrow operands from shared memory
     (forward_kernels.py).
     """
@@ -91,7 +91,8 @@ def content_backward(
         if WITH_V:
             dv_block = dv_ptr + (((b * M + m) * V)[:, None] + v[None, :])
             inside = (m < M)[:, None] & (v < V)[None, :]
-            before = tl.load(dv_block, mask=inside, other=0.0).to(tl.float32)
+            before_block = before_ptr + (b * sbb + (m * V)[:, None] + v[None, :])
+            before = tl.load(before_block, mask=inside, other=0.0).to(tl.float32)
             dv = tl.dot(weights.to(dtype), dc, before, input_precision=PRECISION)
             tl.store(dv_block, dv.to(dtype), mask=inside)
     dk = (weights * (asked - mean[None, :])).to(dk_ptr.dtype.element_ty)

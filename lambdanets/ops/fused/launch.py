@@ -156,6 +156,11 @@ def on_device(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
     return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
 
 
+def without_autocast(tensor: Tensor) -> torch.autocast:
+    """Products have the types of their operands, in a backward pass under autocast too."""
+    return torch.autocast("cuda" if tensor.is_cuda else "cpu", enabled=False)
+
+
 def precision_of(dtype: torch.dtype) -> str:
     """fp32 honours torch.set_float32_matmul_precision; half types have one way only.
 
@@ -281,7 +286,8 @@ def backward(
             )  # fmt: skip
         if needs[2] and not content_beside:
             queries, gradients = q.reshape(B, N * H, K), dy.reshape(B, N * H, V)
-            dc.copy_(torch.bmm(queries.transpose(1, 2), gradients))
+            with without_autocast(q):
+                dc.copy_(torch.bmm(queries.transpose(1, 2), gradients))
         if needs[3]:
             use = settings("table_gradients", tiles, M, V, size)
             query_tiles, blocks = -(-N // use.queries), -(-M // sum(use.chunks))

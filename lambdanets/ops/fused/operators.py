@@ -1,5 +1,8 @@
 """The fused operation as registered operators: lambdanets::fused and lambdanets::fused_backward.
 
+`pooled`: 3x3 average pooling at every other position follows, with a border of zeros. Where it pays, in another order
+(maps.py); which one is decided here, with the sizes at hand.
+
 Letters: B batch, N queries, M context positions (times intra-depth U), H heads, K key depth, V value depth.
 `embeddings` is a table [scope_y, scope_x, K, U] (query_grid given) or dense [N, M, K, U] (query_grid empty).
 Heads of queries and of the output are not an axis of their own: inductor takes every tensor with four axes for images,
@@ -7,12 +10,13 @@ and copies those that the backward pass keeps into the channels-last layout wher
 """
 
 from collections.abc import Sequence
+from types import ModuleType
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from . import launch, windows
+from . import launch, maps, pool, windows
 from .content import content_gradients, content_lambda
 from .launch import unit_stride
 from .register import below_autograd, differentiable, operator
@@ -36,11 +40,29 @@ def with_heads(joined: Tensor, depth: int) -> Tensor:
     return unit_stride(joined).unflatten(2, (-1, depth))
 
 
+def mode_of(geometry: launch.Geometry, queries: Tensor, values: Tensor, pooled: bool) -> ModuleType:
+    """Which kernels run."""
+    if pooled and maps.pays(geometry, queries, values):
+        return maps
+    return windows if windows.use_window(geometry, queries, values) else launch
+
+
+def images_of(joined: Tensor, grid: Sequence[int]) -> Tensor:
+    """[B, N, C] -> [B, C, height, width], channels-last."""
+    return joined.unflatten(1, (grid[0], grid[1])).permute(0, 3, 1, 2)
+
+
+def positions_of(images: Tensor) -> Tensor:
+    """[B, C, height, width] -> [B, N, C]."""
+    return images.permute(0, 2, 3, 1).flatten(1, 2)
+
+
 def fused_shape(
     queries: Tensor, values: Tensor, keys: Tensor | None, content: Tensor | None, embeddings: Tensor,
-    query_grid: Sequence[int], context_grid: Sequence[int], stride: int,
+    query_grid: Sequence[int], context_grid: Sequence[int], stride: int, pooled: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    output = queries.new_empty(*queries.shape[:2], heads_of(queries, embeddings) * values.shape[2])
+    rows, columns = maps.windows_of(query_grid) if pooled else (1, queries.shape[1])
+    output = queries.new_empty(queries.shape[0], rows * columns, heads_of(queries, embeddings) * values.shape[2])
     if keys is None:
         return output, queries.new_empty(0), queries.new_empty(0)
     B, K, V = keys.shape[0], keys.shape[2], values.shape[2]
@@ -50,28 +72,32 @@ def fused_shape(
 @operator("fused", fused_shape)
 def fused(
     queries: Tensor, values: Tensor, keys: Tensor | None, content: Tensor | None, embeddings: Tensor,
-    query_grid: Sequence[int], context_grid: Sequence[int], stride: int,
+    query_grid: Sequence[int], context_grid: Sequence[int], stride: int, pooled: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """queries [B,N,H*K], values [B,M*U,V] -> [B,N,H*V], and what the backward needs of the content lambda.
+    """queries [B,N,H*K], values [B,M*U,V] -> [B,N,H*V], or [B,P,H*V] pooled, and what the backward needs of the
+    content lambda.
 
     That lambda is made of keys [B,M,K], or given, [B,K,V], or there is none.
     """
     geometry = geometry_of(embeddings, query_grid, context_grid, stride)
     queries, values = with_heads(queries, embeddings.shape[2]), unit_stride(values)
-    mode = windows if windows.use_window(geometry, queries, values) else launch
+    mode = mode_of(geometry, queries, values, pooled)
     whole = None if content is None else content.float().contiguous()
     if keys is None:
         found, norm = queries.new_empty(0), queries.new_empty(0)
     else:
         found, norm = content_lambda(unit_stride(keys), values)
         whole = found
-    return mode.forward(queries, values, whole, embeddings, geometry).flatten(2), found, norm
+    output = mode.forward(queries, values, whole, embeddings, geometry).flatten(2)
+    if pooled and mode is not maps:
+        output = positions_of(pool.forward(images_of(output, query_grid), 3))
+    return output, found, norm
 
 
 def fused_backward_shape(
     gradient: Tensor, queries: Tensor, values: Tensor, keys: Tensor | None, content: Tensor | None,
     norm: Tensor | None, embeddings: Tensor,
-    query_grid: Sequence[int], context_grid: Sequence[int], stride: int, needs: Sequence[bool],
+    query_grid: Sequence[int], context_grid: Sequence[int], stride: int, pooled: bool, needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     inputs = (queries, values, keys, content, embeddings)
     found = (
@@ -86,7 +112,7 @@ def fused_backward_shape(
 def fused_backward(
     gradient: Tensor, queries: Tensor, values: Tensor, keys: Tensor | None, content: Tensor | None,
     norm: Tensor | None, embeddings: Tensor,
-    query_grid: Sequence[int], context_grid: Sequence[int], stride: int, needs: Sequence[bool],
+    query_grid: Sequence[int], context_grid: Sequence[int], stride: int, pooled: bool, needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of queries, values, keys, content, embeddings; an empty tensor for each that `needs` does not ask for.
 
@@ -95,17 +121,23 @@ def fused_backward(
     geometry = geometry_of(embeddings, query_grid, context_grid, stride)
     whole = None if content is None else content.float().contiguous()
     values = unit_stride(values)
-    gradient, queries = with_heads(gradient, values.shape[2]), with_heads(queries, embeddings.shape[2])
-    mode = windows if windows.use_window(geometry, queries, values) else launch
+    queries = with_heads(queries, embeddings.shape[2])
+    mode = mode_of(geometry, queries, values, pooled)
+    if pooled and mode is not maps:
+        gradient = positions_of(
+            pool.backward(images_of(gradient, maps.windows_of(query_grid)), query_grid[0], query_grid[1], 3)
+        )
+    gradient = with_heads(gradient, values.shape[2])
     through_keys = keys is not None and (needs[1] or needs[2])
     wanted = (needs[0], needs[1], through_keys or (keys is None and needs[3]), needs[4])
     dq, dv, dc, de = mode.backward(gradient, queries, values, whole, embeddings, geometry, wanted)
     dk = None
     if through_keys:
-        dk = content_gradients(dc, unit_stride(keys), values, whole, norm, dv)  # pyright: ignore
+        dk, dv = content_gradients(dc, unit_stride(keys), values, whole, norm, dv)  # pyright: ignore
         dc = None
     if dc is not None and content is not None:
         dc = dc.to(content.dtype)
+    dv = None if dv is None else dv.contiguous()
     needed = (None if dq is None else dq.flatten(2), dv, dk if needs[2] else None, dc, de)
     dq, dv, dk, dc, de = (queries.new_empty(0) if one is None else one for one in needed)
     return dq, dv, dk, dc, de
@@ -113,7 +145,7 @@ def fused_backward(
 
 def plain_output(
     queries: Tensor, values: Tensor, keys: Tensor | None, content: Tensor | None, embeddings: Tensor,
-    query_grid: Sequence[int], context_grid: Sequence[int], stride: int,
+    query_grid: Sequence[int], context_grid: Sequence[int], stride: int, pooled: bool,
 ) -> Tensor:  # fmt: skip
     """What `fused` gives, by torch."""
     from lambdanets.ops import Dense, Relative, lambda_op
@@ -125,7 +157,11 @@ def plain_output(
     output = lambda_op(queries, keys_BMKU, values_BMVU, positions, content=keys is not None, backend="gemm")
     if content is not None:
         output = output + torch.einsum("bnhk,bkv->bnhv", queries.float(), content.float()).to(output.dtype)
-    return output.flatten(2)
+    output = output.flatten(2)
+    if not pooled:
+        return output
+    images = images_of(output, query_grid).contiguous()  # of the other layout torch's gradients are wrong: pool.py
+    return positions_of(torch.nn.functional.avg_pool2d(images, 3, 2, padding=1))
 
 
 class Fused(torch.autograd.Function):
@@ -145,16 +181,16 @@ class Fused(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient, *_):  # pyright: ignore[reportIncompatibleMethodOverride]
         if gradient is None:
-            return (None,) * 8
+            return (None,) * 9
         needs = list(ctx.needs_input_grad[:5])
         if torch.is_grad_enabled():  # create_graph=True: by what torch can differentiate again
             queries, values, keys, content, _, embeddings = ctx.saved_tensors
             inputs = (queries, values, keys, content if keys is None else None, embeddings)
             wanted = [one for one, need in zip(inputs, needs, strict=True) if need and one is not None]
             again = iter(torch.autograd.grad(plain_output(*inputs, *ctx.grids), wanted, gradient, create_graph=True))
-            return (*(next(again) if need else None for need in needs), None, None, None)
+            return (*(next(again) if need else None for need in needs), *(None,) * 4)
         found = fused_backward(gradient, *ctx.saved_tensors, *ctx.grids, needs)
-        return (*(one if need else None for one, need in zip(found, needs, strict=True)), None, None, None)
+        return (*(one if need else None for one, need in zip(found, needs, strict=True)), *(None,) * 4)
 
 
 differentiable(fused, Fused)
@@ -171,7 +207,10 @@ def pairs_in_scope(query_side: int, context_side: int, scope: int, stride: int) 
 
 
 def count_flops(queries, values, embeddings, query_grid, context_grid, stride) -> int:
-    """Multiply-adds times two, work in scope only: lambdas b*pairs*u*k*v, and applying them b*n*h*k*v."""
+    """Multiply-adds times two, work in scope only: lambdas b*pairs*u*k*v, and applying them b*n*h*k*v.
+
+    Counted alike where pooling follows: what the operation is, not the order in which it is done.
+    """
     (batch, length, joined), depth = queries, embeddings[2]
     if query_grid:
         pairs = pairs_in_scope(query_grid[0], context_grid[0], embeddings[0], stride)
@@ -195,7 +234,8 @@ def forward_flops(
 
 @register_flop_formula(torch.ops.lambdanets.fused_backward)
 def backward_flops(
-    gradient, queries, values, keys, content, norm, embeddings, query_grid, context_grid, stride, needs, *args, **kwargs
+    gradient, queries, values, keys, content, norm, embeddings, query_grid, context_grid, stride, pooled, needs,
+    *args, **kwargs,
 ) -> int:  # fmt: skip
     """Each of dq, dv and the table's gradient repeats the forward's work; keys and values each the content lambda's."""
     whole = count_flops(queries, values, embeddings, query_grid, context_grid, stride)

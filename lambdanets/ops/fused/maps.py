@@ -1,0 +1,168 @@
+"""Lambdas and 3x3 average pooling at every other position in attention's order: pool first, sum over values last.
+
+    z[p, h, v] = 1/9 sum_m s[p, h, m] v[m, v]        s[p, h, m] = sum over the places n of window p of q[n, h] . e_nm
+
+Without a softmax the order is free. Pooling leaves a quarter of the outputs, and a map s has H numbers for each pair of
+a window and a context position where lambdas have K: less work by far where maps are small. Both sums are plain matrix
+products, the first for each window with rows (head, example), the second for each example with rows (window, head);
+s in memory as [P, H, B, M] serves both. The content lambda is K more columns of s, which hold the windows' summed
+queries, and K more rows of values. README.md has what it costs.
+
+Letters: B batch, N queries, M = N context positions, C columns of s, P windows, H heads, K key depth, V value depth.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from . import pool
+from .launch import EXPANDED, Geometry, fold_partial, on_device, power_of_two, without_autocast
+
+PLACES = 9  # of a window
+MOVES = 200  # multiply-adds that take as long as moving a number of s through all passes over it (README.md)
+WORKSPACE = 2**29  # bytes of s at a time, at most
+NUMBERS = 4096  # of queries in a tile
+
+
+def pays(geometry: Geometry, q: Tensor, v: Tensor) -> bool:
+    """Whether this order is quicker than lambdas, which see the scope alone, where maps see all pairs."""
+    grid, scope, (H, K), V = geometry.query_grid, geometry.scope, q.shape[2:], v.shape[2]
+    if grid is None or grid != geometry.context_grid or geometry.stride != 1 or geometry.intra_depth != 1:
+        return False
+    queries, (rows, across) = grid[0] * grid[1], windows_of(grid)
+    in_scope = queries * min(scope[0], grid[0]) * min(scope[1], grid[1])
+    # Products of float32 by cuBLAS have no tensor cores, unless they may be rounded.
+    return q.element_size() == 2 and rows * across * queries * H * (PLACES * K + V + MOVES) < in_scope * K * V
+
+
+def windows_of(grid: Sequence[int]) -> tuple[int, int]:
+    return pool.pooled_side(grid[0], 3), pool.pooled_side(grid[1], 3)
+
+
+def columns_of(context: int, depth: int) -> tuple[int, int]:
+    """Where the columns of content begin, and how many columns there are: whole 32 bytes, as fast products want."""
+    first = -(-context // 16) * 16
+    return first, -(-(first + depth) // 16) * 16
+
+
+def parts_of(batch: int, bytes_each: int) -> list[slice]:
+    """The batch in parts whose maps fit into the workspace."""
+    size = max(1, WORKSPACE // bytes_each)
+    return [slice(start, min(start + size, batch)) for start in range(0, batch, size)]
+
+
+def expand(table: Tensor, geometry: Geometry, dtype: torch.dtype) -> Tensor:
+    """table [scope_y, scope_x, K, 1] -> E [C, P, 9 * K]: embeddings of every window, then unit vectors for content."""
+    from . import maps_kernels as kernels
+
+    K, grid, windows = table.shape[2], geometry.context_grid, windows_of(geometry.context_grid)
+    (first, columns), count = columns_of(grid[0] * grid[1], K), windows[0] * windows[1]
+    expanded = torch.empty(columns, count, PLACES * K, device=table.device, dtype=dtype)
+    kernels.expand[(-(-count * PLACES * K // EXPANDED[1]), columns // EXPANDED[0])](
+        table.contiguous(), expanded, count, *grid, windows[1], *geometry.scope, *geometry.centre, first,
+        K=K, ROW_BLOCK=EXPANDED[0], COLUMN_BLOCK=EXPANDED[1], num_warps=4,
+    )  # fmt: skip
+    return expanded
+
+
+def fold(partial: Tensor, table: Tensor, geometry: Geometry) -> Tensor:
+    """Gradients of E [parts, P, 9 * K, C] -> that of the table."""
+    # Windows are queries of depth 9 K, with a scope two wider: place j of a window is shifted by j.
+    (height, width, K, _), grid = table.shape, geometry.context_grid
+    around = Geometry(windows_of(grid), grid, (height + 2, width + 2), 2, 1)
+    like = torch.empty(*around.scope, PLACES * K, 1, device=table.device)
+    shifted = fold_partial(partial.flatten(1, 2), like, around, around.centre, PLACES * K)
+    down, right = (width + 2) * PLACES * K, PLACES * K
+    strides = (down, right, down + 3 * K, right + K, 1)  # the third axis: a row further and a place further
+    return shifted.as_strided((height, width, 3, 3, K), strides).sum((2, 3)).unsqueeze(3).to(table.dtype)
+
+
+def gather(q: Tensor, grid: Sequence[int]) -> Tensor:
+    """q [B, N, H, K] -> the queries of every window [P, H * B, 9 * K]."""
+    from . import maps_kernels as kernels
+
+    (B, _, H, K), (rows, across) = q.shape, windows_of(grid)
+    gathered = torch.empty(rows * across, H * B, PLACES * K, device=q.device, dtype=q.dtype)
+    depth = power_of_two(PLACES * K)
+    block = max(1, NUMBERS // depth)
+    kernels.gather[(rows * across, -(-H * B // block))](
+        q, gathered, B, *grid, across, *q.stride()[:2], H=H, K=K, JK=depth, RB=block, num_warps=4
+    )
+    return gathered
+
+
+def scatter(gathered: Tensor, dq: Tensor, grid: Sequence[int]) -> None:
+    """Gradients of the windows' queries [P, H * B, 9 * K] -> those of the queries, dq [B, N, H, K], contiguous."""
+    from . import maps_kernels as kernels
+
+    B, N, H, K = dq.shape
+    joined = power_of_two(H * K)
+    block = max(1, min(64, NUMBERS // joined))
+    kernels.scatter[(N, -(-B // block))](
+        gathered, dq, B, grid[1], *windows_of(grid), H=H, K=K, HK=joined, BB=block, num_warps=4
+    )
+
+
+def maps_of(gathered: Tensor, expanded: Tensor, heads: int) -> tuple[Tensor, Tensor]:
+    """s [P, H * B, C], and the same as [B, P * H, C]."""
+    s = torch.bmm(gathered, expanded.permute(1, 2, 0))
+    return s, s.view(s.shape[0] * heads, -1, s.shape[2]).transpose(0, 1)
+
+
+def with_content(v: Tensor, c: Tensor | None, depth: int) -> Tensor:
+    """Values [B, M, V] and content lambda [B, K, V], if there is one, as rows [B, C, V] that fit the columns of s."""
+    (B, M, V), (first, columns) = v.shape, columns_of(v.shape[1], depth)
+    rows = torch.empty(B, columns, V, device=v.device, dtype=v.dtype)
+    rows[:, :M] = v
+    if first > M:
+        rows[:, M:first] = 0
+    if c is None or first + depth < columns:
+        rows[:, first:] = 0
+    if c is not None:
+        rows[:, first : first + depth] = c
+    return rows
+
+
+def forward(q: Tensor, v: Tensor, c: Tensor | None, table: Tensor, geometry: Geometry) -> Tensor:
+    """q [B,N,H,K], v [B,M,V], c [B,K,V] fp32 or None, table [scope_y,scope_x,K,1] -> z [B,P,H,V]."""
+    (B, _, H, K), V, grid = q.shape, v.shape[2], geometry.context_grid
+    with on_device(q), without_autocast(q):
+        expanded, values = expand(table, geometry, q.dtype), with_content(v, c, K)
+        columns, P, _ = expanded.shape
+        z = torch.empty(B, P * H, V, device=q.device, dtype=q.dtype)
+        for part in parts_of(B, P * H * columns * q.element_size()):
+            _, maps = maps_of(gather(q[part], grid), expanded, H)
+            z[part].baddbmm_(maps, values[part], beta=0, alpha=1 / PLACES)
+    return z.view(B, P, H, V)
+
+
+def backward(
+    dz: Tensor, q: Tensor, v: Tensor, c: Tensor | None, table: Tensor, geometry: Geometry,
+    needs: tuple[bool, bool, bool, bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+    """Gradients of q, v, c and the table, those that are needed; dz [B,P,H,V]. That of v has gaps between examples."""
+    (B, M, V), (_, _, H, K), grid, P = v.shape, q.shape, geometry.context_grid, dz.shape[1]
+    first, columns = columns_of(M, K)
+    new = lambda need, *shape: torch.empty(shape, device=q.device, dtype=q.dtype) if need else None  # noqa: E731
+    dq, d_values = new(needs[0], *q.shape), new(needs[1] or needs[2], B, columns, V)
+    dz = dz.reshape(B, P * H, V)
+    with on_device(q), without_autocast(q):
+        expanded, values = expand(table, geometry, q.dtype), with_content(v, c, K)
+        parts = parts_of(B, P * H * columns * q.element_size())
+        partial = new(needs[3], len(parts), P, PLACES * K, columns)
+        for i, part in enumerate(parts):
+            gathered = gather(q[part], grid)
+            s, maps = maps_of(gathered, expanded, H)
+            if d_values is not None:
+                d_values[part].baddbmm_(maps.mT, dz[part], beta=0, alpha=1 / PLACES)
+            if dq is not None or partial is not None:  # the gradient of s takes its place
+                maps.baddbmm_(dz[part], values[part].mT, beta=0, alpha=1 / PLACES)
+            if dq is not None:
+                scatter(torch.bmm(s, expanded.transpose(0, 1)), dq[part], grid)
+            if partial is not None:
+                torch.bmm(gathered.mT, s, out=partial[i])
+        de = None if partial is None else fold(partial, table, geometry)
+    dv = d_values[:, :M] if needs[1] and d_values is not None else None
+    dc = d_values[:, first : first + K].float().contiguous() if needs[2] and d_values is not None else None
+    return dq, dv, dc, de

@@ -1,0 +1,288 @@
+"""Lambdas and the pooling after them, in either order, against float64: values and every gradient. Runs as
+test_fused.py does, with its letters; P windows of the pooling.
+"""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from lambdanets import LambdaLayer2d
+from lambdanets.layers.pooled import forward_pooled, takes
+from lambdanets.models.pool import AveragePool, pool_after
+from lambdanets.models.resnet import Bottleneck
+from lambdanets.ops.fused import fused_relative, launch, maps, operators, why_not
+
+from .test_fused import CUDA, DEVICE, DTYPES, check, dense_of, gradients, oracle, random_inputs, relative_error
+from .test_fused_norms_compiled import Graphs
+
+REASON = why_not(DEVICE, torch.float32, 16, 16, 4)
+pytestmark = [
+    pytest.mark.skipif(REASON is not None, reason=str(REASON)),
+    pytest.mark.usefixtures("poisoned_memory", "forget_compiled_code"),
+]
+LAST = torch.channels_last
+
+
+@pytest.fixture(params=[True, False], ids=["maps first", "lambdas first"])
+def order(request, monkeypatch):
+    """Which order runs, whatever would be quicker."""
+    monkeypatch.setattr(maps, "pays", lambda *sizes: request.param)
+    return request.param
+
+
+def pooled(output_BNHV, grid):
+    """[B, P, H, V], by torch. (Of channels-last images torch's gradients are wrong on a GPU.)"""
+    images = output_BNHV.flatten(2).mT.unflatten(2, grid).contiguous()
+    return F.avg_pool2d(images, 3, 2, padding=1).flatten(2).mT.unflatten(2, output_BNHV.shape[2:])
+
+
+def plain(queries, values, content, table, grid):
+    return pooled(oracle(queries, values, content, dense_of(table, grid, grid, 1)), grid)
+
+
+#        batch heads depth value grid scope
+CASES = {
+    "even": (3, 4, 16, 16, (6, 4), (3, 3)),
+    "odd, scope beyond the map": (2, 2, 4, 24, (5, 7), (11, 15)),
+    "rectangle, even scope": (1, 3, 4, 8, (4, 9), (4, 2)),
+    "odd depth, one head": (2, 1, 5, 16, (3, 6), (3, 1)),
+    "a row": (2, 4, 4, 16, (1, 6), (3, 5)),
+    "a column": (2, 4, 4, 16, (7, 1), (3, 5)),
+    "a pixel": (3, 2, 4, 8, (1, 1), (3, 3)),
+    "more than a block of examples": (70, 2, 4, 4, (2, 3), (3, 3)),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("content", [True, False], ids=["content", "position only"])
+@pytest.mark.parametrize("case", CASES)
+def test_pooled(case, content, dtype, order):
+    if not CUDA and not order and case not in ("even", "odd depth, one head"):
+        pytest.skip("too slow for the interpreter; the same kernels as without pooling")
+    batch, heads, depth, value, grid, scope = CASES[case]
+    count = grid[0] * grid[1]
+    inputs = random_inputs(batch, count, count, heads, depth, value, 1, scope, dtype, content=content)
+    check(
+        inputs,
+        lambda q, v, c, e: fused_relative(q, v, c, e, grid, grid, pooled=True),
+        lambda q, v, c, e: plain(q, v, c, e, grid),
+        dtype,
+    )
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("grid", [(4, 5), (4, 4)], ids=["columns to fill up", "none"])
+def test_content_of_keys(grid, dtype, order):
+    """The gradient of the values is the sum of both parts; the one of the maps has gaps between examples."""
+    count = grid[0] * grid[1]
+    queries, values, _, table = random_inputs(2, count, count, 4, 8, 16, 1, (3, 5), dtype)
+    keys = torch.randn(2, count, 8, device=DEVICE).to(dtype)
+    check(
+        [queries, values, keys, table],
+        lambda q, v, k, e: fused_relative(q, v, None, e, grid, grid, keys=k, pooled=True),
+        lambda q, v, k, e: plain(q, v, k.softmax(1).mT @ v.squeeze(-1), e, grid),
+        dtype,
+    )
+
+
+def test_the_batch_in_parts(monkeypatch):
+    """Five examples, two at a time: the same numbers, and the table's gradient is the sum over the parts."""
+    monkeypatch.setattr(maps, "pays", lambda *sizes: True)
+    inputs = random_inputs(5, 12, 12, 2, 4, 16, 1, (3, 3), torch.float32)
+    run = lambda q, v, c, e: fused_relative(q, v, c, e, (3, 4), (3, 4), pooled=True)  # noqa: E731
+    gradient = torch.randn(5, 4, 2, 16, device=DEVICE)
+    at_once = gradients(run, inputs, gradient)
+    _, columns = maps.columns_of(12, 4)
+    monkeypatch.setattr(maps, "WORKSPACE", 2 * 4 * 2 * columns * 4)
+    assert [part.stop - part.start for part in maps.parts_of(5, 4 * 2 * columns * 4)] == [2, 2, 1]
+    for one, other in zip(gradients(run, inputs, gradient), at_once, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("from_keys", [False, True], ids=["content", "keys"])
+def test_only_the_gradients_that_are_asked_for(from_keys, order):
+    inputs = random_inputs(2, 9, 9, 2, 4, 16, 1, (3, 3), torch.float32)
+    if from_keys:
+        inputs[2] = torch.randn(2, 9, 4, device=DEVICE)
+
+    def run(asked):
+        leaves = [one.clone().requires_grad_(i in asked) for i, one in enumerate(inputs)]
+        content, keys = (None, leaves[2]) if from_keys else (leaves[2], None)
+        output = fused_relative(*leaves[:2], content, leaves[3], (3, 3), (3, 3), keys=keys, pooled=True)
+        output.square().sum().backward()
+        return [one.grad for one in leaves]
+
+    right = run(range(4))
+    for asked in range(4):
+        found = run([asked])
+        assert [one is not None for one in found] == [i == asked for i in range(4)]
+        torch.testing.assert_close(found[asked], right[asked])
+
+
+@pytest.mark.parametrize("content", ["keys", "given", "none"])
+def test_registered(content, order, monkeypatch):
+    monkeypatch.undo()  # opcheck compares outputs with what torch.empty gives
+    monkeypatch.setattr(maps, "pays", lambda *sizes: order)
+    queries, values, lambdas, table = random_inputs(2, 12, 12, 2, 4, 24, 1, (3, 3), torch.float32)
+    keys = torch.randn(2, 12, 4, device=DEVICE) if content == "keys" else None
+    arguments = [queries.flatten(2), values.squeeze(-1), keys, lambdas if content == "given" else None, table]
+    leaves = [one if one is None else one.requires_grad_() for one in arguments]
+    torch.library.opcheck(operators.fused, (*leaves, [3, 4], [3, 4], 1, True))
+
+
+def test_a_second_derivative(order):
+    inputs = random_inputs(2, 12, 12, 2, 4, 5, 1, (3, 3), torch.float32)
+
+    def penalty(function, dtype):
+        leaves = [one.to(dtype).requires_grad_() for one in inputs]
+        first = torch.autograd.grad(function(*leaves).square().sum(), leaves, create_graph=True)
+        return torch.autograd.grad(sum(one.square().sum() for one in first), leaves)
+
+    found = penalty(lambda q, v, c, e: fused_relative(q, v, c, e, (3, 4), (3, 4), pooled=True), torch.float32)
+    right = penalty(lambda q, v, c, e: plain(q, v, c, e, (3, 4)), torch.float64)
+    for one, other in zip(found, right, strict=True):
+        assert relative_error(one, other) < 1e-5
+
+
+def test_products_keep_their_type_under_autocast(order):
+    """float32 that autocast would round."""
+    inputs = random_inputs(2, 12, 12, 2, 4, 8, 1, (3, 3), torch.float32)
+    gradient = torch.randn(2, 4, 2, 8, device=DEVICE)
+    with torch.autocast(DEVICE.type, dtype=torch.bfloat16):
+        found = gradients(lambda *x: fused_relative(*x, (3, 4), (3, 4), pooled=True), inputs, gradient)
+    right = gradients(lambda *x: plain(*x, (3, 4)), [one.double() for one in inputs], gradient)
+    for one, other in zip(found, right, strict=True):
+        assert one.dtype == torch.float32
+        assert relative_error(one, other) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("side", "value", "quicker"),
+    [(28, 64, True), (14, 128, True), (14, 64, True), (28, 32, False), (56, 32, False), (64, 64, False)],
+)
+def test_when_it_pays(side, value, quicker):
+    """As measured (README.md): in the first block of c4 and of c5 of a ResNet-50, not in that of c3."""
+    geometry = launch.Geometry((side, side), (side, side), (23, 23), 1, 1)
+    meta = lambda *shape, dtype=torch.bfloat16: torch.empty(shape, device="meta", dtype=dtype)  # noqa: E731
+    queries, values = meta(2, side * side, 4, 16), meta(2, side * side, value)
+    assert maps.pays(geometry, queries, values) is quicker
+    assert not maps.pays(geometry, queries.float(), values.float())
+    for other in (dict(stride=2), dict(intra_depth=2), dict(query_grid=None), dict(context_grid=(side, side + 1))):
+        assert not maps.pays(launch.Geometry(**vars(geometry) | other), queries, values)
+
+
+def block_of(**options):
+    torch.manual_seed(0)
+    layer = LambdaLayer2d(16, **dict(heads=2, key_depth=4, scope=5) | options)
+    block = Bottleneck(8, 16, stride=2, spatial=layer).to(DEVICE, memory_format=LAST)
+    nn.init.normal_(block.bn3.weight)
+    return block
+
+
+def images(*shape, dtype=torch.float32):
+    return torch.randn(*shape, device=DEVICE).to(dtype).to(memory_format=LAST).requires_grad_()
+
+
+def results(block, x):
+    """Output, gradients and running statistics of a training step."""
+    output = block(x)
+    found = torch.autograd.grad(output.square().sum(), [x, *block.parameters()])
+    names = [name for name, _ in block.named_parameters()]
+    # (After batch norm the size of values makes no difference: a gradient of zero, and rounding.)
+    kept = {name: one for name, one in zip(["x", *names], found, strict=True) if "norm_values.weight" not in name}
+    return {"output": output, **kept, **dict(block.named_buffers())}
+
+
+@pytest.mark.parametrize("options", [{}, dict(content=False), dict(batch_norm=False), dict(scope=None, input_size=9)])
+@pytest.mark.parametrize("shape", [(3, 8, 6, 7), (2, 8, 5, 4)], ids=str)
+def test_a_block_that_halves_its_map(shape, options, order):
+    """One step is what two are. The step is taken unless somebody watches either."""
+    x = images(*shape)
+    one, two = block_of(**options), block_of(**options)
+    two.pool.register_forward_hook(lambda *seen: None)
+    assert takes(one.conv2, x[:, :1].expand(-1, 16, -1, -1).contiguous(memory_format=LAST))
+    found, right = results(one, x), results(two, x)
+    assert found.keys() == right.keys()
+    for name, value in found.items():
+        torch.testing.assert_close(value, right[name], rtol=2e-4, atol=2e-4, msg=lambda text, name=name: name + text)
+
+
+def test_who_watches_sees_both():
+    layer, pool, x = LambdaLayer2d(16, scope=3).to(DEVICE), AveragePool(3, 2, padding=1), images(2, 16, 4, 6)
+    calls = []
+    for module in (layer, pool):
+        hook = module.register_forward_hook(lambda module, inputs, output: calls.append(tuple(output.shape)))
+        pool_after(layer, pool, x)
+        hook.remove()
+    assert calls == [(2, 16, 4, 6), (2, 16, 2, 3)]
+    spy = SimpleNamespace(calls=0)
+
+    def forward(x):
+        spy.calls += 1
+        return LambdaLayer2d.forward(layer, x)
+
+    layer.forward = forward  # as tools do that change what a module computes
+    pool_after(layer, pool, x)
+    assert spy.calls == 1
+    del layer.forward
+    layer.compile(backend="eager")
+    torch.testing.assert_close(pool_after(layer, pool, x), pool(layer(x)), rtol=1e-4, atol=1e-4)
+
+
+def test_pooling_of_another_kind():
+    layer, x = LambdaLayer2d(16, scope=3).to(DEVICE), images(2, 16, 4, 6)
+    for pool in (AveragePool(2, 2), AveragePool(3, 2, padding=1, count_include_pad=False), nn.Identity()):
+        torch.testing.assert_close(pool_after(layer, pool, x), pool(layer(x)))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(position=False),
+        dict(multi_head=True),
+        dict(causal=True),
+        dict(query_softmax=True),
+        dict(intra_depth=2),
+        dict(position_bias=True),
+        dict(stride=2),
+        dict(dilation=2),
+        dict(key_norm="l2"),
+        dict(key_norm=None),
+        dict(backend="gemm"),
+    ],
+    ids=str,
+)
+def test_layers_that_are_pooled_afterwards(options):
+    layer, x = LambdaLayer2d(16, heads=2, scope=3, **options).to(DEVICE), images(2, 16, 5, 4)
+    assert forward_pooled(layer, x) is None
+    pool = AveragePool(3, 2, padding=1)
+    torch.testing.assert_close(pool_after(layer, pool, x), pool(layer(x)))
+
+
+def test_inputs_that_are_pooled_afterwards():
+    layer, x = LambdaLayer2d(16, heads=2, scope=3).to(DEVICE), images(2, 16, 5, 4)
+    assert forward_pooled(layer, x) is not None
+    assert forward_pooled(layer, x.detach().contiguous()) is None
+    assert forward_pooled(layer, images(0, 16, 5, 4)) is None
+    assert forward_pooled(layer.double(), x.double()) is None
+
+
+def test_other_sizes_do_not_compile_again():
+    block, graphs = block_of(), Graphs()
+    compiled = torch.compile(block, backend=graphs.backend, fullgraph=True, dynamic=True)
+    for shape in ((2, 8, 6, 9), (3, 8, 10, 5)):
+        x = images(*shape)
+        torch.testing.assert_close(compiled(x), block(x), rtol=1e-4, atol=1e-4)
+    names = [str(node.target) for graph in graphs.forward for node in graph.graph.nodes]
+    mine = [name.split(".")[1] for name in names if name.startswith("lambdanets.")]
+    assert mine.count("fused") == 1  # one graph
+    assert "average_pool" not in mine
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_exported_blocks_are_torch_alone(strict):
+    program = torch.export.export(block_of().eval(), (images(2, 8, 4, 6).detach(),), strict=strict)
+    assert not [node for node in program.graph.nodes if "lambdanets" in str(node.target)]
