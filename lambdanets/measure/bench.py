@@ -24,7 +24,7 @@ from lambdanets.measure.cases import (
     op_inputs,
     parse_scope,
 )
-from lambdanets.measure.check import MismatchError, check_operation, check_twin
+from lambdanets.measure.check import MismatchError, check_operation, check_pooled, check_twin
 from lambdanets.measure.machine import describe
 from lambdanets.measure.peers import MODES, Contender, contenders
 from lambdanets.measure.timing import interleaved, once, peak_bytes, threads
@@ -62,6 +62,8 @@ class BenchLayer:
     """Depth of queries and keys."""
     against: tuple[Literal["public", "convolution", "attention"], ...] = ("public", "convolution", "attention")
     """Whom whole layers are measured beside: public lambda layers, the 3x3 convolution, on a GPU attention."""
+    pooled: bool = False
+    """With average pooling by half after our layer, beside a convolution that strides: blocks that halve their map."""
     all_backends: bool = False
     """Our layer with each backend, not only the one that it chooses."""
     modes: tuple[Literal["inference", "training"], ...] = ("inference", "training")
@@ -80,6 +82,8 @@ class BenchLayer:
     """Also draw the times, to this picture (needs matplotlib)."""
 
     def run(self) -> int:
+        if self.pooled and self.against != ("convolution",):
+            raise ValueError("--pooled is for blocks that halve their map: measure it with --against convolution")
         return bench(self, "layer", operation=False, layers=True)
 
 
@@ -94,6 +98,8 @@ class BenchOp(BenchLayer):
     """Whole layers too; by default on a CPU only."""
 
     def run(self) -> int:
+        if self.pooled:
+            raise ValueError("--pooled is for whole layers: lambdanets bench layer --pooled --against convolution")
         on_cpu = chosen_device(self.device).type == "cpu"
         return bench(self, "op", operation=True, layers=on_cpu if self.layers is None else self.layers)
 
@@ -233,6 +239,8 @@ class Runner:
         if contender.family == "ours":
             backend = contender.name.partition(", ")[2]
             backend = backend if backend in BACKENDS else "auto"
+            if case.pooled:
+                return check_pooled(case, backend, self.device, mode == "training")
             return check_operation(case, backend, self.device, mode == "training")
         return None if contender.twin is None else check_twin(contender, case, self.device)
 
@@ -307,6 +315,7 @@ def bench(options: BenchLayer, what: str, *, operation: bool, layers: bool, cons
         options.dtype or "float32",
         options.heads,
         options.key_depth,
+        options.pooled,
     )
     runner = Runner(options, device, [], [], [])
     output = options.output or BENCHES / f"{result_name(options, what, device)}.json"
@@ -336,7 +345,8 @@ def bench(options: BenchLayer, what: str, *, operation: bool, layers: bool, cons
 def with_defaults(options: BenchLayer, device: torch.device) -> BenchLayer:
     """The options with everything that depends on the device or on --quick filled in."""
     cuda = device.type == "cuda"
-    shapes = QUICK_SHAPES if options.quick else (*STAGES, *DOWNSAMPLING) if cuda else STAGES
+    usual = DOWNSAMPLING if options.pooled else (*STAGES, *DOWNSAMPLING) if cuda else STAGES
+    shapes = QUICK_SHAPES if options.quick else usual
     scopes = ("3", "global") if options.quick else tuple("global" if s is None else str(s) for s in SCOPES)
     return replace(
         options,
@@ -349,7 +359,7 @@ def with_defaults(options: BenchLayer, device: torch.device) -> BenchLayer:
 
 
 def result_name(options: BenchLayer, what: str, device: torch.device) -> str:
-    parts = [what, device.type]
+    parts = [what, device.type, *["pooled"] * options.pooled]
     parts += [options.dtype] if options.dtype not in (None, "float32") else []
     parts += ["quick"] if options.quick else []
     return "-".join(parts)

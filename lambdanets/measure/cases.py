@@ -57,6 +57,7 @@ class Case:
     dtype: str = "float32"
     heads: int = 4
     key_depth: int = 16
+    pooled: bool = False  # average pooling by half follows; a convolution strides instead
 
     def __post_init__(self) -> None:
         if self.shape.channels % self.heads:
@@ -66,7 +67,8 @@ class Case:
 
     @property
     def name(self) -> str:
-        return f"{self.shape} {'global' if self.scope is None else f'scope {self.scope}'}"
+        scope = "global" if self.scope is None else f"scope {self.scope}"
+        return f"{self.shape} {scope}{', pooled' if self.pooled else ''}"
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -128,6 +130,12 @@ def op_inputs(case: Case, device: torch.device, dtype: torch.dtype | None = None
 
 
 def make_cases(
-    shapes: tuple[Shape, ...], scopes: tuple[int | None, ...], batch: int, dtype: str, heads: int, key_depth: int
+    shapes: tuple[Shape, ...],
+    scopes: tuple[int | None, ...],
+    batch: int,
+    dtype: str,
+    heads: int,
+    key_depth: int,
+    pooled: bool = False,
 ) -> list[Case]:
-    return [Case(shape, scope, batch, dtype, heads, key_depth) for shape, scope in product(shapes, scopes)]
+    return [Case(shape, scope, batch, dtype, heads, key_depth, pooled) for shape, scope in product(shapes, scopes)]

@@ -3,15 +3,18 @@
 Letters: B batch, N queries, M context positions, H heads, K key depth, V value depth.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from lambdanets.measure.cases import Case, OpInputs, op_inputs
 from lambdanets.measure.peers import Contender, without_position_bias
-from lambdanets.ops import lambda_op, lambda_reference
+from lambdanets.models.pool import AveragePool
+from lambdanets.ops import fused, lambda_op, lambda_reference
 from lambdanets.ops.gemm import relation_rows
 
-SAMPLED_QUERIES = 32
+SAMPLED_QUERIES, SAMPLED_WINDOWS = 32, 8
 # Normwise relative errors: rounding is far below, a wrong formula far above.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 TF32_TOLERANCE = 5e-3
@@ -38,8 +41,7 @@ def check_operation(case: Case, backend: str, device: torch.device, training: bo
     every gradient too.
     """
     inputs = op_inputs(case, device)
-    N = case.positions
-    rows = torch.linspace(0, N - 1, min(N, SAMPLED_QUERIES), device=device).round().long().unique()
+    rows = sampled(case.positions, SAMPLED_QUERIES, device)
     gradient = torch.zeros_like(inputs.gradient)
     gradient[:, rows] = inputs.gradient[:, rows]
     with torch.set_grad_enabled(training):
@@ -48,6 +50,56 @@ def check_operation(case: Case, backend: str, device: torch.device, training: bo
         if training:
             found += torch.autograd.grad(output, inputs.leaves, gradient)
         expected = reference_rows(op_inputs(case, device, torch.float64), rows, training)
+    return compared(found, expected, backend, case, device)
+
+
+def check_pooled(case: Case, backend: str, device: torch.device, training: bool) -> float:
+    """As `check_operation`, of what pooling makes of the output, for a few of its windows."""
+    inputs, exact = op_inputs(case, device), op_inputs(case, device, torch.float64)
+    share_PN = shares_of_windows(case.grid, device)
+    some = sampled(len(share_PN), SAMPLED_WINDOWS, device)
+    rows = share_PN[some].any(0).nonzero().squeeze(1)
+    with torch.set_grad_enabled(training):
+        output = pooled_output(inputs, case, backend)
+        right = torch.einsum("pn,bnhv->bphv", share_PN[some][:, rows], reference_rows(exact, rows, False)[0])
+        found, expected = [output[:, some]], [right]
+        if training:
+            gradient = torch.zeros_like(output)
+            gradient[:, some] = inputs.gradient[:, some]
+            found += torch.autograd.grad(output, inputs.leaves, gradient)
+            expected += torch.autograd.grad(right, exact.leaves, exact.gradient[:, some])
+    return compared(found, expected, backend, case, device)
+
+
+def pooled_output(inputs: OpInputs, case: Case, backend: str) -> Tensor:
+    """[B, P, H, V], in one step where a layer would take it."""
+    queries, keys, values, positions = inputs.queries, inputs.keys, inputs.values, inputs.positions
+    sizes = (case.key_depth, values.shape[2], case.heads)
+    if backend in ("auto", "fused") and fused.why_not(queries.device, queries.dtype, *sizes) is None:
+        return fused.fused_relative(
+            queries, values, None, positions.table, case.grid, case.grid, keys=keys, pooled=True
+        )
+    output = lambda_op(queries, keys, values, positions, backend=backend)
+    images = output.flatten(2).mT.unflatten(2, case.grid)
+    return AveragePool(3, 2, padding=1)(images).flatten(2).mT.unflatten(2, output.shape[2:])
+
+
+def shares_of_windows(grid: tuple[int, int], device: torch.device) -> Tensor:
+    """[P, N]: what each position has in each window of the pooling."""
+    height, width = (
+        ((torch.arange(side) - 2 * torch.arange((side + 1) // 2)[:, None]).abs() <= 1).double() / 3 for side in grid
+    )
+    return torch.einsum("pn,qm->pqnm", height, width).flatten(2).flatten(0, 1).to(device)
+
+
+def sampled(count: int, most: int, device: torch.device) -> Tensor:
+    return torch.linspace(0, count - 1, min(count, most), device=device).round().long().unique()
+
+
+def compared(
+    found: Sequence[Tensor], expected: Sequence[Tensor], backend: str, case: Case, device: torch.device
+) -> float:
+    """The worst relative error, if it is allowed."""
     worst = max(relative_error(mine, right) for mine, right in zip(found, expected, strict=True))
     allowed = tolerance(case.torch_dtype, device)
     if not worst <= allowed:

@@ -17,6 +17,7 @@ from lambdanets import LambdaLayer2d
 from lambdanets.measure.attention import AxialAttention, GlobalAttention
 from lambdanets.measure.cases import Case
 from lambdanets.measure.machine import installed
+from lambdanets.models.pool import AveragePool, pool_after
 from lambdanets.ops.choose import BACKENDS
 
 MODES = ("inference", "training")
@@ -44,6 +45,27 @@ def ours(case: Case, backend: str = "auto") -> LambdaLayer2d:
         input_size=case.grid,
         backend=backend,
     )
+
+
+class Pooled(nn.Module):
+    """A layer and the average pooling after it, as blocks have them that halve their map."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.pool = layer, AveragePool(3, 2, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return pool_after(self.layer, self.pool, x)
+
+
+def halving(build: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
+    """Builds the layer, and where the case asks for it the pooling."""
+
+    def build_both(case: Case, **options: Any) -> nn.Module:
+        layer = build(case, **options)
+        return Pooled(layer) if case.pooled else layer
+
+    return build_both
 
 
 def timm_layer(case: Case, local: bool) -> nn.Module:
@@ -115,8 +137,9 @@ def with_weights(layer: LambdaLayer2d, queries: Tensor, keys: Tensor, values: Te
 
 
 def convolution(case: Case) -> nn.Sequential:
-    channels = case.shape.channels
-    return nn.Sequential(nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels))
+    channels, stride = case.shape.channels, 2 if case.pooled else 1
+    conv = nn.Conv2d(channels, channels, 3, stride=stride, padding=1, bias=False)
+    return nn.Sequential(conv, nn.BatchNorm2d(channels))
 
 
 def folded_convolution(case: Case) -> nn.Module:
@@ -135,7 +158,11 @@ def compiled_convolution(case: Case) -> nn.Module:
 
 
 def compiled_ours(case: Case) -> nn.Module:
-    return compiled(ours(case))
+    return compiled(halving(ours)(case))
+
+
+def folded_ours(case: Case) -> nn.Module:
+    return halving(lambda case: ours(case).fuse())(case)
 
 
 def halo(case: Case) -> nn.Module:
@@ -202,11 +229,11 @@ def cuda_only(device: torch.device, why: str) -> Callable[[Case], str | None]:
 
 def contenders(device: torch.device, all_backends: bool) -> list[Contender]:
     """Everyone, ours first."""
-    found = [Contender("ours", "ours", ours)]
+    found = [Contender("ours", "ours", halving(ours))]
     if all_backends:
-        found += [Contender(f"ours, {name}", "ours", partial(ours, backend=name)) for name in BACKENDS]
+        found += [Contender(f"ours, {name}", "ours", partial(halving(ours), backend=name)) for name in BACKENDS]
     # What the hard baselines are compared with.
-    found.append(Contender("ours, folded", "ours", lambda case: ours(case).fuse(), modes=("inference",)))
+    found.append(Contender("ours, folded", "ours", folded_ours, modes=("inference",)))
     if device.type == "cuda":
         found.append(Contender("ours, compiled", "ours", compiled_ours, modes=("training",)))
     one_copy, copy_per_example = writes_out(lambda case: 1), writes_out(lambda case: case.batch)

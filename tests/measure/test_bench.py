@@ -11,9 +11,9 @@ from torch import nn
 
 from lambdanets.cli import main
 from lambdanets.language.compare import CompareLanguage
-from lambdanets.measure import machine, peers
+from lambdanets.measure import check, machine, peers
 from lambdanets.measure.cases import Case, Shape, parse_scope
-from lambdanets.measure.check import MismatchError, check_operation, check_twin
+from lambdanets.measure.check import MismatchError, check_operation, check_pooled, check_twin
 from lambdanets.measure.timing import peak_bytes
 from lambdanets.ops import choose
 from lambdanets.recipes.overhead import BenchEngine
@@ -128,6 +128,43 @@ def test_check_twin_sees_another_function():
         check_twin(wrong, case, CPU)
 
 
+def test_a_layer_that_pooling_follows(tmp_path):
+    """Beside a convolution that strides; named as such."""
+    code, result = quick(tmp_path, "--pooled", "--against", "convolution", what="layer")
+    assert code == 0
+    assert result["name"] == "layer-cpu-pooled-quick"
+    assert all(row["pooled"] for row in result["rows"])
+    case = Case(Shape(5, 6, 8), 3, 2, pooled=True)
+    for contender in peers.contenders(CPU, all_backends=False)[:1] + [peers.Contender("", "", peers.convolution)]:
+        assert contender.build(case)(case.image(CPU)).shape == (2, 8, 3, 3)
+
+
+@pytest.mark.parametrize("grid", [(5, 6), (4, 1)], ids=str)
+def test_windows_are_those_of_average_pooling(grid):
+    count = grid[0] * grid[1]
+    one_by_one = torch.eye(count, dtype=torch.float64).view(count, 1, *grid)
+    expected = nn.functional.avg_pool2d(one_by_one, 3, 2, padding=1).flatten(1).T
+    torch.testing.assert_close(check.shares_of_windows(grid, CPU), expected)
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 2, 3, 4], ids=["output", "queries", "keys", "values", "table"])
+def test_check_pooled_sees_what_is_wrong(wrong, monkeypatch):
+    case = Case(Shape(5, 6, 8), 3, 2, heads=2, key_depth=4, pooled=True)
+    assert check_pooled(case, "auto", CPU, True) < 1e-6
+    right = check.pooled_output
+
+    def broken(inputs, case, backend):
+        output = right(inputs, case, backend)
+        if wrong == 0:
+            return 1.01 * output
+        inputs.leaves[wrong - 1].register_hook(lambda gradient: 1.01 * gradient)
+        return output
+
+    monkeypatch.setattr(check, "pooled_output", broken)
+    with pytest.raises(MismatchError, match=r"auto at 5x6x8 scope 3, pooled: relative error"):
+        check_pooled(case, "auto", CPU, True)
+
+
 def test_attention_layers_are_attention():
     x = torch.randn(2, 8, 3, 5)
     for name in ("attention (SDPA)", "axial attention"):
@@ -200,6 +237,8 @@ def test_growth_is_drawn_against_the_side(tmp_path):
         (["layer", "--batch", "-3"], "--batch must be more than 0, got -3"),
         (["op", "--repeats", "0"], "--repeats must be more than 0, got 0"),
         (["op", "--key-depth", "0"], "--key-depth must be more than 0, got 0"),
+        (["layer", "--pooled"], "--pooled is for blocks that halve their map: .* --against convolution"),
+        (["op", "--pooled"], "--pooled is for whole layers: lambdanets bench layer --pooled"),
         (["op", "--plot", "times.xyz"], "times.xyz: a picture's name ends in .*, .png, .*, .svg"),
         (["plot", "networks.json", "a.png"], "networks.json is no result of `bench op`, `bench layer`"),
         (["plot", "kernels.json", "a.png"], "kernels.json is no result of `bench op`, `bench layer`"),
