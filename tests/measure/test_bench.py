@@ -135,7 +135,7 @@ def test_a_layer_that_pooling_follows(tmp_path):
     assert result["name"] == "layer-cpu-pooled-quick"
     assert all(row["pooled"] for row in result["rows"])
     case = Case(Shape(5, 6, 8), 3, 2, pooled=True)
-    for contender in peers.contenders(CPU, all_backends=False)[:1] + [peers.Contender("", "", peers.convolution)]:
+    for contender in [*peers.contenders(CPU, all_backends=False)[:1], peers.Contender("", "", peers.convolution)]:
         assert contender.build(case)(case.image(CPU)).shape == (2, 8, 3, 3)
 
 
