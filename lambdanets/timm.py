@@ -28,6 +28,7 @@ def entrypoint(name: str) -> Callable[..., Network | FeatureNetwork]:
         pretrained_cfg: str | dict[str, Any] | PretrainedCfg | None = None,
         pretrained_cfg_overlay: dict[str, Any] | None = None,
         cache_dir: str | None = None,  # huggingface_hub has its own, HF_HOME
+        pretrained_model_args: dict[str, Any] | None = None,  # from timm 1.0.31 on: what the weights were built with
         *,
         img_size: int | tuple[int, int] | None = None,
         bn_momentum: float | None = None,
@@ -51,6 +52,7 @@ def entrypoint(name: str) -> Callable[..., Network | FeatureNetwork]:
         configuration = PretrainedCfg(**{**configuration, "architecture": timm_name(name)}).to_dict()
         # timm reads both names; plain attributes, which nn.Module does not list
         model.pretrained_cfg = model.default_cfg = configuration  # type: ignore[assignment]
+        model.pretrained_model_args = pretrained_model_args or {}  # type: ignore[assignment]
         return model
 
     build.__name__ = build.__qualname__ = timm_name(name)
