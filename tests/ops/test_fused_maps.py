@@ -160,18 +160,37 @@ def test_products_keep_their_type_under_autocast(order):
 
 
 @pytest.mark.parametrize(
-    ("side", "value", "quicker"),
-    [(28, 64, True), (14, 128, True), (14, 64, True), (28, 32, False), (56, 32, False), (64, 64, False)],
+    ("side", "value", "batch", "quicker"),
+    [
+        (28, 64, 256, True),
+        (14, 128, 256, True),
+        (14, 64, 256, True),
+        (28, 32, 256, False),
+        (56, 32, 256, False),
+        (64, 64, 256, False),
+        (28, 64, 1, False),  # embeddings of all pairs for one image
+        (14, 128, 1, False),
+    ],
 )
-def test_when_it_pays(side, value, quicker):
+def test_when_it_pays(side, value, batch, quicker):
     """As measured (README.md): in the first block of c4 and of c5 of a ResNet-50, not in that of c3."""
     geometry = launch.Geometry((side, side), (side, side), (23, 23), 1, 1)
-    meta = lambda *shape, dtype=torch.bfloat16: torch.empty(shape, device="meta", dtype=dtype)  # noqa: E731
-    queries, values = meta(2, side * side, 4, 16), meta(2, side * side, value)
+    queries, values = on_meta(batch, side * side, 4, 16), on_meta(batch, side * side, value)
     assert maps.pays(geometry, queries, values) is quicker
     assert not maps.pays(geometry, queries.float(), values.float())
     for other in (dict(stride=2), dict(intra_depth=2), dict(query_grid=None), dict(context_grid=(side, side + 1))):
         assert not maps.pays(launch.Geometry(**vars(geometry) | other), queries, values)
+
+
+def test_embeddings_stay_small():
+    """Deep keys and values would make it pay on maps whose embeddings of all pairs take gigabytes."""
+    geometry = launch.Geometry((56, 56), (56, 56), (23, 23), 1, 1)
+    queries, values = on_meta(256, 56 * 56, 4, 64), on_meta(256, 56 * 56, 1024)
+    assert not maps.pays(geometry, queries, values)
+
+
+def on_meta(*shape):
+    return torch.empty(shape, device="meta", dtype=torch.bfloat16)
 
 
 def block_of(**options):

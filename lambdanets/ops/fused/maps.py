@@ -20,20 +20,23 @@ from . import pool
 from .launch import EXPANDED, Geometry, fold_partial, on_device, power_of_two, without_autocast
 
 PLACES = 9  # of a window
-MOVES = 200  # multiply-adds that take as long as moving a number of s through all passes over it (README.md)
-WORKSPACE = 2**29  # bytes of s at a time, at most
+MOVES = 200  # multiply-adds that take as long as moving a number of s or E in all passes over it (README.md)
+WORKSPACE = 2**29  # bytes of s at a time, and of E, at most
 NUMBERS = 4096  # of queries in a tile
 
 
 def pays(geometry: Geometry, q: Tensor, v: Tensor) -> bool:
     """Whether this order is quicker than lambdas, which see the scope alone, where maps see all pairs."""
-    grid, scope, (H, K), V = geometry.query_grid, geometry.scope, q.shape[2:], v.shape[2]
+    (B, _, H, K), V, grid, scope = q.shape, v.shape[2], geometry.query_grid, geometry.scope
     if grid is None or grid != geometry.context_grid or geometry.stride != 1 or geometry.intra_depth != 1:
         return False
-    queries, (rows, across) = grid[0] * grid[1], windows_of(grid)
-    in_scope = queries * min(scope[0], grid[0]) * min(scope[1], grid[1])
-    # Products of float32 by cuBLAS have no tensor cores, unless they may be rounded.
-    return q.element_size() == 2 and rows * across * queries * H * (PLACES * K + V + MOVES) < in_scope * K * V
+    (rows, across), (_, columns), depth = windows_of(grid), columns_of(grid[0] * grid[1], K), PLACES * K
+    pairs = rows * across * columns
+    if q.element_size() > 2 or pairs * depth * q.element_size() > WORKSPACE:
+        return False  # products of float32 by cuBLAS have no tensor cores, unless they may be rounded
+    in_scope = grid[0] * grid[1] * min(scope[0], grid[0]) * min(scope[1], grid[1])
+    embeddings = pairs * depth * MOVES  # made once for the whole batch
+    return B * pairs * H * (depth + V + MOVES) + embeddings < B * in_scope * K * V
 
 
 def windows_of(grid: Sequence[int]) -> tuple[int, int]:
@@ -66,16 +69,16 @@ def expand(table: Tensor, geometry: Geometry, dtype: torch.dtype) -> Tensor:
     return expanded
 
 
-def fold(partial: Tensor, table: Tensor, geometry: Geometry) -> Tensor:
-    """Gradients of E [parts, P, 9 * K, C] -> that of the table."""
+def fold(gradient: Tensor, table: Tensor, geometry: Geometry) -> Tensor:
+    """The gradient of E [P, 9 * K, C] -> that of the table, in float32."""
     # Windows are queries of depth 9 K, with a scope two wider: place j of a window is shifted by j.
     (height, width, K, _), grid = table.shape, geometry.context_grid
     around = Geometry(windows_of(grid), grid, (height + 2, width + 2), 2, 1)
     like = torch.empty(*around.scope, PLACES * K, 1, device=table.device)
-    shifted = fold_partial(partial.flatten(1, 2), like, around, around.centre, PLACES * K)
+    shifted = fold_partial(gradient.flatten(0, 1)[None], like, around, around.centre, PLACES * K)
     down, right = (width + 2) * PLACES * K, PLACES * K
     strides = (down, right, down + 3 * K, right + K, 1)  # the third axis: a row further and a place further
-    return shifted.as_strided((height, width, 3, 3, K), strides).sum((2, 3)).unsqueeze(3).to(table.dtype)
+    return shifted.as_strided((height, width, 3, 3, K), strides).sum((2, 3)).unsqueeze(3)
 
 
 def gather(q: Tensor, grid: Sequence[int]) -> Tensor:
@@ -146,23 +149,22 @@ def backward(
     first, columns = columns_of(M, K)
     new = lambda need, *shape: torch.empty(shape, device=q.device, dtype=q.dtype) if need else None  # noqa: E731
     dq, d_values = new(needs[0], *q.shape), new(needs[1] or needs[2], B, columns, V)
+    d_expanded, de = new(needs[3], P, PLACES * K, columns), None
     dz = dz.reshape(B, P * H, V)
     with on_device(q), without_autocast(q):
         expanded, values = expand(table, geometry, q.dtype), with_content(v, c, K)
-        parts = parts_of(B, P * H * columns * q.element_size())
-        partial = new(needs[3], len(parts), P, PLACES * K, columns)
-        for i, part in enumerate(parts):
+        for part in parts_of(B, P * H * columns * q.element_size()):
             gathered = gather(q[part], grid)
             s, maps = maps_of(gathered, expanded, H)
             if d_values is not None:
                 d_values[part].baddbmm_(maps.mT, dz[part], beta=0, alpha=1 / PLACES)
-            if dq is not None or partial is not None:  # the gradient of s takes its place
+            if dq is not None or d_expanded is not None:  # the gradient of s takes its place
                 maps.baddbmm_(dz[part], values[part].mT, beta=0, alpha=1 / PLACES)
             if dq is not None:
                 scatter(torch.bmm(s, expanded.transpose(0, 1)), dq[part], grid)
-            if partial is not None:
-                torch.bmm(gathered.mT, s, out=partial[i])
-        de = None if partial is None else fold(partial, table, geometry)
+            if d_expanded is not None:
+                found = fold(torch.bmm(gathered.mT, s, out=d_expanded), table, geometry)
+                de = found if de is None else de + found
     dv = d_values[:, :M] if needs[1] and d_values is not None else None
     dc = d_values[:, first : first + K].float().contiguous() if needs[2] and d_values is not None else None
-    return dq, dv, dc, de
+    return dq, dv, dc, None if de is None else de.to(table.dtype)
