@@ -6,7 +6,7 @@ Letters: B batch, C channels.
 from torch import Tensor
 
 from lambdanets.layers.lambda_layer import LambdaLayer2d
-from lambdanets.layers.projection import type_of_product
+from lambdanets.layers.projection import is_plain, type_of_product
 from lambdanets.ops.fused import fused_relative, pool, why_not
 
 
@@ -28,6 +28,8 @@ def forward_pooled(layer: LambdaLayer2d, x: Tensor) -> Tensor | None:
 
 def takes(layer: LambdaLayer2d, x: Tensor) -> bool:
     """Whether the fused kernels can: channels-last images, and the layer's usual options."""
+    if not pool.takes(x) or x.shape[0] == 0:
+        return False
     if layer.positions is None or layer.backend not in ("auto", "fused"):
         return False
     if layer.multi_head or layer.causal or layer.query_softmax or layer.intra_depth > 1:
@@ -36,7 +38,8 @@ def takes(layer: LambdaLayer2d, x: Tensor) -> bool:
         return False
     if layer.to_keys is not None and layer.key_norm != "softmax":
         return False
-    dtype = type_of_product(x, layer.to_queries.weight)
-    if dtype is None or not pool.takes(x) or x.shape[0] == 0:
+    # Something else in the place of a projection, or of a step that is not called here, may do anything.
+    if not all(is_plain(*pair) for pair in layer._projections()) or {"interact", "project"} & vars(layer).keys():
         return False
-    return why_not(x.device, dtype, layer.key_depth, layer.value_depth, layer.heads) is None
+    dtype = type_of_product(x, layer.to_queries.weight)
+    return dtype is not None and why_not(x.device, dtype, layer.key_depth, layer.value_depth, layer.heads) is None

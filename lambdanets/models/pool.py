@@ -6,6 +6,7 @@ on an H200, thirty times as long as reading them. What the compiler writes for i
 
 The library's own kernels (lambdanets/ops/fused/pool.py) pool such images; in compiled networks those with padding.
 Where they cannot run, eager networks copy images into the other layout, for which torch is right.
+A lambda layer and the pooling after it are one step where that is possible: `pool_after`.
 
 Letters: B batch, C channels, H and W the map.
 """
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from lambdanets.layers import LambdaLayer2d
 from lambdanets.layers.pooled import forward_pooled
-from lambdanets.ops.fused import pool
+from lambdanets.ops.fused import constant_when_compiling, pool
 from lambdanets.ops.fused.norms import is_hooked
 
 STRIDE = 2
@@ -50,14 +51,24 @@ class AveragePool(nn.AvgPool2d):
         return self.kernel_size == 3 and self.padding == 1 and self.count_include_pad and not self.ceil_mode
 
 
-def pool_after(layer: nn.Module, pool: nn.Module, x_BCHW: Tensor) -> Tensor:
-    """pool(layer(x)); of a lambda layer in one step where kernels can, and nobody watches the two."""
-    if isinstance(layer, LambdaLayer2d) and isinstance(pool, AveragePool) and pool.padding and pool.is_halving(x_BCHW):
-        watched = any(is_hooked(one) or one._compiled_call_impl is not None for one in (layer, pool))
-        pooled = None if watched else forward_pooled(layer, x_BCHW)
-        if pooled is not None:
-            return pooled
-    return pool(layer(x_BCHW))
+def pool_after(layer: nn.Module, pooling: nn.Module, x_BCHW: Tensor) -> Tensor:
+    """pooling(layer(x)); of a lambda layer in one step where kernels can, and nobody watches or changes the two."""
+    pooled = None
+    if type(layer) is LambdaLayer2d and type(pooling) is AveragePool and type(x_BCHW) is Tensor:
+        halves = pooling.padding and pooling.is_halving(x_BCHW) and not is_watched(layer, pooling)
+        pooled = forward_pooled(layer, x_BCHW) if halves else None
+    return pooling(layer(x_BCHW)) if pooled is None else pooled
+
+
+def is_watched(*modules: nn.Module) -> bool:
+    """Whether somebody wants to know of calls of these modules, or has them compiled by themselves."""
+    return has_global_hooks() or any(is_hooked(one) or one._compiled_call_impl is not None for one in modules)
+
+
+@constant_when_compiling
+def has_global_hooks() -> bool:
+    """Whether somebody wants to know of calls of all modules, as torch's FlopCounterMode does."""
+    return bool(nn.modules.module._has_any_global_hook())
 
 
 def is_plain(x_BCHW: Tensor) -> bool:

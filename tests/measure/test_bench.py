@@ -11,8 +11,8 @@ from torch import nn
 
 from lambdanets.cli import main
 from lambdanets.language.compare import CompareLanguage
-from lambdanets.measure import check, machine, peers
-from lambdanets.measure.cases import Case, Shape, parse_scope
+from lambdanets.measure import bench, check, machine, peers
+from lambdanets.measure.cases import Case, Shape, op_inputs, parse_scope
 from lambdanets.measure.check import MismatchError, check_operation, check_pooled, check_twin
 from lambdanets.measure.timing import peak_bytes
 from lambdanets.ops import choose
@@ -128,15 +128,39 @@ def test_check_twin_sees_another_function():
         check_twin(wrong, case, CPU)
 
 
-def test_a_layer_that_pooling_follows(tmp_path):
+def test_a_layer_that_pooling_follows(tmp_path, monkeypatch):
     """Beside a convolution that strides; named as such."""
     code, result = quick(tmp_path, "--pooled", "--against", "convolution", what="layer")
     assert code == 0
     assert result["name"] == "layer-cpu-pooled-quick"
     assert all(row["pooled"] for row in result["rows"])
     case = Case(Shape(5, 6, 8), 3, 2, pooled=True)
-    for contender in [*peers.contenders(CPU, all_backends=False)[:1], peers.Contender("", "", peers.convolution)]:
-        assert contender.build(case)(case.image(CPU)).shape == (2, 8, 3, 3)
+    ours = [one for one in peers.contenders(CPU, all_backends=True) if one.family == "ours" and "fused" not in one.name]
+    builds = [one.build for one in ours] + [peers.convolution, peers.folded_convolution]
+    assert len(builds) > 5
+    for build in builds:
+        assert build(case).eval()(case.image(CPU)).shape == (2, 8, 3, 3)
+    monkeypatch.setattr(peers, "compiled", lambda module: module)
+    assert isinstance(peers.compiled_ours(case), peers.Pooled)
+    assert bench.with_defaults(bench.BenchLayer(pooled=True), CPU).shapes == ("56x56x128", "28x28x256", "14x14x512")
+
+
+def test_a_wrong_pooling_gets_no_number(tmp_path, monkeypatch, capsys):
+    right = check.pooled_output
+    monkeypatch.setattr(check, "pooled_output", lambda *inputs: 1.1 * right(*inputs))
+    code, result = quick(tmp_path, "--pooled", "--against", "convolution", what="layer")
+    assert code == 1
+    assert not [row for row in result["rows"] if row["family"] == "ours"]
+
+
+def test_what_is_checked_is_what_a_layer_does(monkeypatch):
+    """In one step where the kernels can."""
+    case = Case(Shape(5, 6, 8), 3, 2, heads=2, key_depth=4, pooled=True)
+    asked = []
+    monkeypatch.setattr(check.fused, "why_not", lambda *sizes: None)
+    monkeypatch.setattr(check.fused, "fused_relative", lambda *inputs, **options: asked.append(options))
+    check.pooled_output(op_inputs(case, CPU), case, "auto")
+    assert asked[0]["pooled"]
 
 
 @pytest.mark.parametrize("grid", [(5, 6), (4, 1)], ids=str)

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from lambdanets import LambdaLayer2d
 from lambdanets.models import create_model
-from lambdanets.models.pool import AveragePool, is_plain
+from lambdanets.models.pool import AveragePool, is_plain, pool_after
 
 SHORTCUT = AveragePool(2, 2, ceil_mode=True, count_include_pad=False)  # of ResNet-D
 AFTER_LAYER = AveragePool(3, 2, padding=1)  # where a lambda layer makes the map smaller
@@ -96,3 +97,30 @@ def test_a_gpu_has_the_gradients_of_a_cpu(pool: AveragePool, grid, dtype: torch.
     allowed = 4 * torch.finfo(dtype).eps
     assert (found.cpu().double() - expected).norm() <= allowed * expected.norm()
     assert (gradient.cpu().double() - expected_gradient).norm() <= allowed * expected_gradient.norm()
+
+
+def test_blocks_take_whatever_stands_for_a_projection() -> None:
+    """An adapter, a quantised layer: it may have no weight to look at."""
+    network, x = create_model("resnet_tiny", placement="LLLL", depths=(1, 1, 1, 1)).eval(), torch.randn(1, 3, 32, 32)
+    right = network(x.to(memory_format=LAST))
+    for layer in [module for module in network.modules() if isinstance(module, LambdaLayer2d)]:
+        layer.to_queries = nn.Sequential(layer.to_queries)  # type: ignore[assignment]
+    torch.testing.assert_close(network(x.to(memory_format=LAST)), right, rtol=1e-4, atol=1e-4)
+
+
+def test_blocks_can_be_traced_around_their_layers() -> None:
+    class Tracer(torch.fx.Tracer):
+        def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+            return isinstance(m, LambdaLayer2d | AveragePool) or super().is_leaf_module(m, module_qualified_name)
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.pool = LambdaLayer2d(8, scope=3).eval(), AveragePool(3, 2, padding=1)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return pool_after(self.layer, self.pool, x)
+
+    both, x = Both(), torch.randn(2, 8, 5, 4)
+    assert [node.target for node in Tracer().trace(both).nodes if node.op == "call_module"] == ["layer", "pool"]
+    torch.testing.assert_close(both(x), both.pool(both.layer(x)))

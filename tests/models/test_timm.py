@@ -57,6 +57,14 @@ def test_a_saved_folder_is_a_model_for_timm(tmp_path: Path) -> None:
     assert again.pretrained_cfg["input_size"] == [3, 160, 160]
 
 
+def test_what_weights_were_built_with_is_kept() -> None:
+    """timm gives it to entrypoints from 1.0.31 on, and reads it when it resizes."""
+    given = {"img_size": 64}
+    network = lambdanets.timm.entrypoint("resnet_tiny")(pretrained_model_args=given)
+    assert network.pretrained_model_args == given
+    assert lambdanets.timm.entrypoint("resnet_tiny")().pretrained_model_args == {}
+
+
 def test_timm_optimizer_spares_what_we_spare() -> None:
     from timm.optim import create_optimizer_v2
 

@@ -87,8 +87,8 @@ def test_maps_before_values(compiled):
     lambdas = on_meta(8, 16, 128, dtype=torch.float32)
     pooled = maps.forward(queries, values, lambdas, table, geometry)
     maps.backward(pooled, queries, values, lambdas, table, geometry, (True,) * 4)
-    assert compiled.keys() == {"expand", "gather", "scatter", "fold"}
-    for name in ("expand", "gather", "scatter"):  # 16 bytes a thread
+    assert compiled.keys() == {"expand_windows", "gather", "scatter", "fold"}
+    for name in ("expand_windows", "gather", "scatter"):  # 16 bytes a thread
         assert re.search(r"st\.global\.v4\.b32", compiled[name]["ptx"]), name
 
 

@@ -88,6 +88,43 @@ def test_content_of_keys(grid, dtype, order):
     )
 
 
+@pytest.mark.parametrize("content", ["keys", "given"])
+def test_gradients_as_the_compiler_expects_them(content, order):
+    """Laid out as the empty ones that it plans with, and none in another's memory; also of slices of a projection."""
+    torch.manual_seed(0)
+    for batch in (1, 2):
+        buffer = torch.randn(batch, 12, 8 + 16 + 4, device=DEVICE)
+        queries, values, keys = buffer.split([8, 16, 4], dim=2)
+        table, lambdas = torch.randn(3, 3, 4, 1, device=DEVICE), torch.randn(batch, 4, 16, device=DEVICE)
+        kept = (keys, None) if content == "keys" else (None, lambdas)
+        grids = ([3, 4], [3, 4], 1, True)
+        output, found, norm = operators.fused(queries, values, *kept, table, *grids)
+        one = fused_relative(queries.reshape(batch, 12, 2, 4), values, kept[1], table, (3, 4), (3, 4), keys=kept[0])
+        torch.testing.assert_close(output.unflatten(2, (2, 16)), pooled(one, (3, 4)), rtol=1e-4, atol=1e-4)
+        inputs = (torch.randn_like(output), queries, values, keys, found, norm, table)
+        if content == "given":
+            inputs = (torch.randn_like(output), queries, values, None, lambdas, None, table)
+        needs = [True, True, content == "keys", content == "given", True]
+        mine = operators.fused_backward(*inputs, *grids, needs)
+        like = operators.fused_backward_shape(*inputs, *grids, needs)
+        assert [one.shape for one in mine] == [one.shape for one in like]
+        assert all(one.is_contiguous() for one in (*mine, *like))
+        memory = [one.untyped_storage().data_ptr() for one in mine if one.numel()]
+        assert len(set(memory)) == len(memory)
+
+
+def test_large_gradients_of_float16(order):
+    """Sums over the batch that float16 does not hold, whose sum over positions the table's float32 does."""
+    torch.manual_seed(0)
+    shapes = (64, 16, 4, 4), (64, 16, 8), (3, 3, 4)
+    queries, values, table = ((torch.randn(shape) + (i < 2)).to(DEVICE) for i, shape in enumerate(shapes))
+    table.requires_grad_()
+    output = fused_relative(queries.half(), values.half(), None, table, (4, 4), (4, 4), pooled=True)
+    (found,) = torch.autograd.grad(output, table, torch.full_like(output, 300))
+    assert torch.isfinite(found).all()
+    assert found.abs().max() > torch.finfo(torch.float16).max
+
+
 def test_the_batch_in_parts(monkeypatch):
     """Five examples, two at a time: the same numbers, and the table's gradient is the sum over the parts."""
     monkeypatch.setattr(maps, "pays", lambda *sizes: True)
@@ -98,6 +135,7 @@ def test_the_batch_in_parts(monkeypatch):
     _, columns = maps.columns_of(12, 4)
     monkeypatch.setattr(maps, "WORKSPACE", 2 * 4 * 2 * columns * 4)
     assert [part.stop - part.start for part in maps.parts_of(5, 4 * 2 * columns * 4)] == [2, 2, 1]
+    assert [part.stop - part.start for part in maps.parts_of(2, 10**9)] == [1, 1]  # one at a time at least
     for one, other in zip(gradients(run, inputs, gradient), at_once, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
@@ -182,6 +220,18 @@ def test_when_it_pays(side, value, batch, quicker):
         assert not maps.pays(launch.Geometry(**vars(geometry) | other), queries, values)
 
 
+def test_a_scope_beyond_the_map_sees_no_more():
+    geometry = launch.Geometry((7, 7), (7, 7), (23, 23), 1, 1)
+    queries, values = on_meta(256, 49, 16, 16), on_meta(256, 49, 8)
+    assert not maps.pays(geometry, queries, values)
+
+
+def test_windows_need_two_axes():
+    queries, values, table = torch.randn(1, 6, 2, 4), torch.randn(1, 6, 4), torch.randn(3, 4)
+    with pytest.raises(ValueError, match=r"two axes, got a grid \(6,\)"):
+        fused_relative(queries, values, None, table, (6,), (6,), pooled=True)
+
+
 def test_embeddings_stay_small():
     """Deep keys and values would make it pay on maps whose embeddings of all pairs take gigabytes."""
     geometry = launch.Geometry((56, 56), (56, 56), (23, 23), 1, 1)
@@ -248,8 +298,67 @@ def test_who_watches_sees_both():
     pool_after(layer, pool, x)
     assert spy.calls == 1
     del layer.forward
-    layer.compile(backend="eager")
-    torch.testing.assert_close(pool_after(layer, pool, x), pool(layer(x)), rtol=1e-4, atol=1e-4)
+    handle = nn.modules.module.register_module_forward_hook(lambda module, inputs, output: calls.append(type(module)))
+    pool_after(layer, pool, x)
+    handle.remove()
+    assert calls[-1] is AveragePool
+    assert LambdaLayer2d in calls
+    layer.interact = lambda *inputs: 2 * LambdaLayer2d.interact(layer, *inputs)
+    torch.testing.assert_close(pool_after(layer, pool, x), pool(layer(x)))
+    del layer.interact
+    graphs = []
+    layer.compile(backend=lambda graph, inputs: graphs.append(graph) or graph)
+    pool_after(layer, pool, x)
+    assert graphs
+
+
+class Adapter(nn.Module):
+    """In the place of a projection; it has no weight of its own."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.inside = linear
+
+    def forward(self, x):
+        return self.inside(x)
+
+
+def test_something_else_in_the_place_of_a_projection():
+    layer, x = LambdaLayer2d(16, heads=2, scope=3).to(DEVICE).eval(), images(2, 16, 5, 4)
+    right = pool_after(layer, AveragePool(3, 2, padding=1), x)
+    layer.to_queries = Adapter(layer.to_queries)
+    assert forward_pooled(layer, x) is None
+    torch.testing.assert_close(pool_after(layer, AveragePool(3, 2, padding=1), x), right, rtol=1e-4, atol=1e-4)
+
+
+def test_a_fused_layer():
+    """Its queries are slices of one projection."""
+    layer, x = LambdaLayer2d(16, heads=2, scope=3).to(DEVICE).eval(), images(2, 16, 5, 4).detach()
+    right = AveragePool(3, 2, padding=1)(layer(x))
+    torch.testing.assert_close(forward_pooled(layer.fuse(), x), right, rtol=1e-4, atol=1e-4)
+
+
+def test_wrong_channels_are_refused_in_the_layers_words():
+    with pytest.raises(ValueError, match="x has 8 channels, this layer was built for 16"):
+        pool_after(LambdaLayer2d(16, scope=3).to(DEVICE), AveragePool(3, 2, padding=1), images(2, 8, 4, 6))
+
+
+def test_layers_of_another_kind():
+    class Doubled(LambdaLayer2d):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    class Halved(AveragePool):
+        def forward(self, x):
+            return super().forward(x) / 2
+
+    x = images(2, 16, 4, 6)
+    for layer, pool in (
+        (Doubled(16, scope=3), AveragePool(3, 2, padding=1)),
+        (LambdaLayer2d(16, scope=3), Halved(3, 2, padding=1)),
+    ):
+        layer.to(DEVICE).eval()
+        torch.testing.assert_close(pool_after(layer, pool, x), pool(layer(x)))
 
 
 def test_pooling_of_another_kind():
@@ -272,6 +381,7 @@ def test_pooling_of_another_kind():
         dict(key_norm="l2"),
         dict(key_norm=None),
         dict(backend="gemm"),
+        dict(key_depth=65),
     ],
     ids=str,
 )
@@ -285,6 +395,7 @@ def test_layers_that_are_pooled_afterwards(options):
 def test_inputs_that_are_pooled_afterwards():
     layer, x = LambdaLayer2d(16, heads=2, scope=3).to(DEVICE), images(2, 16, 5, 4)
     assert forward_pooled(layer, x) is not None
+    assert takes(LambdaLayer2d(16, scope=3, content=False, key_norm="l2").to(DEVICE), x)  # there are no keys
     assert forward_pooled(layer, x.detach().contiguous()) is None
     assert forward_pooled(layer, images(0, 16, 5, 4)) is None
     assert forward_pooled(layer.double(), x.double()) is None

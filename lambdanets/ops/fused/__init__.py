@@ -104,6 +104,8 @@ def fused_relative(
     from . import operators
 
     dims = len(query_grid)
+    if pooled and dims != 2:
+        raise ValueError(f"windows of 3x3 need two axes, got a grid {tuple(query_grid)}")
     values, table = with_intra_depth(values, table, dims)
     if dims == 1:  # a column of rows of width 1, so that the band of rows in reach is exact
         query_grid, context_grid, table = [query_grid[0], 1], [context_grid[0], 1], table.unsqueeze(1)

@@ -62,7 +62,7 @@ def expand(table: Tensor, geometry: Geometry, dtype: torch.dtype) -> Tensor:
     K, grid, windows = table.shape[2], geometry.context_grid, windows_of(geometry.context_grid)
     (first, columns), count = columns_of(grid[0] * grid[1], K), windows[0] * windows[1]
     expanded = torch.empty(columns, count, PLACES * K, device=table.device, dtype=dtype)
-    kernels.expand[(-(-count * PLACES * K // EXPANDED[1]), columns // EXPANDED[0])](
+    kernels.expand_windows[(-(-count * PLACES * K // EXPANDED[1]), columns // EXPANDED[0])](
         table.contiguous(), expanded, count, *grid, windows[1], *geometry.scope, *geometry.centre, first,
         K=K, ROW_BLOCK=EXPANDED[0], COLUMN_BLOCK=EXPANDED[1], num_warps=4,
     )  # fmt: skip
@@ -74,7 +74,7 @@ def fold(gradient: Tensor, table: Tensor, geometry: Geometry) -> Tensor:
     # Windows are queries of depth 9 K, with a scope two wider: place j of a window is shifted by j.
     (height, width, K, _), grid = table.shape, geometry.context_grid
     around = Geometry(windows_of(grid), grid, (height + 2, width + 2), 2, 1)
-    like = torch.empty(*around.scope, PLACES * K, 1, device=table.device)
+    like = torch.empty(*around.scope, PLACES * K, 1, device=table.device, dtype=torch.float32)
     shifted = fold_partial(gradient.flatten(0, 1)[None], like, around, around.centre, PLACES * K)
     down, right = (width + 2) * PLACES * K, PLACES * K
     strides = (down, right, down + 3 * K, right + K, 1)  # the third axis: a row further and a place further
@@ -108,9 +108,18 @@ def scatter(gathered: Tensor, dq: Tensor, grid: Sequence[int]) -> None:
 
 
 def maps_of(gathered: Tensor, expanded: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """s [P, H * B, C], and the same as [B, P * H, C]."""
+    """s by window, [P, H * B, C], and the same memory by example, [B, P * H, C]."""
     s = torch.bmm(gathered, expanded.permute(1, 2, 0))
     return s, s.view(s.shape[0] * heads, -1, s.shape[2]).transpose(0, 1)
+
+
+def gradient_of_embeddings(gathered: Tensor, ds: Tensor) -> Tensor:
+    """[P, 9 * K, C], sums over heads and examples: beyond float16, whose gradients are as large as it holds."""
+    if ds.dtype != torch.float16:
+        return torch.bmm(gathered.mT, ds)
+    if ds.is_cuda:
+        return torch.bmm(gathered.mT, ds, out_dtype=torch.float32)
+    return torch.bmm(gathered.mT.float(), ds.float())
 
 
 def with_content(v: Tensor, c: Tensor | None, depth: int) -> Tensor:
@@ -135,8 +144,8 @@ def forward(q: Tensor, v: Tensor, c: Tensor | None, table: Tensor, geometry: Geo
         columns, P, _ = expanded.shape
         z = torch.empty(B, P * H, V, device=q.device, dtype=q.dtype)
         for part in parts_of(B, P * H * columns * q.element_size()):
-            _, maps = maps_of(gather(q[part], grid), expanded, H)
-            z[part].baddbmm_(maps, values[part], beta=0, alpha=1 / PLACES)
+            _, by_example = maps_of(gather(q[part], grid), expanded, H)
+            z[part].baddbmm_(by_example, values[part], beta=0, alpha=1 / PLACES)
     return z.view(B, P, H, V)
 
 
@@ -149,22 +158,23 @@ def backward(
     first, columns = columns_of(M, K)
     new = lambda need, *shape: torch.empty(shape, device=q.device, dtype=q.dtype) if need else None  # noqa: E731
     dq, d_values = new(needs[0], *q.shape), new(needs[1] or needs[2], B, columns, V)
-    d_expanded, de = new(needs[3], P, PLACES * K, columns), None
+    de = torch.zeros(table.shape, device=q.device, dtype=torch.float32) if needs[3] else None
     dz = dz.reshape(B, P * H, V)
     with on_device(q), without_autocast(q):
         expanded, values = expand(table, geometry, q.dtype), with_content(v, c, K)
         for part in parts_of(B, P * H * columns * q.element_size()):
             gathered = gather(q[part], grid)
-            s, maps = maps_of(gathered, expanded, H)
+            by_window, by_example = maps_of(gathered, expanded, H)
             if d_values is not None:
-                d_values[part].baddbmm_(maps.mT, dz[part], beta=0, alpha=1 / PLACES)
-            if dq is not None or d_expanded is not None:  # the gradient of s takes its place
-                maps.baddbmm_(dz[part], values[part].mT, beta=0, alpha=1 / PLACES)
+                d_values[part].baddbmm_(by_example.mT, dz[part], beta=0, alpha=1 / PLACES)
+            if dq is not None or de is not None:  # the gradient of s takes its place
+                by_example.baddbmm_(dz[part], values[part].mT, beta=0, alpha=1 / PLACES)
             if dq is not None:
-                scatter(torch.bmm(s, expanded.transpose(0, 1)), dq[part], grid)
-            if d_expanded is not None:
-                found = fold(torch.bmm(gathered.mT, s, out=d_expanded), table, geometry)
-                de = found if de is None else de + found
+                scatter(torch.bmm(by_window, expanded.transpose(0, 1)), dq[part], grid)
+            if de is not None:
+                de += fold(gradient_of_embeddings(gathered, by_window), table, geometry)
     dv = d_values[:, :M] if needs[1] and d_values is not None else None
-    dc = d_values[:, first : first + K].float().contiguous() if needs[2] and d_values is not None else None
+    dc = None
+    if needs[2] and d_values is not None:
+        dc = torch.empty(B, K, V, device=q.device, dtype=torch.float32).copy_(d_values[:, first : first + K])
     return dq, dv, dc, None if de is None else de.to(table.dtype)

@@ -16,7 +16,7 @@ def place_of(p, j, across):
 
 
 @triton.jit(do_not_specialize=["P", "height", "width", "across", "scope_y", "scope_x", "centre_y", "centre_x"])
-def expand(
+def expand_windows(
     table_ptr, e_ptr, P, height, width, across, scope_y, scope_x, centre_y, centre_x, first,
     K: tl.constexpr, ROW_BLOCK: tl.constexpr, COLUMN_BLOCK: tl.constexpr,
 ):  # fmt: skip
