@@ -38,8 +38,12 @@ def takes(layer: LambdaLayer2d, x: Tensor) -> bool:
         return False
     if layer.to_keys is not None and layer.key_norm != "softmax":
         return False
-    # Something else in the place of a projection, or of a step that is not called here, may do anything.
-    if not all(is_plain(*pair) for pair in layer._projections()) or {"interact", "project"} & vars(layer).keys():
+    # Something else in the place of a projection, or of a step of the layer, may do anything.
+    if (
+        not all(is_plain(*pair) for pair in layer._projections())
+        or "interact" in vars(layer)
+        or "project" in vars(layer)
+    ):
         return False
     dtype = type_of_product(x, layer.to_queries.weight)
     return dtype is not None and why_not(x.device, dtype, layer.key_depth, layer.value_depth, layer.heads) is None
