@@ -125,6 +125,25 @@ def test_large_gradients_of_float16(order):
     assert found.abs().max() > torch.finfo(torch.float16).max
 
 
+@pytest.mark.parametrize("first", ["forward", "backward"])
+def test_one_order_forward_and_another_backward(first, monkeypatch):
+    """As with a few dozen images."""
+    asked = []
+
+    def pays(geometry, queries, values, backward):
+        asked.append(backward)
+        return backward == (first == "backward")
+
+    monkeypatch.setattr(maps, "pays", pays)
+    inputs = random_inputs(2, 12, 12, 2, 4, 8, 1, (3, 3), torch.float32)
+    gradient = torch.randn(2, 4, 2, 8, device=DEVICE)
+    found = gradients(lambda *x: fused_relative(*x, (3, 4), (3, 4), pooled=True), inputs, gradient)
+    right = gradients(lambda *x: plain(*x, (3, 4)), [one.double() for one in inputs], gradient)
+    assert asked == [False, True]
+    for one, other in zip(found, right, strict=True):
+        assert relative_error(one, other) < 1e-5
+
+
 def test_the_batch_in_parts(monkeypatch):
     """Five examples, two at a time: the same numbers, and the table's gradient is the sum over the parts."""
     monkeypatch.setattr(maps, "pays", lambda *sizes: True)
@@ -198,32 +217,34 @@ def test_products_keep_their_type_under_autocast(order):
 
 
 @pytest.mark.parametrize(
-    ("side", "value", "batch", "quicker"),
+    ("side", "value", "batch", "forward", "backward"),
     [
-        (28, 64, 256, True),
-        (14, 128, 256, True),
-        (14, 64, 256, True),
-        (28, 32, 256, False),
-        (56, 32, 256, False),
-        (64, 64, 256, False),
-        (28, 64, 1, False),  # embeddings of all pairs for one image
-        (14, 128, 1, False),
+        (28, 64, 256, True, True),
+        (28, 64, 64, False, True),
+        (28, 64, 32, False, True),
+        (28, 64, 8, False, False),
+        (14, 128, 256, True, True),
+        (14, 128, 32, True, True),
+        (14, 128, 1, False, False),
+        (28, 32, 256, False, False),
+        (56, 32, 256, False, False),
+        (64, 64, 256, False, False),
     ],
 )
-def test_when_it_pays(side, value, batch, quicker):
+def test_when_it_pays(side, value, batch, forward, backward):
     """As measured (README.md): in the first block of c4 and of c5 of a ResNet-50, not in that of c3."""
     geometry = launch.Geometry((side, side), (side, side), (23, 23), 1, 1)
     queries, values = on_meta(batch, side * side, 4, 16), on_meta(batch, side * side, value)
-    assert maps.pays(geometry, queries, values) is quicker
-    assert not maps.pays(geometry, queries.float(), values.float())
+    assert [maps.pays(geometry, queries, values, way) for way in (False, True)] == [forward, backward]
+    assert not maps.pays(geometry, queries.float(), values.float(), True)
     for other in (dict(stride=2), dict(intra_depth=2), dict(query_grid=None), dict(context_grid=(side, side + 1))):
-        assert not maps.pays(launch.Geometry(**vars(geometry) | other), queries, values)
+        assert not maps.pays(launch.Geometry(**vars(geometry) | other), queries, values, True)
 
 
 def test_a_scope_beyond_the_map_sees_no_more():
     geometry = launch.Geometry((7, 7), (7, 7), (23, 23), 1, 1)
-    queries, values = on_meta(256, 49, 16, 16), on_meta(256, 49, 8)
-    assert not maps.pays(geometry, queries, values)
+    queries, values = on_meta(256, 49, 4, 16), on_meta(256, 49, 16)
+    assert not maps.pays(geometry, queries, values, True)
 
 
 def test_windows_need_two_axes():
@@ -236,7 +257,7 @@ def test_embeddings_stay_small():
     """Deep keys and values would make it pay on maps whose embeddings of all pairs take gigabytes."""
     geometry = launch.Geometry((56, 56), (56, 56), (23, 23), 1, 1)
     queries, values = on_meta(256, 56 * 56, 4, 64), on_meta(256, 56 * 56, 1024)
-    assert not maps.pays(geometry, queries, values)
+    assert not maps.pays(geometry, queries, values, True)
 
 
 def on_meta(*shape):

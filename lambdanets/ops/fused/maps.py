@@ -12,6 +12,7 @@ Letters: B batch, N queries, M = N context positions, C columns of s, P windows,
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,12 +21,23 @@ from . import pool
 from .launch import EXPANDED, Geometry, fold_partial, on_device, power_of_two, without_autocast
 
 PLACES = 9  # of a window
-MOVES = 200  # multiply-adds that take as long as moving a number of s or E in all passes over it (README.md)
 WORKSPACE = 2**29  # bytes of s at a time, and of E, at most
 NUMBERS = 4096  # of queries in a tile
 
 
-def pays(geometry: Geometry, q: Tensor, v: Tensor) -> bool:
+@dataclass(frozen=True)
+class Moves:
+    """Multiply-adds of lambdas that take as long as moving one number of s, or of E, in all passes over it."""
+
+    map: int
+    embedding: int
+
+
+# Of times with 1 to 256 images (maps-variants-cuda.json); lambdas are relatively quicker forward than backward.
+FORWARD, BACKWARD = Moves(550, 440), Moves(330, 150)
+
+
+def pays(geometry: Geometry, q: Tensor, v: Tensor, backward: bool) -> bool:
     """Whether this order is quicker than lambdas, which see the scope alone, where maps see all pairs."""
     (B, _, H, K), V, grid, scope = q.shape, v.shape[2], geometry.query_grid, geometry.scope
     if grid is None or grid != geometry.context_grid or geometry.stride != 1 or geometry.intra_depth != 1:
@@ -34,9 +46,10 @@ def pays(geometry: Geometry, q: Tensor, v: Tensor) -> bool:
     pairs = rows * across * columns
     if q.element_size() > 2 or pairs * depth * q.element_size() > WORKSPACE:
         return False  # products of float32 by cuBLAS have no tensor cores, unless they may be rounded
-    in_scope = grid[0] * grid[1] * min(scope[0], grid[0]) * min(scope[1], grid[1])
-    embeddings = pairs * depth * MOVES  # made once for the whole batch
-    return B * pairs * H * (depth + V + MOVES) + embeddings < B * in_scope * K * V
+    moves = BACKWARD if backward else FORWARD
+    maps = B * pairs * H * max(depth + V, moves.map)
+    lambdas = B * grid[0] * grid[1] * min(scope[0], grid[0]) * min(scope[1], grid[1]) * K * V
+    return maps + pairs * depth * moves.embedding < lambdas  # embeddings are made once for the whole batch
 
 
 def windows_of(grid: Sequence[int]) -> tuple[int, int]:

@@ -40,9 +40,11 @@ def with_heads(joined: Tensor, depth: int) -> Tensor:
     return unit_stride(joined).unflatten(2, (-1, depth))
 
 
-def mode_of(geometry: launch.Geometry, queries: Tensor, values: Tensor, pooled: bool) -> ModuleType:
-    """Which kernels run."""
-    if pooled and maps.pays(geometry, queries, values):
+def mode_of(
+    geometry: launch.Geometry, queries: Tensor, values: Tensor, pooled: bool, backward: bool = False
+) -> ModuleType:
+    """Which kernels run. The two passes need not agree: the backward begins with the inputs."""
+    if pooled and maps.pays(geometry, queries, values, backward):
         return maps
     return windows if windows.use_window(geometry, queries, values) else launch
 
@@ -122,7 +124,7 @@ def fused_backward(
     whole = None if content is None else content.float().contiguous()
     values = unit_stride(values)
     queries = with_heads(queries, embeddings.shape[2])
-    mode = mode_of(geometry, queries, values, pooled)
+    mode = mode_of(geometry, queries, values, pooled, backward=True)
     if pooled and mode is not maps:
         gradient = positions_of(
             pool.backward(images_of(gradient, maps.windows_of(query_grid)), query_grid[0], query_grid[1], 3)
