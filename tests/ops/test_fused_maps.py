@@ -45,7 +45,7 @@ def plain(queries, values, content, table, grid):
 
 #        batch heads depth value grid scope
 CASES = {
-    "even": (3, 4, 16, 16, (6, 4), (3, 3)),
+    "even": (3, 4, 8, 16, (6, 4), (3, 3)),
     "odd, scope beyond the map": (2, 2, 4, 24, (5, 7), (11, 15)),
     "rectangle, even scope": (1, 3, 4, 8, (4, 9), (4, 2)),
     "odd depth, one head": (2, 1, 5, 16, (3, 6), (3, 1)),
@@ -60,8 +60,12 @@ CASES = {
 @pytest.mark.parametrize("content", [True, False], ids=["content", "position only"])
 @pytest.mark.parametrize("case", CASES)
 def test_pooled(case, content, dtype, order):
-    if not CUDA and not order and case not in ("even", "odd depth, one head"):
-        pytest.skip("too slow for the interpreter; the same kernels as without pooling")
+    if (
+        not CUDA
+        and (not order or not content or dtype == torch.float32)
+        and case not in ("odd depth, one head", "a row")
+    ):
+        pytest.skip("no time for it in the interpreter; other cases run the same code")
     batch, heads, depth, value, grid, scope = CASES[case]
     count = grid[0] * grid[1]
     inputs = random_inputs(batch, count, count, heads, depth, value, 1, scope, dtype, content=content)
@@ -147,11 +151,11 @@ def test_one_order_forward_and_another_backward(first, monkeypatch):
 def test_the_batch_in_parts(monkeypatch):
     """Five examples, two at a time: the same numbers, and the table's gradient is the sum over the parts."""
     monkeypatch.setattr(maps, "pays", lambda *sizes: True)
-    inputs = random_inputs(5, 12, 12, 2, 4, 16, 1, (3, 3), torch.float32)
+    inputs = random_inputs(5, 12, 12, 2, 2, 16, 1, (3, 3), torch.float32)
     run = lambda q, v, c, e: fused_relative(q, v, c, e, (3, 4), (3, 4), pooled=True)  # noqa: E731
     gradient = torch.randn(5, 4, 2, 16, device=DEVICE)
     at_once = gradients(run, inputs, gradient)
-    _, columns = maps.columns_of(12, 4)
+    _, columns = maps.columns_of(12, 2)
     monkeypatch.setattr(maps, "WORKSPACE", 2 * 4 * 2 * columns * 4)
     assert [part.stop - part.start for part in maps.parts_of(5, 4 * 2 * columns * 4)] == [2, 2, 1]
     assert [part.stop - part.start for part in maps.parts_of(2, 10**9)] == [1, 1]  # one at a time at least
@@ -161,9 +165,9 @@ def test_the_batch_in_parts(monkeypatch):
 
 @pytest.mark.parametrize("from_keys", [False, True], ids=["content", "keys"])
 def test_only_the_gradients_that_are_asked_for(from_keys, order):
-    inputs = random_inputs(2, 9, 9, 2, 4, 16, 1, (3, 3), torch.float32)
+    inputs = random_inputs(2, 9, 9, 2, 2, 16, 1, (3, 3), torch.float32)
     if from_keys:
-        inputs[2] = torch.randn(2, 9, 4, device=DEVICE)
+        inputs[2] = torch.randn(2, 9, 2, device=DEVICE)
 
     def run(asked):
         leaves = [one.clone().requires_grad_(i in asked) for i, one in enumerate(inputs)]
@@ -183,8 +187,8 @@ def test_only_the_gradients_that_are_asked_for(from_keys, order):
 def test_registered(content, order, monkeypatch):
     monkeypatch.undo()  # opcheck compares outputs with what torch.empty gives
     monkeypatch.setattr(maps, "pays", lambda *sizes: order)
-    queries, values, lambdas, table = random_inputs(2, 12, 12, 2, 4, 24, 1, (3, 3), torch.float32)
-    keys = torch.randn(2, 12, 4, device=DEVICE) if content == "keys" else None
+    queries, values, lambdas, table = random_inputs(2, 12, 12, 2, 2, 24, 1, (3, 3), torch.float32)
+    keys = torch.randn(2, 12, 2, device=DEVICE) if content == "keys" else None
     arguments = [queries.flatten(2), values.squeeze(-1), keys, lambdas if content == "given" else None, table]
     leaves = [one if one is None else one.requires_grad_() for one in arguments]
     torch.library.opcheck(operators.fused, (*leaves, [3, 4], [3, 4], 1, True))
@@ -286,8 +290,16 @@ def results(block, x):
     return {"output": output, **kept, **dict(block.named_buffers())}
 
 
-@pytest.mark.parametrize("options", [{}, dict(content=False), dict(batch_norm=False), dict(scope=None, input_size=9)])
-@pytest.mark.parametrize("shape", [(3, 8, 6, 7), (2, 8, 5, 4)], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "options"),
+    [
+        ((3, 8, 6, 7), {}),
+        ((2, 8, 5, 4), dict(content=False)),
+        ((2, 8, 5, 4), dict(batch_norm=False)),
+        ((2, 8, 4, 5), dict(scope=None, input_size=5)),
+    ],
+    ids=str,
+)
 def test_a_block_that_halves_its_map(shape, options, order, monkeypatch):
     """One step is what two are. The step is taken unless somebody watches either."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # its rounding turns differences of 1e-7 to 1e-3
