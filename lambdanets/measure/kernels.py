@@ -20,6 +20,7 @@ from lambdanets.measure.cases import DOWNSAMPLING, STAGES, Case, Shape, make_cas
 from lambdanets.measure.check import MismatchError, check_operation
 from lambdanets.measure.machine import describe
 from lambdanets.measure.peers import MODES, ours
+from lambdanets.ops.fused.beside import NEVER, from_work
 from lambdanets.options import BENCHES, check_positive, chosen_device, optional
 
 WARM_UP = 5  # steps that compile, and let the clocks rise
@@ -30,9 +31,10 @@ class BenchKernels:
     """One lambda layer on a GPU, kernel by kernel: time, useful work, least traffic, and the share of the limits.
 
     Inference (`layer.fuse()`) and a training step, eager, channels-last, under torch's profiler, which times kernels
-    alone: not Python, and not the gaps between them. Kernels are grouped by what they compute: the output (forward),
-    the gradients of queries (dq), lambdas (g), values (dv) and embeddings (dT), tables of positions, the content
-    lambda, batch norms, projections. Each result is first compared with the float64 reference.
+    alone: not Python, and not the gaps between them; kernels that run beside each other otherwise run one by one here.
+    They are grouped by what they compute: the output (forward), the gradients of queries (dq), lambdas (g), values (dv)
+    and embeddings (dT), tables of positions, the content lambda, batch norms, projections. Each result is first
+    compared with the float64 reference.
     """
 
     device: Annotated[str | None, optional("DEVICE")] = None
@@ -89,7 +91,9 @@ def bench(options: BenchKernels, cases: list[Case], device: torch.device) -> int
             except MismatchError as mismatch:
                 result["mismatches"].append(str(mismatch))
                 continue
-            rows = roofline.grouped(case, mode, kernel_times(step_of(case, mode, device), device, options.steps))
+            with from_work(NEVER):  # beside another a kernel takes longer
+                times = kernel_times(step_of(case, mode, device), device, options.steps)
+            rows = roofline.grouped(case, mode, times)
             result["rows"] += rows
             console.print(f"\n{case.name}, {mode}: {roofline.sentence(rows, peaks)}", highlight=False, soft_wrap=True)
             show.wide(console).print(table(rows, peaks))

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from lambdanets.ops import fused
 from lambdanets.ops.choose import BACKENDS, NAMES
+from lambdanets.ops.fused.beside import from_work
 from lambdanets.options import chosen_device, optional
 from lambdanets.selftest.cases import Case, Inputs, build, draw
 from lambdanets.selftest.compare import Verdict, choices, judge, oracle, run_backend
@@ -100,7 +101,8 @@ def selftest(options: Selftest, console: Console | None = None) -> int:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     drawn = 0
     try:
-        with Progress(*columns, console=console, transient=True) as progress:
+        # Cases are small; on a GPU their kernels run beside each other all the same, as those of large ones do.
+        with from_work(0), Progress(*columns, console=console, transient=True) as progress:
             task = progress.add_task("selftest", total=len(numbers) if len(numbers) < 10**9 else None)
             for number in numbers:
                 if time.monotonic() > deadline:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lambdanets.ops import conv
-from lambdanets.ops.fused import narrow
+from lambdanets.ops.fused import beside, narrow
 
 
 @pytest.fixture
@@ -33,6 +33,13 @@ def poisoned_memory(monkeypatch):
 
     monkeypatch.setattr(torch, "empty", poisoning(torch.empty))
     monkeypatch.setattr(torch, "empty_like", poisoning(torch.empty_like))
+
+
+@pytest.fixture
+def side_by_side():
+    """Small cases, too, run kernels beside each other, where there is a GPU."""
+    with beside.from_work(0):
+        yield
 
 
 @pytest.fixture

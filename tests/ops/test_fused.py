@@ -15,7 +15,10 @@ from lambdanets.ops.fused.content import content_gradients, content_lambda
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 REASON = why_not(DEVICE, torch.float32, 16, 16, 4)
-pytestmark = [pytest.mark.skipif(REASON is not None, reason=str(REASON)), pytest.mark.usefixtures("poisoned_memory")]
+pytestmark = [
+    pytest.mark.skipif(REASON is not None, reason=str(REASON)),
+    pytest.mark.usefixtures("poisoned_memory", "side_by_side"),
+]
 # Half types and float32 take different kernels at small contexts; the interpreter has time for some of each.
 DTYPES = [torch.float32, torch.bfloat16, torch.float16] if CUDA else [torch.float16, torch.float32]
 SLOW_IN_FLOAT32 = {"depth 32", "scope beyond the map", "wide values", "middle context"}
@@ -156,13 +159,13 @@ WINDOW_CASES = {
 @pytest.mark.parametrize("case", WINDOW_CASES)
 def test_windows(case, dtype, monkeypatch):
     """The mode for larger maps, on maps that the interpreter has time for."""
-    from lambdanets.ops.fused import windows
+    from lambdanets.ops.fused import window_gradients, windows
 
     if not CUDA and (case == "many tiles" or (dtype == torch.float32 and case in SLOW_IN_FLOAT32)):
         pytest.skip("too slow for the interpreter; smaller maps run the same kernels")
     monkeypatch.setattr(windows, "WINDOW_CONTEXT", 0)
     if case == "one example at a time":
-        monkeypatch.setattr(windows, "WORKSPACE", 1)
+        monkeypatch.setattr(window_gradients, "WORKSPACE", 1)
     batch, heads, depth, value, query_grid, context_grid, scope = WINDOW_CASES[case]
     count, context = torch.Size(query_grid).numel(), torch.Size(context_grid).numel()
     inputs = random_inputs(batch, count, context, heads, depth, value, 1, scope, dtype, content=case != "wide values")
@@ -263,13 +266,14 @@ def test_content_lambda(case, dtype):
     keys, values = buffer[..., :depth], buffer[..., depth:]
     output, norm = content_lambda(keys, values)
     dv = torch.ones(batch, context, value, device=DEVICE, dtype=dtype)  # what is there already is added to
-    found = [output, *content_gradients(gradient, keys, values, output, norm, dv)]
-    assert found[2] is dv
+    found = [output, torch.empty(keys.shape, device=DEVICE, dtype=dtype), dv]
+    assert content_gradients(gradient, keys, values, output, norm, dv, found[1]) is dv
     gaps = torch.ones(batch, context + 3, value, device=DEVICE, dtype=dtype)[:, :context]  # between examples
-    apart = content_gradients(gradient, keys, values, output, norm, gaps)
-    assert all(map(torch.equal, apart, found[1:]))
-    assert apart[1].is_contiguous()
-    assert (apart[1] is gaps) == (batch == 1)  # one example has none
+    dk = torch.empty_like(found[1])
+    apart = content_gradients(gradient, keys, values, output, norm, gaps, dk)
+    assert all(map(torch.equal, (dk, apart), found[1:]))
+    assert apart.is_contiguous()
+    assert (apart is gaps) == (batch == 1)  # one example has none
     plain = results(lambda k, v: k.float().softmax(1).to(dtype).mT @ v, dtype)
     expected = results(lambda k, v: k.softmax(1).mT @ v, torch.float64)
     for mine, theirs, right in zip(found, plain, expected, strict=True):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lambdanets.ops.fused import content, interpreted, launch, maps, narrow, norms, pool, windows
+from lambdanets.ops.fused import content, interpreted, launch, maps, narrow, norms, pool, window_gradients, windows
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = pytest.mark.skipif(interpreted(), reason="TRITON_INTERPRET is set: nothing is compiled")
@@ -53,30 +53,31 @@ def on_meta(*shape, dtype=torch.bfloat16):
     return torch.empty(*shape, dtype=dtype, device="meta")
 
 
-def backward_and_forward(mode, side, value, geometry):
+def forward_and_backward(forward, backward, side, value, geometry):
     N, B, H, K = side * side, 8, 4, 16
     queries, values, gradient = on_meta(B, N, H, K), on_meta(B, N, value), on_meta(B, N, H, value)
     lambdas, table = on_meta(B, K, value, dtype=torch.float32), on_meta(*geometry.scope, K, 1, dtype=torch.float32)
     if geometry.query_grid is None:
         table = on_meta(N, N, K, 1)
-    mode.forward(queries, values, lambdas, table, geometry)
-    mode.backward(gradient, queries, values, lambdas, table, geometry, (True,) * 4)
+    forward(queries, values, lambdas, table, geometry)
+    backward(gradient, queries, values, lambdas, table, geometry, (True,) * 4)
 
 
 def test_maps_of_one_block(compiled):
-    backward_and_forward(launch, 14, 64, launch.Geometry((14, 14), (14, 14), (23, 23), 1, 1))
+    forward_and_backward(launch.forward, launch.backward, 14, 64, launch.Geometry((14, 14), (14, 14), (23, 23), 1, 1))
     wanted = {"expand", "forward_small", "query_gradients_small", "value_gradients", "table_gradients", "fold"}
     assert compiled.keys() == wanted
 
 
 def test_larger_maps_with_all_pairs(compiled):
-    backward_and_forward(launch, 20, 16, launch.Geometry(None, (1, 400), (1, 1), 1, 1))
+    forward_and_backward(launch.forward, launch.backward, 20, 16, launch.Geometry(None, (1, 400), (1, 1), 1, 1))
     assert {"forward_large", "query_gradients_large", "value_gradients", "table_gradients"} <= compiled.keys()
 
 
 @pytest.mark.parametrize(("side", "value"), [(28, 32), (28, 64), (56, 16)], ids=["usual", "many values", "wide map"])
 def test_larger_maps_by_windows(side, value, compiled):
-    backward_and_forward(windows, side, value, launch.Geometry((side, side), (side, side), (23, 23), 1, 1))
+    geometry = launch.Geometry((side, side), (side, side), (23, 23), 1, 1)
+    forward_and_backward(windows.forward, window_gradients.backward, side, value, geometry)
     names = ("forward", "query_gradients", "value_gradients", "table_gradients", "spread")
     assert {"sum_table_parts", *(f"{name}_window" for name in names)} <= compiled.keys()
 
@@ -97,7 +98,7 @@ def test_maps_before_values(compiled):
 def test_content(value, with_values, dtype, compiled):
     keys, values = on_meta(2, 49, 16, dtype=dtype), on_meta(2, 49, value, dtype=dtype)
     found, norm = content.content_lambda(keys, values)
-    content.content_gradients(found, keys, values, found, norm, values if with_values else None)
+    content.content_gradients(found, keys, values, found, norm, values if with_values else None, keys)
     assert compiled.keys() == {"content_forward", "content_backward"}
 
 

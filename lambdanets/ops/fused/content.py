@@ -18,7 +18,7 @@ def tile_sizes(key_depth: int, value_depth: int, context: int, element_size: int
         value_tile = max(64, value_tile)
     if element_size == 4:
         value_tile = min(32, value_tile)
-    block = max(16, min(256, 4096 // depth, 16384 // (value_tile * element_size)))
+    block = max(16, min(128, 4096 // depth, 16384 // (value_tile * element_size)))
     return depth, value_tile, min(block, 64) if context <= 64 else block
 
 
@@ -39,16 +39,15 @@ def content_lambda(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def content_gradients(
-    gradient: Tensor, keys: Tensor, values: Tensor, found: Tensor, norm: Tensor, before: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """The gradient of the keys, and, if it is wanted, that of the values added to `before` [B,M,V], in place if that
-    has no gaps between examples."""
+    gradient: Tensor, keys: Tensor, values: Tensor, found: Tensor, norm: Tensor, before: Tensor | None, dk: Tensor
+) -> Tensor | None:
+    """Fills dk, the gradient of the keys, and adds that of the values, if it is wanted, to `before` [B,M,V], in place
+    if that has no gaps between examples."""
     from . import content_kernels as kernels
 
     (B, M, K), V = keys.shape, values.shape[2]
     depth, value_tile, _ = tile_sizes(K, V, M, values.element_size())
     rows = BACKWARD_ROWS[values.element_size()]
-    dk = torch.empty(B, M, K, device=keys.device, dtype=keys.dtype)
     dv = before
     if before is not None and not before.is_contiguous():
         dv = torch.empty(B, M, V, device=before.device, dtype=before.dtype)
@@ -60,4 +59,4 @@ def content_gradients(
             WITH_V=dv is not None, PRECISION=precision_of(values.dtype),
             num_warps=2 if rows == 64 and value_tile < 64 else 4,
         )  # fmt: skip
-    return dk, dv
+    return dv

@@ -314,8 +314,13 @@ def fold_table(partial: Tensor, table_or_embeddings: Tensor, geometry: Geometry,
     return fold_partial(partial, table_or_embeddings, geometry, geometry.centre, tiles.depth)
 
 
-def fold_partial(partial: Tensor, table: Tensor, geometry: Geometry, centre: tuple[int, int], depth: int) -> Tensor:
-    """Partial dE [splits, nk, columns] of the queries and context of `geometry` -> the gradient of the table."""
+def fold_partial(
+    partial: Tensor, table: Tensor, geometry: Geometry, centre: tuple[int, int], depth: int, into: Tensor | None = None
+) -> Tensor:
+    """Partial dE [splits, nk, columns] of the queries and context of `geometry` -> the gradient of the table.
+
+    `into`: memory for it, like the table, which tiles of few queries can do with.
+    """
     from . import tables
 
     assert geometry.query_grid is not None
@@ -324,7 +329,7 @@ def fold_partial(partial: Tensor, table: Tensor, geometry: Geometry, centre: tup
     columns = 4 if query_width <= 4 else 16  # few variants: windows and sequences, or maps
     blocks, across = -(-query_width // columns), -(-geometry.scope[1] // RELATIVE)
     dtype = table.dtype if blocks == 1 else torch.float32
-    gradient = torch.empty(blocks, *table.shape, device=partial.device, dtype=dtype)
+    gradient = into[None] if into is not None else torch.empty(blocks, *table.shape, device=table.device, dtype=dtype)
     tables.fold[(geometry.scope[0] * across * blocks, K * U)](
         partial, gradient, partial.shape[2], partial.shape[1], partial.shape[0], *geometry.query_grid,
         *geometry.context_grid, *geometry.scope, *centre, geometry.stride,

@@ -10,13 +10,14 @@ and copies those that the backward pass keeps into the channels-last layout wher
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from types import ModuleType
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from . import launch, maps, pool, windows
+from . import beside, launch, maps, pool, window_gradients, windows
 from .content import content_gradients, content_lambda
 from .launch import unit_stride
 from .register import below_autograd, differentiable, operator
@@ -132,13 +133,18 @@ def fused_backward(
     gradient = with_heads(gradient, values.shape[2])
     through_keys = keys is not None and (needs[1] or needs[2])
     wanted = (needs[0], needs[1], through_keys or (keys is None and needs[3]), needs[4])
-    dq, dv, dc, de = mode.backward(gradient, queries, values, whole, embeddings, geometry, wanted)
+    arguments = (gradient, queries, values, whole, embeddings, geometry, wanted)
     dk = None
-    if through_keys:
-        dk, dv = content_gradients(dc, unit_stride(keys), values, whole, norm, dv)  # pyright: ignore
-        dc = None
-    if dc is not None and content is not None:
-        dc = dc.to(content.dtype)
+    if keys is not None and through_keys:
+        keys = unit_stride(keys)
+        dk = torch.empty(keys.shape, device=keys.device, dtype=keys.dtype)
+    work = windows.work(geometry, queries, values)
+    with beside.forked(queries.device, work) if mode is windows else nullcontext(beside.ONE_BY_ONE) as side:
+        dq, dv, dc, de = window_gradients.backward(*arguments, side) if mode is windows else mode.backward(*arguments)
+        if dk is not None:
+            with side("values"):
+                dv = content_gradients(dc, keys, values, whole, norm, dv, dk)  # pyright: ignore
+    dc = dc.to(content.dtype) if dc is not None and keys is None and content is not None else None
     dv = None if dv is None else dv.contiguous()
     needed = (None if dq is None else dq.flatten(2), dv, dk if needs[2] else None, dc, de)
     dq, dv, dk, dc, de = (queries.new_empty(0) if one is None else one for one in needed)

@@ -1,0 +1,87 @@
+"""Kernels of one operation that do not need each other, side by side on streams of their own.
+
+A kernel leaves more and more of the chip idle while its last programs run, and one that follows on its stream waits for
+the very last. On another stream its programs begin where there is room. And a kernel that waits for memory leaves room
+for one that multiplies.
+"""
+
+import contextlib
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+LEAST_WORK = 5e10  # operations of a product (28x28x128, batch 256: 7e10); with fewer, Python is what takes time
+NEVER = math.inf
+_least_work = LEAST_WORK
+
+
+@contextlib.contextmanager
+def from_work(least: float) -> Iterator[None]:
+    """Inside, products with at least so many operations run beside others: 0 all, NEVER none."""
+    global _least_work
+    before, _least_work = _least_work, least
+    try:
+        yield
+    finally:
+        _least_work = before
+
+
+@functools.cache
+def side_streams(device: torch.device, handle: int) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
+    """Two urgent streams, to run beside the one with this handle: always the same."""
+    streams = [torch.cuda.Stream(device, priority=-1) for _ in range(3)]
+    first, second, *_ = [one for one in streams if one.cuda_stream != handle]  # torch has 32 of a kind and goes round
+    return first, second
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Streams by name: `here`, the current one, and those beside it. None: all kernels run here, one by one."""
+
+    streams: dict[str, torch.cuda.Stream] = field(default_factory=dict)
+    kept: list[object] = field(default_factory=list)
+
+    def __call__(self, name: str, after: str | None = None) -> contextlib.AbstractContextManager[object]:
+        """Where to launch kernels: on this side, after all that is on the other one by now."""
+        if not self.streams:
+            return contextlib.nullcontext()
+        if after is not None:
+            self.streams[name].wait_stream(self.streams[after])
+        return torch.cuda.stream(self.streams[name])
+
+    def keep(self, *owners: object) -> None:
+        """Of memory that the sides use: until they are waited for."""
+        if self.streams:
+            self.kept.extend(owners)
+
+
+ONE_BY_ONE = Sides()
+
+
+@contextlib.contextmanager
+def forked(device: torch.device, work: float) -> Iterator[Sides]:
+    """Sides `values` and `table`, which wait for what was launched before, and are waited for at the end of the block.
+
+    Where there is no room for all, programs of the sides go before those of the current stream. Memory that the sides
+    use must be there before the block, and be kept until its end: it belongs to the current stream, which may give it
+    to others in between. `work`: operations of one of the products.
+    """
+    # Where kernels are captured for a CUDA graph, Python's time does not count.
+    fork = device.type == "cuda" and (
+        work >= _least_work or (_least_work < NEVER and torch.cuda.is_current_stream_capturing())
+    )
+    if not fork:
+        yield ONE_BY_ONE
+        return
+    here = torch.cuda.current_stream(device)
+    values, table = side_streams(device, here.cuda_stream)
+    values.wait_stream(here)
+    table.wait_stream(here)
+    try:
+        yield Sides({"here": here, "values": values, "table": table})
+    finally:
+        here.wait_stream(values)
+        here.wait_stream(table)
