@@ -81,9 +81,8 @@ def backward(
     dq = dv = dc = dt = g = None
     start_queries = start_lambdas = start_values = start_table = sum_content = sum_table = nothing
     with on_device(q):
-        if (
-            needs[1] or needs[3]
-        ):  # before anything is launched here, which g does not wait for: all of this is new memory
+        # First of all: g waits for nothing that is launched here, so no memory of that may have become g's.
+        if needs[1] or needs[3]:
             g, dc, start_lambdas, sum_content = lambda_gradients(call, dy, q, needs[2])
         if needs[0]:
             dq, start_queries = query_gradients(call, dy, q, v, c)
@@ -158,7 +157,7 @@ def lambda_gradients(
     V, values = dy.shape[3], call.values
     g = torch.empty(N * call.depth, call.columns, device=q.device, dtype=q.dtype)
     value_tile = min(128 if call.size == 2 else 32, values)
-    batch_tile = max(1, SPREAD_COLUMNS // value_tile)
+    batch_tile = SPREAD_COLUMNS // value_tile if value_tile == values else 1  # whole examples side by side
     together = batch_tile * call.depth * value_tile
     queries = max(1, min(8, SPREAD_ELEMENTS // together))
     warps = 2 if call.size == 2 and queries * together <= SPREAD_ELEMENTS else 4

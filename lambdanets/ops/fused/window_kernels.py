@@ -218,7 +218,7 @@ def spread_window(
     b_local = tl.program_id(1) * BB + index % BB
     b = b_first + b_local
     v0 = tl.program_id(2) * VT
-    col = tl.program_id(1) * (BB * VP) + v0 + tl.arange(0, BB * VT)  # with several examples, VT is all of VP
+    col = tl.program_id(1) * (BB * VP) + v0 + tl.arange(0, BB * VT)  # several examples: VT is VP
     total = tl.zeros((T * BB, KP, VT), dtype=tl.float32)
     for block in range(tl.program_id(0), (N + T - 1) // T, splits):
         n = block * T + index // BB
