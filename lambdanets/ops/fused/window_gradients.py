@@ -199,8 +199,8 @@ def value_gradients(call: Call, v: Tensor, g: Tensor) -> tuple[Tensor, Callable[
     def start(b_first: int) -> None:
         kernels.value_gradients_window[grid](
             g, d, dv, B, V, *window_geometry(geometry), b_first, call.columns, CY=use.rows, CX=use.width,
-            KP=call.depth, VP=call.values, BV=use.columns, C=use.block, PRECISION=precision_of(call.dtype),
-            num_warps=use.warps, num_stages=use.stages,
+            KP=call.depth, VP=call.values, BV=use.columns, C=use.block, HALVES=use.halves,
+            PRECISION=precision_of(call.dtype), num_warps=use.warps, num_stages=use.stages,
         )  # fmt: skip
 
     return dv, start

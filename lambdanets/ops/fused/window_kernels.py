@@ -245,16 +245,47 @@ def spread_window(
         tl.store(dc_ptr + offset, summed, mask=(b_own < B) & (k_own < K) & (v_own < V))
 
 
+@triton.jit
+def add_products(
+    acc, g_ptr, d_ptr, col, columns, first, last, n0, d0, width, query_width, span,
+    KP: tl.constexpr, MT: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """acc [bv, m] with g^T D of rows first to last of a window of queries; as many columns of D, of MT, as acc has."""
+    for start in range(first * width * KP, last * width * KP, C):
+        line = start + tl.arange(0, C)
+        row, _ = row_column(line // KP, width)
+        exists = line < last * width * KP
+        n_line = n0 * KP + line + row * ((query_width - width) * KP)  # as in tile_lambdas, for lines (query, depth)
+        mask_g = exists[:, None] & (col < columns)[None, :]
+        g = tl.load(g_ptr + ((n_line * columns)[:, None] + col[None, :]), mask=mask_g, other=0.0)
+        d_line = tl.where(exists, d0 * KP + line + row * ((span - width) * KP), 0)
+        d = tl.load(d_ptr + (d_line[:, None] * MT + tl.arange(0, acc.shape[1])[None, :]))
+        acc = tl.dot(tl.trans(g), d, acc, input_precision=PRECISION)
+    return acc
+
+
+@triton.jit
+def store_values(dv_ptr, acc, col, columns, b_first, y0, x0, B, V, CH, CW, CX: tl.constexpr, VP: tl.constexpr):
+    """dv^T [bv, m] of the context positions from y0, x0 on."""
+    b = b_first + col // VP
+    v = col % VP
+    m, inside = tile_query(tl.arange(0, acc.shape[1]), y0, x0, CH, CW, CX)
+    mask = inside[:, None] & ((col < columns) & (b < B) & (v < V))[None, :]
+    offset = (b.to(tl.int64) * (CH * CW) * V + v)[None, :] + (m * V)[:, None]
+    tl.store(dv_ptr + offset, tl.trans(acc).to(dv_ptr.dtype.element_ty), mask=mask)
+
+
 @triton.jit(do_not_specialize=["B", *GEOMETRY, "b_first"])
 def value_gradients_window(
     g_ptr, d_ptr, dv_ptr,
     B, V, QH, QW, CH, CW, back_y, back_x, forward_y, forward_x, b_first, columns,
     CY: tl.constexpr, CX: tl.constexpr, KP: tl.constexpr, VP: tl.constexpr, BV: tl.constexpr, C: tl.constexpr,
-    PRECISION: tl.constexpr,
+    HALVES: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """dv^T [bv, m] of a tile of CY x CX context positions: a sum of g^T [bv, nk] D [nk, m] over the queries in reach.
 
-    D [(window of queries, K), CY*CX] is the table, expanded for one tile of context (tables.py).
+    D [(window of queries, K), CY*CX] is the table, expanded for one tile of context (tables.py). HALVES: the first rows
+    of the window see the upper half of the tile alone, the last ones the lower half, and multiply no more than that.
     Grid: (blocks of BV columns of g, context tiles).
     """
     MT: tl.constexpr = CY * CX
@@ -264,25 +295,24 @@ def value_gradients_window(
     span = CX + back_x + forward_x
     n0 = low_y * QW + low_x
     d0 = (low_y - y0 + forward_y) * span + low_x - x0 + forward_x
-    count = height * width
     col = tl.program_id(0) * BV + tl.arange(0, BV)
     acc = tl.zeros((BV, MT), dtype=tl.float32)
-    for start in range(0, count * KP, C):
-        line = start + tl.arange(0, C)
-        row, _ = row_column(line // KP, width)
-        exists = line < count * KP
-        n_line = n0 * KP + line + row * ((QW - width) * KP)  # as in tile_lambdas, for lines (query, depth)
-        mask_g = exists[:, None] & (col < columns)[None, :]
-        g = tl.load(g_ptr + ((n_line * columns)[:, None] + col[None, :]), mask=mask_g, other=0.0)
-        d_line = tl.where(exists, d0 * KP + line + row * ((span - width) * KP), 0)
-        d = tl.load(d_ptr + (d_line[:, None] * MT + tl.arange(0, MT)[None, :]))
-        acc = tl.dot(tl.trans(g), d, acc, input_precision=PRECISION)
-    b = b_first + col // VP
-    v = col % VP
-    m, inside = tile_query(tl.arange(0, MT), y0, x0, CH, CW, CX)
-    mask = inside[:, None] & ((col < columns) & (b < B) & (v < V))[None, :]
-    store_offset = (b.to(tl.int64) * (CH * CW) * V + v)[None, :] + (m * V)[:, None]
-    tl.store(dv_ptr + store_offset, tl.trans(acc).to(dv_ptr.dtype.element_ty), mask=mask)
+    if HALVES:
+        HALF: tl.constexpr = CY // 2
+        both = tl.minimum(tl.maximum(y0 + HALF - forward_y - low_y, 0), height)  # first row that sees the lower half
+        lower = tl.minimum(tl.maximum(y0 + HALF + back_y - low_y, 0), height)  # first that no longer sees the upper one
+        acc = add_products(acc, g_ptr, d_ptr, col, columns, both, lower, n0, d0, width, QW, span, KP, MT, C, PRECISION)
+        up, down = tl.split(tl.permute(tl.reshape(acc, (BV, 2, MT // 2)), (0, 2, 1)))
+        up = add_products(up, g_ptr, d_ptr, col, columns, 0, both, n0, d0, width, QW, span, KP, MT, C, PRECISION)
+        store_values(dv_ptr, up, col, columns, b_first, y0, x0, B, V, CH, CW, CX, VP)
+        d_ptr += MT // 2
+        down = add_products(
+            down, g_ptr, d_ptr, col, columns, lower, height, n0, d0, width, QW, span, KP, MT, C, PRECISION
+        )
+        store_values(dv_ptr, down, col, columns, b_first, y0 + HALF, x0, B, V, CH, CW, CX, VP)
+    else:
+        acc = add_products(acc, g_ptr, d_ptr, col, columns, 0, height, n0, d0, width, QW, span, KP, MT, C, PRECISION)
+        store_values(dv_ptr, acc, col, columns, b_first, y0, x0, B, V, CH, CW, CX, VP)
 
 
 @triton.jit(do_not_specialize=["B", *GEOMETRY, "splits", "b_first", "blocks"])

@@ -25,7 +25,7 @@ class WindowTile:
     """How one kernel of the window mode runs.
 
     rows x width positions per tile (queries; in dv context positions), columns (batch element, value) per tile, the
-    length of one product, pipeline stages, warps, programs per multiprocessor.
+    length of one product, pipeline stages, warps, programs per multiprocessor; whether dv goes by halves of a tile.
     """
 
     rows: int
@@ -35,6 +35,7 @@ class WindowTile:
     stages: int
     warps: int
     occupancy: int
+    halves: bool = False
 
 
 def split_tile(positions: int, one_wide: bool) -> tuple[int, int]:
@@ -55,11 +56,11 @@ def context_tile(width: int, values: int, element_size: int) -> WindowTile:
     rows, columns = split_tile(128 if half else 64, width == 1)
     if not half:
         return WindowTile(rows, columns, 128, 32, 3, 4, 2)
-    if width > WIDE:  # 577 us with the long side down, 603 with it across, at 56x56x64
-        return WindowTile(columns, rows, 128, 32, 4, 4, 2)
+    if width > WIDE:  # the long side down: 577 us, across 603, at 56x56x64; by halves 541, whole 564
+        return WindowTile(columns, rows, 128, 32, 4, 4, 2, halves=True)
     if width > 16 and values < SIDE_BY_SIDE:  # whole rows: 194 us for 214 at 28x28x128, 470 for 459 at 28x28x256
         return WindowTile(4, 32, 128, 64, 3, 4, 2)
-    return WindowTile(rows, columns, 128, 64, 3, 4, 2)  # 459 us; 491 with products of 32, at 28x28x256
+    return WindowTile(rows, columns, 128, 32, 4, 4, 2, halves=True)  # 444 us at 28x28x256; whole, products of 64: 466
 
 
 @functools.cache
