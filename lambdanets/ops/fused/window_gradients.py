@@ -38,7 +38,6 @@ class Call:
     geometry: Geometry
     table: Tensor
     dtype: torch.dtype
-    size: int
     depth: int
     values: int
     part: int
@@ -53,7 +52,7 @@ class Call:
         return self.geometry.query_grid
 
     def tile(self, kernel: str) -> WindowTile:
-        return window_tile(kernel, self.depth, self.query_grid[1] == 1, self.size)
+        return window_tile(kernel, self.depth, self.query_grid[1] == 1, self.dtype.itemsize)
 
     def reach(self, use: WindowTile) -> tuple[int, int]:
         """Size of the window of a tile: all positions within the scope of one of its own."""
@@ -61,10 +60,10 @@ class Call:
 
 
 def call_of(q: Tensor, v: Tensor, table: Tensor, geometry: Geometry) -> Call:
-    (B, N, _, K), V, size = q.shape, v.shape[2], q.element_size()
+    (B, N, _, K), V = q.shape, v.shape[2]
     depth, values = max(16, power_of_two(K)), max(16, power_of_two(V))
-    most = min(B, 2**16 - 1, max(1, WORKSPACE // (N * depth * values * size)))
-    return Call(geometry, table, q.dtype, size, depth, values, -(-B // -(-B // most)))  # equal parts of the batch
+    most = min(B, 2**16 - 1, max(1, WORKSPACE // (N * depth * values * q.element_size())))
+    return Call(geometry, table, q.dtype, depth, values, -(-B // -(-B // most)))  # equal parts of the batch
 
 
 def backward(
@@ -81,9 +80,10 @@ def backward(
     dq = dv = dc = dt = g = None
     start_queries = start_lambdas = start_values = start_table = sum_content = sum_table = nothing
     with on_device(q):
-        # First of all: g waits for nothing that is launched here, so no memory of that may have become g's.
+        # First of all: g waits for nothing that is launched here later.
         if needs[1] or needs[3]:
             g, dc, start_lambdas, sum_content = lambda_gradients(call, dy, q, needs[2])
+            side.wait("values", "here")  # new memory is filled here, if torch is to be deterministic
         if needs[0]:
             dq, start_queries = query_gradients(call, dy, q, v, c)
         if g is None:
@@ -91,7 +91,7 @@ def backward(
             if needs[2]:
                 with without_autocast(q):
                     dc = torch.bmm(q.reshape(B, N * H, K).mT, dy.reshape(B, N * H, v.shape[2])).float()
-                side("values", after="here")
+                side.wait("values", "here")
             return dq, None, dc, None
         if needs[1]:
             dv, start_values = value_gradients(call, v, g)
@@ -100,15 +100,17 @@ def backward(
         side.keep(start_lambdas, start_values, start_table, sum_content, sum_table)
 
         for b_first in range(0, B, call.part):
-            with side("values", after="table"):
+            side.wait("values", "table")  # which may read g of the part before
+            with side("values"):
                 start_lambdas(b_first)
+            side.wait("table", "values")
             if b_first == 0:
-                side("values", after="here")  # for its table; not for dq
+                side.wait("values", "here")  # for dv's table; not for dq
+                side.wait("table", "here")
                 start_queries()
-            at_table = side("table", after="values")  # after g, not after dv
             with side("values"):
                 start_values(b_first)
-            with at_table:
+            with side("table"):
                 start_table(b_first)
         with side("values"):
             sum_content()
@@ -156,13 +158,14 @@ def lambda_gradients(
     B, N, H, K = q.shape
     V, values = dy.shape[3], call.values
     g = torch.empty(N * call.depth, call.columns, device=q.device, dtype=q.dtype)
-    value_tile = min(128 if call.size == 2 else 32, values)
-    batch_tile = SPREAD_COLUMNS // value_tile if value_tile == values else 1  # whole examples side by side
+    value_tile = min(128 if call.dtype.itemsize == 2 else 32, values)
+    batch_tile = max(1, SPREAD_COLUMNS // value_tile) if value_tile == values else 1  # whole examples side by side
     together = batch_tile * call.depth * value_tile
     queries = max(1, min(8, SPREAD_ELEMENTS // together))
-    warps = 2 if call.size == 2 and queries * together <= SPREAD_ELEMENTS else 4
+    warps = 2 if call.dtype.itemsize == 2 and queries * together <= SPREAD_ELEMENTS else 4
     batch_tiles, value_tiles = -(-call.part // batch_tile), values // value_tile
-    query_shares = shares(q.device, batch_tiles * value_tiles, -(-N // queries), SPREAD_PROGRAMS)
+    most = min(-(-N // queries), max(1, N * call.part // (16 * B)))  # dc's parts: an eighth of g, or less
+    query_shares = shares(q.device, batch_tiles * value_tiles, most, SPREAD_PROGRAMS)
     dc = parts = None
     if with_content:
         dc = torch.empty(B, K, V, device=q.device, dtype=torch.float32)
@@ -187,7 +190,7 @@ def value_gradients(call: Call, v: Tensor, g: Tensor) -> tuple[Tensor, Callable[
     from . import window_kernels as kernels
 
     (B, M, V), geometry = v.shape, call.geometry
-    use = context_tile(geometry.context_grid[1], call.values, call.size)
+    use = context_tile(geometry.context_grid[1], call.values, call.dtype.itemsize)
     grid = (-(-call.columns // use.columns), tiles_of(geometry.context_grid, use))
     dv = torch.empty(B, M, V, device=v.device, dtype=v.dtype)
     # [(window of queries, depth), positions of the tile]
