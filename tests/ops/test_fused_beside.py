@@ -15,6 +15,7 @@ from lambdanets.ops.fused import (
     operators,
     tables,
     why_not,
+    window_gradient_kernels,
     window_gradients,
     window_kernels,
     windows,
@@ -115,9 +116,9 @@ class Launched:
 
 def launches_go_to(launch, patch):
     """Those of all kernels that a backward of the window mode launches."""
-    names = [(window_kernels, name) for name in dir(window_kernels) if name.endswith("_window")]
-    names += [(window_kernels, "sum_table_parts"), (content_kernels, "content_backward")]
-    for module, name in [*names, (tables, "expand"), (tables, "fold")]:
+    gradients = ("spread_window", "value_gradients_window", "table_gradients_window", "sum_table_parts")
+    names = [(window_kernels, "query_gradients_window"), *((window_gradient_kernels, name) for name in gradients)]
+    for module, name in [*names, (content_kernels, "content_backward"), (tables, "expand"), (tables, "fold")]:
         patch.setattr(module, name, Launched(getattr(module, name), launch))
 
 

@@ -138,11 +138,13 @@ def compiled_kernels() -> int:
         norm_kernels,
         pool_kernels,
         tables,
+        window_gradient_kernels,
         window_kernels,
     )
 
     found = {}
-    lambdas = (forward_kernels, backward_kernels, window_kernels, content_kernels, maps_kernels, tables)
+    windows = (window_kernels, window_gradient_kernels)
+    lambdas = (forward_kernels, backward_kernels, *windows, content_kernels, maps_kernels, tables)
     for module in (*lambdas, norm_kernels, narrow_kernels, pool_kernels):
         found |= {id(f): f for f in vars(module).values() if isinstance(f, JITFunction)}
     return sum(len(cache[0]) for function in found.values() for cache in function.device_caches.values())

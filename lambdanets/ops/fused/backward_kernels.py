@@ -1,6 +1,6 @@
 """Triton kernels of the backward. Letters as in forward_kernels.py.
 
-With g_bn[k, v] = sum_h q[b,n,h,k] dy[b,n,h,v] (rank H; made in registers; window_kernels.py writes parts of it):
+With g_bn[k, v] = sum_h q[b,n,h,k] dy[b,n,h,v] (rank H, in registers; window_gradient_kernels.py writes parts of it):
   dq[b,n,h,k]  = sum_v dy[b,n,h,v] lambda_bn[k,v]        lambdas computed again
   dv[b,m,v]    = sum_{n,k} E[n,k,m] g_bn[k,v]
   dE[n,k,m]    = sum_{b,v} g_bn[k,v] v[b,m,v]            partial sums per batch split, folded by tables.py

@@ -153,7 +153,7 @@ def lambda_gradients(
     call: Call, dy: Tensor, q: Tensor, with_content: bool
 ) -> tuple[Tensor, Tensor | None, Callable[[int], None], Callable[[], None]]:
     """g [(n, k), (b, v)] of a part of the batch, and dc, its sum over queries, taken while it is in registers."""
-    from . import window_kernels as kernels
+    from . import window_gradient_kernels as kernels
 
     B, N, H, K = q.shape
     V, values = dy.shape[3], call.values
@@ -187,7 +187,7 @@ def lambda_gradients(
 
 
 def value_gradients(call: Call, v: Tensor, g: Tensor) -> tuple[Tensor, Callable[[int], None]]:
-    from . import window_kernels as kernels
+    from . import window_gradient_kernels as kernels
 
     (B, M, V), geometry = v.shape, call.geometry
     use = context_tile(geometry.context_grid[1], call.values, call.dtype.itemsize)
@@ -211,7 +211,7 @@ def value_gradients(call: Call, v: Tensor, g: Tensor) -> tuple[Tensor, Callable[
 
 def table_gradients(call: Call, v: Tensor, g: Tensor) -> tuple[Tensor, Callable[[int], None], Callable[[], None]]:
     """Parts of dT [splits, columns of tiles, nk, clipped positions of their windows], summed and folded in the end."""
-    from . import window_kernels as kernels
+    from . import window_gradient_kernels as kernels
 
     (B, _, V), geometry, use = v.shape, call.geometry, call.tile("table_gradients")
     across, reach = -(-call.query_grid[1] // use.width), call.reach(use)
