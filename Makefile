@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo docs test test-fast test-slow test-kernels test-gpu sanitize lint format clean
+.PHONY: demo docs test test-fast test-slow test-kernels coverage test-gpu sanitize lint format clean
 
 # Again only when the project's requirements change.
 $(READY): pyproject.toml
@@ -33,18 +33,24 @@ format: $(READY)
 test: lint test-fast test-kernels  ## lint, types and the fast tests
 
 test-fast: $(READY)
-	$(BIN)/python -m pytest -n 2 --cov --cov-report=
+	$(BIN)/python -m pytest -n 2
 
 test-slow: $(READY)  ## runs that are killed and resumed, several processes, two hosts: minutes
 	$(BIN)/python -m pytest -m slow --durations=10
 
+KERNEL_TESTS := $(filter-out %_compiles.py, $(wildcard tests/ops/test_fused*.py))
+
 test-kernels: $(READY)  ## the GPU kernels under Triton's interpreter, values and every gradient
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 tests/ops/test_fused.py tests/ops/test_fused_beside.py tests/ops/test_fused_norms.py tests/ops/test_fused_narrow.py tests/ops/test_fused_norms_compiled.py tests/ops/test_fused_pool.py tests/ops/test_fused_maps.py --cov --cov-append --cov-report=term:skip-covered
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 $(KERNEL_TESTS)
 	@# The interpreter has no bfloat16: a seed that draws the other types often.
 	TRITON_INTERPRET=1 $(BIN)/lambdanets selftest --backend fused --seed 67 --cases 4
 
+coverage: $(READY)  ## lines that the fast tests and the kernels' miss; watching them takes the interpreter twice as long
+	$(BIN)/python -m pytest -n 2 --cov --cov-report=
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 $(KERNEL_TESTS) --cov --cov-append --cov-report=term:skip-covered
+
 test-gpu: $(READY)  ## the kernels and the operation on a CUDA device
-	$(BIN)/python -m pytest tests/ops/test_fused.py tests/ops/test_fused_beside.py tests/ops/test_fused_norms.py tests/ops/test_fused_narrow.py tests/ops/test_fused_norms_compiled.py tests/ops/test_fused_pool.py tests/ops/test_fused_maps.py tests/models/test_pool.py tests/measure/test_compiled.py tests/measure/test_kernels.py tests/train/test_prefetch.py
+	$(BIN)/python -m pytest $(KERNEL_TESTS) tests/models/test_pool.py tests/measure/test_compiled.py tests/measure/test_kernels.py tests/train/test_prefetch.py
 	$(BIN)/lambdanets selftest --device cuda --minutes 3
 
 # One small case of every mode of the kernels. Without torch's cache an access beyond a tensor is one beyond its memory.
