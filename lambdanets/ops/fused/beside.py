@@ -1,8 +1,7 @@
 """Kernels of one operation that do not need each other, side by side on streams of their own.
 
 A kernel leaves more and more of the chip idle while its last programs run, and one that follows on its stream waits for
-the very last. On another stream its programs begin where there is room. And a kernel that waits for memory leaves room
-for one that multiplies.
+the very last. On another stream its programs begin where there is room.
 """
 
 import contextlib
