@@ -1,6 +1,8 @@
 """Files appear whole, and others may read them if the umask says so."""
 
 import os
+import subprocess
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -10,7 +12,7 @@ from lambdanets.convert.files import save_layer
 from lambdanets.data.places import whole_file
 from lambdanets.detect import weights as detection
 from lambdanets.detect.scenes import Category
-from lambdanets.files import whole_path
+from lambdanets.files import FolderInUseError, locked, parse_json, read_object, whole_path
 from lambdanets.language.network import ByteModel, ByteModelConfig
 from lambdanets.language.task import About, save_language
 from lambdanets.layers import LambdaLayer2d
@@ -101,3 +103,61 @@ def test_an_error_leaves_what_was_there(tmp_path):
         half()
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_text() == "old"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[" * 100_000, "nested too deeply"),
+        ("9" * 400, "64 bits"),
+        ("-9223372036854775809", "64 bits"),
+        ("1e999", "too large"),
+        ("NaN", "not a JSON number"),
+        ('{"a": -Infinity}', "not a JSON number"),
+        ("{", "not usable JSON"),
+        (b"\xff\xfe\xfd", "not usable JSON"),
+        ("", "not usable JSON"),
+    ],
+)
+def test_json_that_is_refused(text: str | bytes, said: str):
+    with pytest.raises(ValueError, match=r"^settings is not usable JSON") as caught:
+        parse_json(text, "settings")
+    assert said in str(caught.value)
+
+
+def test_json_that_is_read():
+    text = '{"a": [1, -9223372036854775808, 2.5e-3, true, null, "\u00e9"]}'
+    assert parse_json(text, "here") == {"a": [1, -(2**63), 0.0025, True, None, "é"]}
+
+
+def test_json_files_are_bounded_objects(tmp_path: Path):
+    path = tmp_path / "config.json"
+    path.write_text("[1, 2]")
+    with pytest.raises(ValueError, match=r"config\.json must contain a JSON object, got '\[1, 2\]'"):
+        read_object(path)
+    path.write_text('{"a": "' + "x" * 100 + '"}')
+    with pytest.raises(ValueError, match="more than 64 bytes"):
+        read_object(path, most=64)
+
+
+HOLD = """import sys
+from pathlib import Path
+from lambdanets.files import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_locked_folder_is_refused_until_its_process_ends(tmp_path: Path):
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout is not None
+    assert other.stdout.readline() == "held\n"
+    with pytest.raises(FolderInUseError, match=f"process {other.pid}"), locked(tmp_path):
+        pass
+    other.kill()
+    other.wait()
+    with locked(tmp_path):
+        pass
