@@ -2,18 +2,40 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from lambdanets.data.decode import EXTENSIONS
 from lambdanets.data.source import SPLITS, FileSource, no_split
+
+MOST_OTHERS, MOST_OTHERS_PER_IMAGE = 30_000, 10  # files and folders that are not images, before a walk gives up
 
 
 def is_image(name: str) -> bool:
     return name.lower().endswith(EXTENSIONS) and not name.startswith(".")
 
 
-def images_below(folder: Path) -> list[str]:
+@dataclass
+class Walked:
+    """Counts what a walk has found, and ends one that went into a disk or a home folder instead of a data set."""
+
+    where: Path
+    images: int = 0
+    others: int = 0  # files that are not images, and folders
+
+    def add(self, images: int, others: int) -> None:
+        self.images += images
+        self.others += others
+        if self.others > MOST_OTHERS and self.others > MOST_OTHERS_PER_IMAGE * self.images:
+            raise ValueError(
+                f"{self.where} does not look like a folder of images: {self.others:,} other files and folders and "
+                f"{self.images:,} images so far. Choose the folder that holds the class folders"
+            )
+
+
+def images_below(folder: Path, walked: Walked | None = None) -> list[str]:
     """Paths of image files below a folder, relative to it, sorted; links are followed once."""
+    walked = walked or Walked(folder)
     found: list[str] = []
     seen: set[tuple[int, int]] = set()
     for place, folders, files in os.walk(folder, followlinks=True):
@@ -24,7 +46,9 @@ def images_below(folder: Path) -> list[str]:
         seen.add((status.st_dev, status.st_ino))
         folders[:] = [name for name in folders if not name.startswith(".")]
         relative = os.path.relpath(place, folder)
-        found += [name if relative == "." else os.path.join(relative, name) for name in files if is_image(name)]
+        images = [name for name in files if is_image(name)]
+        walked.add(len(images), len(folders) + len(files) - len(images))
+        found += [name if relative == "." else os.path.join(relative, name) for name in images]
     return sorted(found)
 
 
@@ -65,9 +89,10 @@ def folder_source(root: Path, folder: Path, class_names: Sequence[str]) -> FileS
         raise ValueError(f"{folder} has the class {unknown[0]!r}, which the training images do not have")
     paths: list[str] = []
     labels: list[int] = []
+    walked = Walked(folder)
     for label, name in enumerate(class_names):
         if name in here:
-            inside = images_below(folder / name)
+            inside = images_below(folder / name, walked)
             paths += [os.path.join(name, path) for path in inside]
             labels += [label] * len(inside)
     if not here:

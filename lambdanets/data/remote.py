@@ -1,4 +1,4 @@
-"""Shards on a web server: fetched once into the cache folder, then local, or read as a stream (`streams`).
+"""Shards on a web server: fetched once into the cache folder, then local.
 
 webdataset opens them, in its secure mode, and only after our own look at the scheme: its urls can be commands.
 """

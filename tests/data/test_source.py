@@ -10,6 +10,7 @@ import pytest
 import webdataset
 from PIL import Image
 
+from lambdanets.data import folders
 from lambdanets.data.decode import decode
 from lambdanets.data.source import NoSplitError, Source, distinct_splits, open_source, splits_of
 from tests.data.helpers import encoded, jpeg, picture, samples, write_folder, write_tar
@@ -75,6 +76,30 @@ def test_an_empty_folder_says_what_is_expected(tmp_path: Path):
         open_source(tmp_path)
     with pytest.raises(ValueError, match=r"no such folder.*mnist.*csv.*tar"):
         open_source(tmp_path / "missing")
+
+
+def test_a_walk_over_a_disk_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(folders, "MOST_OTHERS", 50)
+    write_folder(tmp_path, {"zebra": 1})
+    for i in range(40):
+        (tmp_path / f"{i:02d}" / "deep").mkdir(parents=True)
+        (tmp_path / f"{i:02d}" / "notes.txt").touch()
+    visited = []
+    walk = os.walk
+    monkeypatch.setattr(os, "walk", lambda *a, **b: (visited.append(one[0]) or one for one in walk(*a, **b)))
+    with pytest.raises(ValueError, match=r"does not look like a folder of images: 5\d other files.* 0 images so far"):
+        open_source(tmp_path)
+    assert 40 < len(visited) < 60  # of 81 folders
+    with pytest.raises(ValueError, match="does not look like a folder of images"):
+        folders.images_below(tmp_path)
+
+
+def test_images_with_many_sidecar_files_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(folders, "MOST_OTHERS", 3)
+    write_folder(tmp_path, {"a": 2, "b": 2})
+    for i in range(9):
+        (tmp_path / "a" / f"{i}.xml").touch()
+    assert len(open_source(tmp_path)) == 4
 
 
 def test_a_loop_of_links_ends(tmp_path: Path):
