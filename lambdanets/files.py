@@ -1,4 +1,4 @@
-"""Files: JSON reading with limits, atomic writing, and folder locks. Every other module reads and writes through here."""
+"""Files: JSON reading with limits, atomic writing, and folder locks. Every other module reads and writes here."""
 
 import json
 import os
