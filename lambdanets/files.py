@@ -1,17 +1,25 @@
 """Files: JSON reading with limits, atomic writing, and folder locks. Every other module reads and writes here."""
 
+import errno
 import json
 import os
+import platform
 import secrets
 import stat
+import time
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 MOST_JSON_BYTES = 64 * 2**20
 MOST_DIGITS = 19  # of an integer: what fits into 64 bits
 LOCK = ".lock"
+NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # of file systems without flock
+NO_LOCK_ADVICE = "make sure that no other process writes into it"
+POLL = 0.05  # seconds between tries to take a lock
+HELD: set[int] = set()  # descriptors of the locks of this process
 
 
 class FolderInUseError(ValueError):
@@ -31,8 +39,10 @@ def whole_path(path: Path) -> Iterator[Path]:
         yield part
         os.chmod(part, mode)
         os.replace(part, path)
-    except BaseException:
+    except BaseException as error:
         part.unlink(missing_ok=True)
+        if type(error).__name__ == "SafetensorError":  # of its writer, for example on a full disk
+            raise OSError(f"{path} cannot be written: {error}") from error
         raise
 
 
@@ -92,10 +102,11 @@ def read_object(path: Path, most: int = MOST_JSON_BYTES) -> dict[str, Any]:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the exclusive lock of a folder; FolderInUseError if another process holds it.
+def locked(folder: Path, wait: float = 0.0) -> Iterator[None]:
+    """Hold the exclusive lock of a folder; FolderInUseError if another process still holds it after `wait` seconds.
 
-    The operating system releases the lock when the process ends, however it ends.
+    The operating system releases the lock when the process ends, however it ends. Forked children do not keep it: they
+    close their copy of the descriptor. File systems without locks get a warning and no protection.
     """
     try:
         import fcntl
@@ -104,17 +115,43 @@ def locked(folder: Path) -> Iterator[None]:
         return
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    HELD.add(handle)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.pread(handle, 64, 0).decode("ascii", "replace").strip()
-            raise FolderInUseError(
-                f"{folder} is in use by another process{f' ({owner})' if owner else ''}: wait for it to end, stop it, "
-                f"or choose another folder"
-            ) from None
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, f"process {os.getpid()}\n".encode(), 0)
+        deadline = time.monotonic() + wait
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise FolderInUseError(in_use(folder, handle)) from None
+                time.sleep(POLL)
+            except OSError as error:
+                if error.errno not in NO_LOCKS:
+                    raise
+                warnings.warn(f"{folder} cannot be locked ({error.strerror}): {NO_LOCK_ADVICE}", stacklevel=3)
+                break
+        with suppress(OSError):  # a full disk: the name of the owner is only for the message
+            os.ftruncate(handle, 0)
+            os.pwrite(handle, f"process {os.getpid()} on {platform.node()}\n".encode(), 0)
         yield
     finally:
-        os.close(handle)
+        if handle in HELD:  # not in a forked child
+            HELD.remove(handle)
+            os.close(handle)
+
+
+def in_use(folder: Path, handle: int) -> str:
+    owner = os.pread(handle, 200, 0).decode("utf-8", "replace").strip()
+    named = f" ({owner})" if owner else ""
+    return f"{folder} is in use by another process{named}: wait for it to end, stop it, or choose another folder"
+
+
+def close_locks() -> None:
+    """Close the locks of the parent in a forked child, which would otherwise keep them when the parent is killed."""
+    while HELD:
+        os.close(HELD.pop())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=close_locks)

@@ -1,6 +1,8 @@
 """Files appear whole, and others may read them if the umask says so."""
 
+import errno
 import os
+import signal
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -12,15 +14,17 @@ from lambdanets.convert.files import save_layer
 from lambdanets.data.places import whole_file
 from lambdanets.detect import weights as detection
 from lambdanets.detect.scenes import Category
-from lambdanets.files import FolderInUseError, locked, parse_json, read_object, whole_path
+from lambdanets.files import LOCK, FolderInUseError, locked, parse_json, read_object, whole_path
 from lambdanets.language.network import ByteModel, ByteModelConfig
 from lambdanets.language.task import About, save_language
 from lambdanets.layers import LambdaLayer2d
+from lambdanets.models.hub import save_weights
 from lambdanets.train.classify import PREDICTIONS, START, WEIGHTS, Classify
 from lambdanets.train.config import ModelConfig
 from lambdanets.train.loop import fit
 from tests.detect.helpers import NARROW, TINY, tiny_detector
 from tests.train.test_faults import folder_of_images, image_config
+from tests.train.test_log import limit, unlimited_afterwards
 from tests.train.weights import small_network
 
 
@@ -161,3 +165,71 @@ def test_a_locked_folder_is_refused_until_its_process_ends(tmp_path: Path):
     other.wait()
     with locked(tmp_path):
         pass
+
+
+FORK = """import os, sys
+from pathlib import Path
+from lambdanets.files import locked
+with locked(Path(sys.argv[1])):
+    child = os.fork()
+    if not child:
+        print(os.getpid(), flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_forked_child_does_not_keep_the_lock_of_a_killed_parent(tmp_path: Path):
+    """As worker processes of a killed run, which end only when they notice."""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", FORK, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    with pytest.raises(FolderInUseError), locked(tmp_path):  # neither does its end release it
+        pass
+    parent.kill()
+    parent.wait()
+    try:
+        os.kill(child, 0)
+        with locked(tmp_path):
+            pass
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_a_lock_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout is not None
+    assert other.stdout.readline() == "held\n"
+    waited = []
+
+    def end(seconds: float) -> None:
+        waited.append(seconds)
+        other.kill()
+        other.wait()
+
+    monkeypatch.setattr("lambdanets.files.time.sleep", end)
+    with locked(tmp_path, wait=600.0):
+        assert len(waited) == 1
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP])
+def test_a_file_system_without_locks_gets_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int):
+    def flock(handle: int, how: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.warns(UserWarning, match=r"cannot be locked .* no other process writes"), locked(tmp_path):
+        assert (tmp_path / LOCK).exists()
+
+
+def test_a_weights_file_that_cannot_be_written_is_an_oserror(tmp_path: Path):
+    """Safetensors raises an exception of its own."""
+    network = small_network()
+    with unlimited_afterwards():
+        limit(100)
+        with pytest.raises(OSError, match=r"weights\.safetensors cannot be written: .*os error 27"):
+            save_weights(network, tmp_path / "weights.safetensors")
+    assert not list(tmp_path.iterdir())
