@@ -83,8 +83,10 @@ def kernels(result: Row, where: str) -> str:
 def loader(result: Row, where: str) -> str:
     """What `lambdanets data speed --json` wrote."""
     options = result["options"]
+    probability = options.get("randaugment_probability", 0.5)  # what results without it were measured with
     lines = [
-        f"{where}; crops of {options['image_size']} pixels, {options['randaugment_layers']} layers of RandAugment."
+        f"{where}; crops of {options['image_size']} pixels, {options['randaugment_layers']} layers of RandAugment, "
+        f"each applied with probability {probability:g}."
     ]
     lines.append("\n\n| | images/s of one core |\n| --- | ---: |\n")
     return "".join([*lines, *(f"| {row['name']} | {row['per_core']:,.0f} |\n" for row in result["rows"])])

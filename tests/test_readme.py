@@ -177,7 +177,7 @@ def test_loaders_are_shown_beside_each_other(tmp_path: Path):
         json.dumps(about | {"versions": {"torch": "2"}, "options": options, "rows": rows})
     )
     text = generate.filled("<!-- bench:loader-cpu -->\n<!-- /bench -->", tmp_path)
-    assert "crops of 128 pixels, 2 layers of RandAugment" in text
+    assert "crops of 128 pixels, 2 layers of RandAugment, each applied with probability 0.5." in text
     assert "| theirs | 1,000 |\n| ours | 2,001 |\n" in text
 
 

@@ -1,6 +1,7 @@
 """How training images are varied, as data: `transforms` does it."""
 
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
 
@@ -18,10 +19,17 @@ class Augment:
     flip: float = 0.5
     """Chance of a left-right mirror image: 0 for digits and text."""
     randaugment_layers: int = 0
-    """Operations of RandAugment on each image; the paper has 2 in its 350-epoch setup."""
+    """RandAugment operations applied to each image; the paper's 350-epoch setup has 2."""
     randaugment_magnitude: int = 10
     """Strength, on the level / 10 scale: 10 rotates by 30 degrees, 15 by 45."""
+    randaugment_probability: float = 1.0
+    """Probability that a layer is applied. The reference implementation applies every layer; timm's default is 0.5."""
+    randaugment_cutout: bool = True
+    """Include Cutout, the 16th operation of the reference implementation, which timm's list does not have."""
     interpolation: str = "bicubic"
+
+    # What runs did before these fields existed.
+    WHEN_ABSENT: ClassVar[dict[str, Any]] = {"randaugment_probability": 0.5, "randaugment_cutout": False}
 
     def __post_init__(self) -> None:
         if self.interpolation not in INTERPOLATIONS:
@@ -32,5 +40,7 @@ class Augment:
             raise ValueError(f"crop_ratio is two numbers, 0 < smallest <= largest, not {self.crop_ratio}")
         if not 0 <= self.flip <= 1:
             raise ValueError(f"flip is a chance between 0 and 1, not {self.flip}")
+        if not 0 <= self.randaugment_probability <= 1:
+            raise ValueError(f"randaugment_probability is between 0 and 1, not {self.randaugment_probability}")
         if min(self.padding, self.randaugment_layers, self.randaugment_magnitude) < 0:
             raise ValueError("padding, randaugment_layers and randaugment_magnitude are not negative")

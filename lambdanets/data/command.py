@@ -115,6 +115,7 @@ class DataSpeed:
             print(f"{row.name:32s} {row.per_core:10,.0f}{together}")
         if self.json:
             result = {"name": "loader", **describe(torch.device("cpu")), "options": asdict(self) | {"json": None}}
+            result["options"]["randaugment_probability"] = augment.randaugment_probability
             result["rows"] = [asdict(row) for row in rows]
             self.json.parent.mkdir(parents=True, exist_ok=True)
             self.json.write_text(json.dumps(result, indent=1, default=str) + "\n")

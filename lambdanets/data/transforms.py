@@ -5,6 +5,7 @@ Training transforms draw from Python's `random`, which the loader seeds for each
 
 import math
 import random
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Protocol
 
@@ -20,6 +21,8 @@ from lambdanets.models.hub import Preprocessing
 RESAMPLING = {name: Image.Resampling[name.upper()] for name in INTERPOLATIONS}
 MODES = {1: "L", 3: "RGB"}
 MOST_RESIZED = 64  # of a strip of 1 x 65,000 pixels only the middle is resized: all of it would need gigabytes
+CUTOUT_REACH = 40 / 224  # of the shorter side, at magnitude 10
+GREY = (128, 128, 128)
 ATTEMPTS = 10  # at a crop of the drawn area and shape that fits into the image
 
 
@@ -140,14 +143,42 @@ def reduced(
     return image, (left, top, min(right, image.size[0]), min(bottom, image.size[1]))
 
 
-def rand_augment(augment: Augment) -> list:
-    """timm's operations: their scale of magnitudes is the paper's, torchvision's is another one."""
-    from timm.data.auto_augment import rand_augment_transform
+def rand_augment(augment: Augment) -> list[Callable[[Image.Image], Image.Image]]:
+    """The operations of RandAugment: timm's, on the paper's scale of magnitudes (torchvision's differs), and Cutout.
+
+    timm's list is that of the reference implementation (TPU EfficientNet) without Cutout, and with translations
+    relative to the size of the image.
+    """
+    from timm.data.auto_augment import rand_augment_ops
 
     magnitude = augment.randaugment_magnitude
-    # Without mmax timm would cut 15 down to 10.
-    text = f"rand-m{magnitude}-n{augment.randaugment_layers}-mstd0-mmax{max(10, magnitude)}"
-    return list(rand_augment_transform(text, {"interpolation": Image.Resampling.BILINEAR}).ops)
+    # Without magnitude_max timm would cut 15 down to 10.
+    options = {"interpolation": Image.Resampling.BILINEAR, "magnitude_max": max(10, magnitude)}
+    operations = rand_augment_ops(magnitude, augment.randaugment_probability, options)
+    return [*operations, Cutout(augment)] if augment.randaugment_cutout else operations
+
+
+class Cutout:
+    """Fill a square around a random pixel with grey.
+
+    The reference implementation's square reaches 40 pixels from its centre at magnitude 10, for images of 224. Here it
+    scales with the image, as timm's translations do.
+    """
+
+    def __init__(self, augment: Augment) -> None:
+        self.probability = augment.randaugment_probability
+        self.reach = CUTOUT_REACH * augment.randaugment_magnitude / 10
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        if self.probability < 1 and random.random() > self.probability:
+            return image
+        reach = round(self.reach * min(image.size))
+        x, y = random.randrange(image.width), random.randrange(image.height)
+        image = image.copy()
+        image.paste(
+            GREY, (max(0, x - reach), max(0, y - reach), min(image.width, x + reach), min(image.height, y + reach))
+        )
+        return image
 
 
 def normalize(images: Tensor, preprocessing: Preprocessing, dtype: torch.dtype = torch.float32) -> Tensor:

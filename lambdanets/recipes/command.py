@@ -18,7 +18,7 @@ from lambdanets.recipes.imagenet import ROWS_350, imagenet_90, imagenet_350, mob
 from lambdanets.recipes.pseudo import PSEUDO_TOP1, cotrain, cotrain_350
 from lambdanets.recipes.small import debug, demo, imagenette
 from lambdanets.train.config import RunConfig, TrainConfig
-from lambdanets.train.jsonable import from_json
+from lambdanets.train.jsonable import as_before, from_json
 from lambdanets.train.log import CONFIG
 from lambdanets.train.signals import SIGNAL_STATUS
 from lambdanets.train.task import Task
@@ -149,6 +149,8 @@ def train(config: TrainConfig, *, resume: bool = False, report: bool = True, con
     from lambdanets.report.page import write_report
     from lambdanets.train.classify import Classify
 
+    if resume and (config.out / CONFIG).is_file():  # a run keeps its behaviour, also where the defaults have changed
+        config = as_before(config, read_object(config.out / CONFIG))
     task = CoTrain(config) if isinstance(config, CoTrainConfig) else Classify(config)
     return train_task(task, config, "train", resume, write_report if report else None, console)
 

@@ -1,7 +1,11 @@
-"""Typed configurations as JSON and back: what is unknown or of another type is refused with a sentence."""
+"""Typed configurations as JSON and back. Unknown keys and values of another type are refused with a sentence.
+
+A dataclass may have a `WHEN_ABSENT`: what the absence of a field means in JSON that is older than the field, where that
+is not the default of new configurations.
+"""
 
 import types
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -84,7 +88,18 @@ def read_dataclass(kind: Any, data: Any, where: str) -> Any:
     for name, f in known.items():
         if name not in data and f.default is MISSING and f.default_factory is MISSING:
             raise ValueError(f"the configuration has no {join(where, name)}")
-    return kind(**{key: read(hints[key], value, join(where, key)) for key, value in data.items()})
+    given = {key: read(hints[key], value, join(where, key)) for key, value in data.items()}
+    return kind(**(getattr(kind, "WHEN_ABSENT", {}) | given))
+
+
+def as_before(config: T, data: dict[str, Any]) -> T:
+    """Set the fields of `config` that the older configuration `data` does not have to what their absence means."""
+    changes = {key: value for key, value in getattr(config, "WHEN_ABSENT", {}).items() if key not in data}
+    for f in fields(config):  # type: ignore[arg-type]
+        value = getattr(config, f.name)
+        if is_dataclass(value) and isinstance(data.get(f.name), dict):
+            changes[f.name] = as_before(value, data[f.name])
+    return replace(config, **changes)  # type: ignore[type-var]
 
 
 def join(where: str, key: object) -> str:

@@ -7,14 +7,16 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from timm.data.auto_augment import rand_augment_transform
 from torchvision.transforms import InterpolationMode, v2
 
 from lambdanets.data import transforms
 from lambdanets.data.augment import Augment
 from lambdanets.data.decode import open_image
 from lambdanets.data.loader import seeded
-from lambdanets.data.transforms import evaluation, normalize, rand_augment, random_box, reduced, training
+from lambdanets.data.transforms import Cutout, evaluation, normalize, rand_augment, random_box, reduced, training
 from lambdanets.models.hub import Preprocessing
+from lambdanets.train.jsonable import from_json
 from tests.data.helpers import encoded, jpeg, picture
 
 MODES = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}
@@ -114,12 +116,72 @@ def test_one_channel():
 @pytest.mark.parametrize(("magnitude", "degrees"), [(5, 15), (10, 30), (15, 45)])
 def test_magnitudes_are_on_the_papers_scale(magnitude: int, degrees: float):
     operations = rand_augment(Augment(randaugment_layers=2, randaugment_magnitude=magnitude))
-    assert len(operations) == 15
-    (rotate,) = (operation for operation in operations if operation.name == "Rotate")
+    assert len(operations) == 16
+    (rotate,) = (operation for operation in operations if getattr(operation, "name", "") == "Rotate")
     seen = []
-    rotate.prob, rotate.aug_fn = 1.0, lambda image, angle, **_: seen.append(abs(angle))
+    rotate.aug_fn = lambda image, angle, **_: seen.append(abs(angle))  # type: ignore[attr-defined]
     rotate(picture(0))
     assert seen == [pytest.approx(degrees)]
+
+
+@pytest.mark.parametrize("magnitude", [10, 15])
+@pytest.mark.parametrize(
+    ("layers", "unchanged"),
+    [(1, 1 / 16), (2, 1 / 256 + 1 / 256)],  # Solarize changes nothing from magnitude 10 on; Invert twice is no change
+)
+def test_every_layer_of_randaugment_is_applied(magnitude: int, layers: int, unchanged: float):
+    image = Image.fromarray(np.random.default_rng(0).integers(20, 200, (16, 16, 3), dtype=np.uint8))
+    augment = Augment(crop_scale=None, flip=0.0, randaugment_layers=layers, randaugment_magnitude=magnitude)
+    change, draws = training(16, augment), 3000
+    with seeded(1):
+        found = sum(np.array_equal(change(image), np.asarray(image)) for _ in range(draws))
+    assert abs(found - draws * unchanged) < 5 * math.sqrt(draws * unchanged)
+
+
+def test_the_operations_are_those_of_the_reference_implementation():
+    names = {getattr(one, "name", type(one).__name__) for one in rand_augment(Augment(randaugment_layers=2))}
+    assert names == {
+        *("AutoContrast", "Equalize", "Invert", "Rotate", "Posterize", "Solarize", "Color", "Contrast", "Brightness"),
+        *("Sharpness", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel", "Cutout", "SolarizeAdd"),
+    }
+
+
+@pytest.mark.parametrize(("magnitude", "reach"), [(5, 20), (10, 40), (15, 60)])
+def test_cutout_is_the_reference_implementations(magnitude: int, reach: int):
+    (cutout,) = (one for one in rand_augment(Augment(randaugment_magnitude=magnitude)) if isinstance(one, Cutout))
+    white = Image.new("RGB", (224, 224), (255, 255, 255))
+    areas = []
+    with seeded(2):
+        for _ in range(200):
+            pixels = np.asarray(cutout(white))
+            grey = (pixels == 128).all(axis=2)
+            assert (grey | (pixels == 255).all(axis=2)).all()
+            rows, columns = np.flatnonzero(grey.any(axis=1)), np.flatnonzero(grey.any(axis=0))
+            assert grey.sum() == len(rows) * len(columns)  # a rectangle
+            assert reach <= min(len(rows), len(columns))
+            assert max(len(rows), len(columns)) <= 2 * reach
+            areas.append(grey.sum())
+    assert max(areas) == (2 * reach) ** 2
+    assert min(areas) < 3 * reach**2  # cut off at the border of the image
+    assert (np.asarray(white) == 255).all()
+
+
+@pytest.mark.parametrize("magnitude", [5, 15])
+def test_old_runs_keep_their_randaugment(magnitude: int):
+    """A configuration from before the fields existed means timm's default, as it was drawn then."""
+    old = from_json(Augment, {"randaugment_layers": 2, "randaugment_magnitude": magnitude})
+    text = f"rand-m{magnitude}-n2-mstd0-mmax{max(10, magnitude)}"
+    before = rand_augment_transform(text, {"interpolation": Image.Resampling.BILINEAR}).ops
+    for seed in range(40):
+        with seeded(seed):
+            expected = picture(seed)
+            for operation in random.choices(before, k=2):
+                expected = operation(expected)
+        with seeded(seed):
+            found = picture(seed)
+            for operation in random.choices(rand_augment(old), k=2):
+                found = operation(found)
+        assert np.array_equal(np.asarray(found), np.asarray(expected))
 
 
 def test_randaugment_draws_from_the_seed_alone():
@@ -167,7 +229,14 @@ def test_normalize_is_torchvisions():
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"crop_scale": (0.0, 1.0)}, {"crop_scale": (0.5, 0.1)}, {"flip": 2.0}, {"padding": -1}, {"interpolation": "best"}],
+    [
+        {"crop_scale": (0.0, 1.0)},
+        {"crop_scale": (0.5, 0.1)},
+        {"flip": 2.0},
+        {"padding": -1},
+        {"interpolation": "best"},
+        {"randaugment_probability": 1.5},
+    ],
 )
 def test_wrong_options_are_refused(wrong: dict):
     with pytest.raises(ValueError, match=next(iter(wrong))):

@@ -2,13 +2,16 @@
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
 from lambdanets.cli import main
 from lambdanets.models.registry import configure
+from lambdanets.pseudo import cotrain as _cotrain  # noqa: F401  # its base class is replaced below
 from lambdanets.recipes import ROWS_350, imagenet_90, imagenet_350, imagenette, mobilenet_350
 from lambdanets.recipes.command import RECIPES
+from lambdanets.recipes.small import debug
 from lambdanets.train.jsonable import from_json, to_json
 
 IMAGES = 1_281_167 * 0.98
@@ -154,6 +157,26 @@ def test_debug_trains_and_resumes_from_the_command_line(tmp_path, capsys):
     assert "resumed at step 11 of 11" in capsys.readouterr().out
     assert main(arguments) == 2
     assert "already holds a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("again", [["resume", "{run}"], ["debug", "--out", "{run}", "--resume"]])
+def test_a_run_from_before_a_field_goes_on_as_it_was(tmp_path, monkeypatch, again):
+    data = to_json(debug())
+    for name in ("randaugment_probability", "randaugment_cutout"):
+        del data["augment"][name]
+    (tmp_path / "config.json").write_text(json.dumps(data))
+    seen = []
+
+    def classify(config):
+        seen.append(config.augment)
+        raise ValueError("this is enough")
+
+    monkeypatch.setattr("lambdanets.train.classify.Classify", classify)
+    assert main(["train", *(word.format(run=tmp_path) for word in again)]) == 2
+    assert seen == [replace(debug().augment, randaugment_probability=0.5, randaugment_cutout=False)]
+    assert main(["train", "debug", "--out", str(tmp_path / "new"), "--resume"]) == 2
+    assert seen[1:] == [debug().augment]
+    assert (seen[1].randaugment_probability, seen[1].randaugment_cutout) == (1.0, True)
 
 
 @pytest.mark.parametrize(
