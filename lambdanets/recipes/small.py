@@ -15,8 +15,7 @@ def imagenette() -> TrainConfig:
     - Command: lambdanets train imagenette --data.path IMAGENETTE --out runs/imagenette
     - Hardware: one GPU of 16 GB or more.
     - Hours: about a quarter on an H200 (estimate).
-    - Expected: the paper has no such row, and the whole run is not measured; docs/choosing.md has what 32 epochs gave,
-      and 16 with all networks that `lambdanets compare` knows. The convolutional twin is --model.placement CCCC.
+    - Expected: not measured; the paper has no such row. The convolutional twin is --model.placement CCCC.
 
     RandAugment with 2 layers of magnitude 10, dropout 0.2, stochastic depth 0.1, label smoothing 0.1. What is scaled to
     a short schedule: batch norm momentum 0.1, an EMA whose horizon is a tenth of the run, and a weight decay of 5e-4.
