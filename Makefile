@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+RUNS := $(VENV)/.ready-to-train
 
 .PHONY: demo docs test test-fast test-slow test-kernels coverage test-gpu sanitize lint format clean
 
@@ -14,7 +15,17 @@ $(READY): pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $(READY)
 
-demo: $(READY)  ## trains a small LambdaResNet and its convolutional twin on real digits, about two minutes
+# What a run needs, without the tools for tests and docs; nothing to do where the whole environment is up to date.
+$(RUNS): pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@if ! test $(READY) -nt pyproject.toml; then \
+		echo "Setting up $(VENV) (a few minutes the first time) ..."; \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip && \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[train]'; \
+	fi
+	@touch $(RUNS)
+
+demo: $(RUNS)  ## trains a small LambdaResNet and its convolutional twin on real digits, about two minutes
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/lambdanets digits  # threads that wait do not spin: no crawl beside a busy browser
 
 docs: $(READY)  ## the site, its tutorials executed: build/docs/index.html. Warnings and broken links are errors
