@@ -103,6 +103,7 @@ class Weights:
             epochs=self.epochs,
             schedule=replace(base.schedule, warmup_epochs=WARMUP * self.epochs),
             batch_size=self.batch_size,
+            remainder="drop",
             device=self.device,
             precision="float32" if self.tiny else base.precision,
             evaluate_every=10**6,
@@ -174,6 +175,7 @@ class Train:
             heads=self.heads(base.heads),
             data=replace(base.data, path=str(self.data), workers=self.workers),
             batch_size=self.batch_size,
+            remainder="drop",
             micro_batch=self.batch_size,  # never fewer at once, or batch norm would not be the same for all
             size=96 if self.tiny else self.size,
             device=self.device,

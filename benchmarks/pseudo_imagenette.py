@@ -129,6 +129,7 @@ class Figure:
             epochs=self.steps / (images // self.batch_size),
             schedule=replace(base.schedule, warmup_epochs=0.05 * self.steps / (images // self.batch_size)),
             batch_size=self.batch_size,
+            remainder="drop",
             device=self.device,
             precision="float32" if self.tiny else base.precision,
             evaluate_every=10**6,

@@ -4,10 +4,11 @@ Everything about a sample follows from (seed, epoch, position): which example, w
 cannot be read. Workers hold no state, so their number changes nothing, nor does a resume.
 """
 
+import itertools
 import math
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -23,12 +24,12 @@ from lambdanets.data import order
 from lambdanets.data.broken import Broken, BrokenCount, BrokenImages
 from lambdanets.data.cache import cached
 from lambdanets.data.decode import LIMITS, BrokenImageError, Limits, open_image
+from lambdanets.data.order import Epochs, Remainder, Ticket
 from lambdanets.data.source import Source
 from lambdanets.data.transforms import Transform
 from lambdanets.data.workers import obey_parent_only
 
 REPLACEMENTS = 64  # tries; with half of the images broken none is found once in 2^64
-Ticket = tuple[int, int, int]  # epoch, position, example
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,10 @@ class LoaderOptions:
     rank: int = 0
     world: int = 1
     parts: int = 1
-    """Batches of a step, under gradient accumulation: an epoch has whole steps only."""
+    """Batches of a step, under gradient accumulation."""
+    remainder: Remainder = "drop"
+    """Training images that do not fill the last step of an epoch. "drop": they are left out of this epoch; "carry":
+    the step is filled up with the first images of the next epoch."""
     prefetch: int = 4
     """Batches that each worker reads ahead."""
     pin: bool | None = None
@@ -153,34 +157,34 @@ class Positions(Sampler):
 
     def __init__(self, indices: np.ndarray, options: LoaderOptions, training: bool) -> None:
         self.indices, self.options, self.training = indices, options, training
-        self.start: tuple[int, int] = (0, 0)  # epoch, batch
-        length, size, rank, world = len(indices), options.batch_size, options.rank, options.world
-        if training:
-            self.batches = order.training_batches(length, size * options.parts, world) * options.parts
-        else:
-            self.batches = order.evaluation_batches(length, size, rank, world)
+        self.start = 0  # the number of the first batch, counted over all epochs
+        self.epochs = Epochs(len(indices), options.batch_size * options.world * options.parts, options.remainder)
+
+    def first(self, epoch: int) -> int:
+        """The number of the first batch of an epoch."""
+        if self.training:
+            return self.epochs.first(epoch) * self.options.parts
+        options = self.options
+        return epoch * order.evaluation_batches(len(self.indices), options.batch_size, options.rank, options.world)
 
     def __iter__(self) -> Iterator[list[Ticket]]:
-        epoch, batch = self.start
-        while True:
-            examples = self.indices
-            if self.training:
-                examples = examples[order.permutation(len(examples), self.options.seed, epoch)]
-            for number in range(batch, self.batches):
-                yield [(epoch, position, int(examples[position])) for position in self.positions(number)]
-            epoch, batch = epoch + 1, 0
-
-    def positions(self, batch: int) -> range:
-        size, rank, world = self.options.batch_size, self.options.rank, self.options.world
+        options, indices = self.options, self.indices
+        size, rank, world = options.batch_size, options.rank, options.world
         if self.training:
-            return order.training_positions(batch, size, rank, world)
-        return order.evaluation_positions(len(self.indices), batch, size, rank, world)
+            for batch in self.epochs.tickets(options.seed, self.start, size, rank, world):
+                yield [(epoch, position, int(indices[example])) for epoch, position, example in batch]
+        batches = self.first(1)
+        for number in itertools.count(self.start):
+            epoch, batch = divmod(number, batches)
+            places = order.evaluation_positions(len(indices), batch, size, rank, world)
+            yield [(epoch, position, int(indices[position])) for position in places]
 
 
 class Loader:
     """Batches of a source.
 
-    Training: a new order in every epoch, full batches only. Evaluation (`training=False`): in order, every example
+    Training: a new order in every epoch, full batches only; `options.remainder` says what becomes of the images that
+    do not fill the last one. Evaluation (`training=False`): in order, every example
     exactly once over all processes, the last batch may be short, and broken images are left out. `indices` are the
     examples to use (a split); all without it.
     """
@@ -202,18 +206,16 @@ class Loader:
         self.sampler = Positions(self.indices, options, training)
         self.count = BrokenCount(options.broken, len(self.indices))
         self.examples = Examples(source, transform, self.indices, options, training)
-        self.running: tuple[tuple[int, int], Iterator[Batch]] | None = (
-            None  # the position that comes next, and from where
-        )
-        if training and not len(self):
+        self.running: tuple[int, Iterator[Batch]] | None = None  # the number of the next batch, and where it comes from
+        if training and len(self.indices) < self.sampler.epochs.step:
             raise ValueError(
                 f"{len(self.indices)} training images do not fill a batch of {options.batch_size} in each of "
                 f"{options.world} processes: use a smaller batch"
             )
 
     def __len__(self) -> int:
-        """Batches of this process in an epoch."""
-        return self.sampler.batches
+        """Batches of this process in the first epoch; with "carry" later ones may have a step less."""
+        return self.sampler.first(1)
 
     @property
     def broken(self) -> tuple[Broken, ...]:
@@ -246,15 +248,23 @@ class Loader:
 
     def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
         """The batches of an epoch from a position on. One at a time: a second call ends the first one's iterator."""
-        if not 0 <= start_batch <= len(self):
-            raise ValueError(f"batch {start_batch} of an epoch of {len(self)}")
-        for batch in range(start_batch, len(self)):
-            if self.running is None or self.running[0] != (epoch, batch):
-                self.sampler.start = (epoch, batch)
-                self.running = (epoch, batch), iter(self.batches)
+        first, end = self.sampler.first(epoch), self.sampler.first(epoch + 1)
+        if not 0 <= start_batch <= end - first:
+            raise ValueError(f"batch {start_batch} of an epoch of {end - first}")
+        yield from self.numbered(range(first + start_batch, end))
+
+    def stream(self, first: int) -> Iterator[Batch]:
+        """The batches of all epochs, from number `first` on."""
+        return self.numbered(itertools.count(first))
+
+    def numbered(self, numbers: Iterable[int]) -> Iterator[Batch]:
+        for number in numbers:
+            if self.running is None or self.running[0] != number:
+                self.sampler.start = number
+                self.running = number, iter(self.batches)
             stream = self.running[1]
             found = next(stream)
-            self.running = ((epoch, batch + 1) if batch + 1 < len(self) else (epoch + 1, 0)), stream
+            self.running = number + 1, stream
             new = self.count.add(len(found), found.broken, found.gave_up)
             yield replace(found, broken=new)
 

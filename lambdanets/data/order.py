@@ -5,7 +5,16 @@ of all processes together sees the same examples whatever their number. Own arit
 version of a library changes the order of a run.
 """
 
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
 import numpy as np
+
+Remainder = Literal["drop", "carry"]
+Ticket = tuple[int, int, int]  # epoch, position in the epoch, example
 
 INCREMENT, FIRST, SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 MASK = (1 << 64) - 1
@@ -37,8 +46,57 @@ def permutation(length: int, seed: int, epoch: int) -> np.ndarray:
     return np.argsort(mixed(mix(seed, epoch), np.arange(length)), kind="stable")
 
 
+@dataclass(frozen=True)
+class Epochs:
+    """Where epochs begin in the sequence of steps.
+
+    The positions of a run are one sequence: step s takes positions s * step to (s + 1) * step - 1, and position p is
+    position p % used of epoch p // used. With "drop" `used` is a multiple of the step, and what is left over is
+    left out of the epoch; with "carry" every example is used, and a step may end one epoch and begin the next.
+    """
+
+    examples: int
+    step: int  # examples of a step
+    remainder: Remainder = "drop"
+
+    @property
+    def used(self) -> int:
+        """Examples of an epoch that are used."""
+        return self.examples - self.examples % self.step if self.remainder == "drop" else self.examples
+
+    @property
+    def steps(self) -> float:
+        """Steps of an epoch; whole with "drop"."""
+        return self.used // self.step if self.used % self.step == 0 else self.used / self.step
+
+    def first(self, epoch: int) -> int:
+        """The first step that begins in an epoch."""
+        return -(-epoch * self.used // self.step)
+
+    def epoch(self, step: int) -> int:
+        """The epoch in which a step begins."""
+        return step * self.step // self.used
+
+    def run(self, epochs: float) -> int:
+        """Steps of a run: rounded with "drop"; as many as it takes to use every example with "carry"."""
+        steps = epochs * self.steps
+        return max(1, round(steps) if self.remainder == "drop" else math.ceil(steps - 1e-6))
+
+    def tickets(self, seed: int, first: int, batch_size: int, rank: int, world: int) -> Iterator[list[Ticket]]:
+        """Batch after batch of a process, from its number `first` on, without end."""
+        now, order = -1, np.empty(0, np.int64)
+        for number in itertools.count(first):
+            batch: list[Ticket] = []
+            for place in training_positions(number, batch_size, rank, world):
+                epoch, position = divmod(place, self.used)
+                if epoch != now:
+                    now, order = epoch, permutation(self.examples, seed, epoch)
+                batch.append((epoch, position, int(order[position])))
+            yield batch
+
+
 def training_batches(length: int, batch_size: int, world: int) -> int:
-    """Full batches of every process in an epoch. What is left over at the end waits for another epoch's order."""
+    """Full batches of every process in an epoch without its remainder."""
     return length // (batch_size * world)
 
 

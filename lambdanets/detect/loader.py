@@ -10,7 +10,8 @@ from PIL import Image
 from torch import Tensor
 
 from lambdanets.data.broken import Broken
-from lambdanets.data.loader import Batch, Examples, Loader, LoaderOptions, Ticket, empty_bytes
+from lambdanets.data.loader import Batch, Examples, Loader, LoaderOptions, empty_bytes
+from lambdanets.data.order import Ticket
 from lambdanets.data.source import Source
 from lambdanets.detect.coco import DetectionSet
 from lambdanets.detect.scenes import Scenes

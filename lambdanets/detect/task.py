@@ -91,7 +91,8 @@ class Detect(Task):
         key = ("train", share.micro_batch)
         if key not in self.loaders:
             transform = Training(self.config.size, self.config.jitter, self.masks)
-            options = replace(self.loader_options(share.rank, share.world, share.micro_batch), parts=share.parts)
+            options = self.loader_options(share.rank, share.world, share.micro_batch)
+            options = replace(options, parts=share.parts, remainder=share.remainder)
             self.loaders[key] = SceneLoader(
                 self.data, transform, self.config.size, options, indices=self.indices, training=True
             )

@@ -1,5 +1,6 @@
 """Learning to predict the next byte, as a task of the training loop; weights that say what they are."""
 
+import itertools
 import json
 import math
 from collections.abc import Iterator
@@ -89,11 +90,11 @@ class Language(Task):
     def batches(self, epoch: int, first_step: int, share: Share) -> Iterator[Tensor]:
         """Windows [B, length + 1]; each epoch cuts the text at other places."""
         length, seed = self.config.length, self.config.seed
-        offset = order.mix(seed, epoch) % length
-        starts = order.permutation(self.examples, seed, epoch) * length + offset
-        count = order.training_batches(self.examples, share.micro_batch * share.parts, share.world) * share.parts
-        for number in range(first_step * share.parts, count):
-            chosen = starts[list(order.training_positions(number, share.micro_batch, share.rank, share.world))]
+        epochs = share.epochs(self.examples)
+        first, end = epochs.first(epoch) + first_step, epochs.first(epoch + 1)
+        batches = epochs.tickets(seed, first * share.parts, share.micro_batch, share.rank, share.world)
+        for batch in itertools.islice(batches, (end - first) * share.parts):
+            chosen = np.array([window * length + order.mix(seed, at) % length for at, _, window in batch])
             batch_BN = torch.from_numpy(self.corpus.training[chosen[:, None] + np.arange(length + 1)])
             yield batch_BN.pin_memory() if torch.cuda.is_available() else batch_BN  # copied beside the step before
 

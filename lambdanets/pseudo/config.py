@@ -24,8 +24,9 @@ class PseudoData:
     """Of the loss of a labelled image."""
     soft: bool = False
     """Learn the teacher's probabilities instead of its best class; needs labels made with --soft."""
-    epoch: Literal["labelled", "pseudo"] = "labelled"
-    """Whose images an epoch goes through once; those of the other stream come round at their own pace."""
+    epoch: Literal["longer", "labelled", "pseudo"] = "longer"
+    """Whose images an epoch goes through once; those of the other kind come round at their own pace. longer: those that
+    take more steps, so that an epoch uses all images of both kinds at least once."""
 
     def __post_init__(self) -> None:
         if self.ratio <= 0:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lambdanets.data.loader import Batch, Loader
+from lambdanets.data.loader import Loader
 from lambdanets.data.transforms import training
 from lambdanets.pseudo.config import CoTrainConfig
 from lambdanets.pseudo.source import PseudoSource
@@ -46,15 +46,20 @@ class CoTrain(Classify):
                     f"another pseudo.ratio"
                 )
         self.check_selection(config.out)
-        self.epoch_steps = counts[self.pseudo.epoch] // each[self.pseudo.epoch]
-        self.examples = self.epoch_steps * config.batch_size
+        self.epoch_of = self.pseudo.epoch
+        if self.epoch_of == "longer":
+            self.epoch_of = (
+                "labelled" if counts["labelled"] * each["pseudo"] >= counts["pseudo"] * labelled else "pseudo"
+            )
+        self.examples = counts[self.epoch_of] * config.batch_size // each[self.epoch_of]
+        self.epoch_steps = self.examples // config.batch_size  # whole ones
 
     def batches(self, epoch: int, first_step: int, share: Share) -> Iterator[Any]:
-        first = (epoch * self.epoch_steps + first_step) * share.parts
-        count = (self.epoch_steps - first_step) * share.parts
-        labelled = endless(self.stream("labelled", share), first)
-        pseudo = endless(self.stream("pseudo", share), first)
-        for _ in range(count):
+        epochs = share.epochs(self.examples)
+        first, end = epochs.first(epoch) + first_step, epochs.first(epoch + 1)
+        labelled = self.stream("labelled", share).stream(first * share.parts)
+        pseudo = self.stream("pseudo", share).stream(first * share.parts)
+        for _ in range((end - first) * share.parts):
             mine, others = next(labelled), next(pseudo)
             self.notice(mine)
             self.notice(others)
@@ -77,7 +82,8 @@ class CoTrain(Classify):
                 size = share.micro_batch - size
                 options = replace(options, batch_size=size, workers=workers, seed=seed)
                 source, indices = self.unlabelled, None
-            self.loaders[key] = Loader(source, transform, replace(options, parts=share.parts), indices=indices)
+            options = replace(options, parts=share.parts, remainder=share.remainder)
+            self.loaders[key] = Loader(source, transform, options, indices=indices)
         return self.loaders[key]
 
     def loss(self, model: nn.Module, batch: Any) -> Outcome:
@@ -115,6 +121,7 @@ class CoTrain(Classify):
         return super().describe() | {
             "pseudo_labelled": len(self.unlabelled),
             "labelled": len(self.indices),
+            "epoch_of": self.epoch_of,
             "ratio": self.pseudo.ratio,
         }
 
@@ -135,11 +142,3 @@ def labelled_part(images: int, ratio: float) -> int:
             f"micro_batch have to be multiples of {1 + ratio:g}"
         )
     return labelled
-
-
-def endless(loader: Loader, first: int) -> Iterator[Batch]:
-    """The batches of all epochs, from number `first` on."""
-    epoch, batch = divmod(first, len(loader))
-    while True:
-        yield from loader.epoch(epoch, batch)
-        epoch, batch = epoch + 1, 0

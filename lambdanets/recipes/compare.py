@@ -112,7 +112,9 @@ class Compare:
             raise ValueError(f"{self.data} has no validation images, which the final runs are judged by")
         base = imagenette()
         data = replace(base.data, path=self.data, workers=self.workers, cache="memory")
-        base = replace(base, data=data, device=self.device, compile=self.compile, checkpoint_minutes=1e6)
+        base = replace(
+            base, data=data, remainder="drop", device=self.device, compile=self.compile, checkpoint_minutes=1e6
+        )
         base = replace(base, epochs=base.epochs if self.epochs is None else self.epochs)
         base = replace(base, batch_size=base.batch_size if self.batch_size is None else self.batch_size)
         contest = Contest.open(self.out, base, {name: CONTESTANTS[name] for name in self.networks})

@@ -149,7 +149,14 @@ def compare_loops(
     if turns < 2:
         raise ValueError(f"{turns} turns: at least 2 can be compared")
     device = chosen_device(base.device)
-    base = replace(base, log_every=WINDOW, evaluate_every=10**6, micro_batch=base.batch_size, checkpoint_minutes=1e6)
+    base = replace(
+        base,
+        remainder="drop",
+        log_every=WINDOW,
+        evaluate_every=10**6,
+        micro_batch=base.batch_size,
+        checkpoint_minutes=1e6,
+    )
     steps = (1 + turns) * WINDOW
     bare = bare_steps(base, device)
     about = describe(device)

@@ -19,12 +19,10 @@ def cotrain() -> CoTrainConfig:
       spread of seeds (docs/pseudo-labels.md). Where labels are few, raise --pseudo.ratio; --pseudo.soft needs soft
       labels.
 
-    An epoch goes through the pseudo-labelled images once.
+    An epoch goes once through the labelled or the pseudo-labelled images, whichever take more steps.
     """
     base = imagenette()
-    return on_top(
-        replace(base, recipe="cotrain", out=Path("runs/cotrain")), PseudoData(ratio=1.0, soft=False, epoch="pseudo")
-    )
+    return on_top(replace(base, recipe="cotrain", out=Path("runs/cotrain")), PseudoData(ratio=1.0, soft=False))
 
 
 PSEUDO_TOP1 = {  # depth, image size: the paper's top-1 with 130M pseudo-labelled images
@@ -56,7 +54,10 @@ def cotrain_350(depth: int = 152, image_size: int = 288) -> CoTrainConfig:
         there = ", ".join(f"{d} at {s}" for d, s in PSEUDO_TOP1)
         raise ValueError(f"the paper has no row of depth {depth} at {image_size} with pseudo-labels; it has {there}")
     name = f"cotrain_350_{depth}_{image_size}"
-    return on_top(replace(imagenet_350(depth, image_size), recipe=name, out=Path("runs", name)), PseudoData(ratio=1.0))
+    return on_top(
+        replace(imagenet_350(depth, image_size), recipe=name, out=Path("runs", name)),
+        PseudoData(ratio=1.0, epoch="labelled"),
+    )
 
 
 def on_top(base: TrainConfig, pseudo: PseudoData) -> CoTrainConfig:

@@ -36,6 +36,7 @@ def imagenette() -> TrainConfig:
         label_smoothing=0.1,
         epochs=120.0,
         batch_size=256,
+        remainder="carry",
         precision="bfloat16",
         evaluate_every=5,
         log_every=37,
@@ -67,6 +68,7 @@ def demo() -> TrainConfig:
         label_smoothing=0.1,
         epochs=8.0,
         batch_size=32,
+        remainder="carry",
         evaluate_every=2,
         log_every=25,
     )

@@ -97,7 +97,7 @@ class Classify(Task):
         if key not in self.loaders:
             transform = training(self.size, self.config.augment, self.config.data.channels)
             options = self.loader_options(share.rank, share.world, share.micro_batch)
-            options = replace(options, parts=share.parts)
+            options = replace(options, parts=share.parts, remainder=share.remainder)
             self.loaders[key] = Loader(self.source, transform, options, indices=self.indices)
         for batch in self.loaders[key].epoch(epoch, first_step * share.parts):
             self.notice(batch)

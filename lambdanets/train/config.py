@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import tyro
 
 from lambdanets.data.augment import Augment
+from lambdanets.data.order import Remainder
 from lambdanets.models.config import NetworkConfig
 from lambdanets.models.hub import Preprocessing
 from lambdanets.options import optional
@@ -214,6 +215,9 @@ class RunConfig:
     """Over the training images; fractions too."""
     batch_size: int = 256
     """Images of a step, over all processes and micro-batches."""
+    remainder: Remainder = "drop"
+    """Images that do not fill the last step of an epoch. drop: they are left out of this epoch (another order leaves
+    out others); carry: the step is filled up with the first images of the next epoch, so every epoch uses all."""
     micro_batch: Annotated[int | None, optional("IMAGES")] = None
     """Images that a process takes at once; by default as many as fit: halved on the first step while memory ends.
     The gradients of a step are summed up. Batch norm sees micro-batches."""

@@ -5,7 +5,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from lambdanets.data.broken import TooManyBrokenError
+from lambdanets.data.order import Epochs
 from lambdanets.measure.machine import describe
 from lambdanets.train import checkpoint
 from lambdanets.train.config import RunConfig
@@ -78,11 +79,9 @@ class Run:
 
     def __init__(self, task: Task, config: RunConfig, world: World, stop: StopRequests, watch: Watch | None) -> None:
         self.task, self.config, self.world, self.stop, self.watch = task, config, world, stop, watch
-        self.epoch_steps = task.examples // config.batch_size
-        if not self.epoch_steps:
+        if task.examples < config.batch_size:
             least = f"use --batch-size {task.examples} or less"
             raise ValueError(f"{task.examples} training images do not fill a batch of {config.batch_size}: {least}")
-        self.steps = max(1, round(config.epochs * self.epoch_steps))
         self.step = 0  # steps done
         self.best: dict[str, Any] | None = None
         self.since_best = 0
@@ -90,7 +89,10 @@ class Run:
         self.saved: int | None = None  # the step of the last checkpoint
 
     def go(self, resume: bool) -> Result:
-        loaded = find_checkpoint(self.config, self.world, resume, self.steps, self.epoch_steps)
+        epochs = Epochs(self.task.examples, self.config.batch_size, self.config.remainder)
+        loaded = find_checkpoint(self.config, self.world, resume, epochs)
+        self.epochs = replace(epochs, remainder=loaded["remainder"]) if loaded else epochs
+        self.steps = self.epochs.run(self.config.epochs)
         if self.world.device.type == "cuda":
             torch.backends.cudnn.benchmark = True
         elif self.config.sync_batch_norm:
@@ -99,9 +101,9 @@ class Run:
         if loaded is not None:
             self.restore(loaded)
         elif self.config.micro_batch:
-            self.share = make_share(self.world, self.config.batch_size, self.config.micro_batch)
+            self.share = make_share(self.world, self.config.batch_size, self.config.micro_batch, self.epochs.remainder)
         else:
-            self.share = fitting_share(self.engine, self.config.batch_size)
+            self.share = fitting_share(self.engine, self.config.batch_size, self.epochs.remainder)
         folder = self.config.out if self.world.main else None
         with RunLog(folder, loaded["seconds"] if loaded else 0.0, self.step, self.warn) as self.log:
             self.report_start(loaded)
@@ -124,7 +126,7 @@ class Run:
         micro = state["micro_batch"]  # batch norm sees micro-batches: they stay as they were, if they can
         if (self.config.batch_size // self.world.size) % micro:
             micro = self.config.micro_batch
-        self.share = make_share(self.world, self.config.batch_size, micro)
+        self.share = make_share(self.world, self.config.batch_size, micro, self.epochs.remainder)
 
     def report_start(self, loaded: dict[str, Any] | None) -> None:
         config, share = self.config, self.share
@@ -151,13 +153,13 @@ class Run:
             parameters=sum(p.numel() for p in self.engine.model.parameters()),
             examples=self.task.examples,
             steps=self.steps,
-            steps_per_epoch=self.epoch_steps,
+            steps_per_epoch=self.epochs.steps,
             peak_rate=config.schedule.peak(config.batch_size),
             processes=self.world.size,
             launch=self.world.launch,
             micro_batch=share.micro_batch,
             accumulation=share.parts,
-            note=". ".join(notes(self.engine.model, config, share, self.steps)),
+            note=". ".join(notes(self.engine.model, config, share, self.steps, self.epochs)),
             **self.task.describe(),
             **describe(self.world.device),
         )
@@ -166,12 +168,11 @@ class Run:
 
     def run_epoch(self) -> bool:
         """From where we are to the end of the epoch; whether a signal ended it."""
-        epoch = self.step // self.epoch_steps
-        batches = self.timed(
-            on_device(self.task.batches(epoch, self.step % self.epoch_steps, self.share), self.world.device)
-        )
+        epoch = self.epochs.epoch(self.step)
+        first_step = self.step - self.epochs.first(epoch)
+        batches = self.timed(on_device(self.task.batches(epoch, first_step, self.share), self.world.device))
         try:
-            for step in range(self.step, min((epoch + 1) * self.epoch_steps, self.steps)):
+            for step in range(self.step, min(self.epochs.first(epoch + 1), self.steps)):
                 batch = self.engine.step(step, batches, self.share, self.rate(step))
                 self.step = step + 1
                 if self.watch is not None and self.world.main:
@@ -191,7 +192,7 @@ class Run:
     def rate(self, step: int) -> float:
         config = self.config
         return learning_rate(
-            config.schedule, config.batch_size, step, steps=self.steps, steps_per_epoch=self.epoch_steps
+            config.schedule, config.batch_size, step, steps=self.steps, steps_per_epoch=self.epochs.steps
         )
 
     def timed(self, batches: Iterator[Any]) -> Any:
@@ -216,7 +217,7 @@ class Run:
         self.write(
             "step",
             step=self.step,
-            epoch=self.step / self.epoch_steps,
+            epoch=self.step / self.epochs.steps,
             lr=self.rate(self.step - 1),
             examples_per_second=window * self.config.batch_size / seconds,
             data_wait=min(1.0, self.waited / seconds),
@@ -248,7 +249,10 @@ class Run:
     # Evaluation
 
     def evaluation_due(self) -> bool:
-        return self.step < self.steps and self.step % (self.epoch_steps * self.config.evaluate_every) == 0
+        """Whether this step ended an epoch after which an evaluation is due."""
+        every = self.config.evaluate_every
+        ended = [self.epochs.epoch(step) // every for step in (self.step - 1, self.step)]
+        return self.step < self.steps and ended[0] != ended[1]
 
     def models(self) -> dict[str, nn.Module]:
         """The networks to look at; the one that counts comes first."""
@@ -267,7 +271,7 @@ class Run:
                     self.write(
                         "evaluation",
                         step=self.step,
-                        epoch=self.step / self.epoch_steps,
+                        epoch=self.step / self.epochs.steps,
                         weights=name,
                         split=split,
                         **numbers,
@@ -316,7 +320,8 @@ class Run:
             "format": 1,
             "step": self.step,
             "steps": self.steps,
-            "epoch_steps": self.epoch_steps,
+            "epoch_steps": self.epochs.steps,
+            "remainder": self.epochs.remainder,
             "micro_batch": self.share.micro_batch,
             "seconds": self.log.seconds,
             "best": self.best,

@@ -1,7 +1,10 @@
 """Micro-batches that fit into memory: tried before the first step, halved while they do not."""
 
+from dataclasses import replace
+
 import torch
 
+from lambdanets.data.order import Remainder
 from lambdanets.train.distributed import World
 from lambdanets.train.engine import Engine
 from lambdanets.train.prefetch import on_device
@@ -10,7 +13,7 @@ from lambdanets.train.task import Share
 PROBED = ("cuda",)  # devices that say when their memory ends; on a CPU the system ends the process
 
 
-def make_share(world: World, batch_size: int, micro_batch: int | None) -> Share:
+def make_share(world: World, batch_size: int, micro_batch: int | None, remainder: Remainder = "drop") -> Share:
     """How a step is cut; a ValueError if it cannot be."""
     if batch_size % world.size:
         raise ValueError(f"batch_size {batch_size} does not divide among {world.size} processes")
@@ -21,17 +24,17 @@ def make_share(world: World, batch_size: int, micro_batch: int | None) -> Share:
             f"{whole} images of a process do not divide into micro-batches of {micro}: "
             f"use micro_batch {largest_divisor(whole, micro)}"
         )
-    return Share(world.rank, world.size, micro, whole // micro)
+    return Share(world.rank, world.size, micro, whole // micro, remainder)
 
 
-def fitting_share(engine: Engine, batch_size: int) -> Share:
+def fitting_share(engine: Engine, batch_size: int, remainder: Remainder = "drop") -> Share:
     """The largest share that a forward and backward pass of every process survives.
 
     No process sends anything while it tries, so that one whose memory ends does not leave the others waiting. Nothing
     stays: gradients are dropped, running statistics put back, and the random numbers of a step do not depend on it.
     """
     world = engine.world
-    share = make_share(world, batch_size, None)
+    share = make_share(world, batch_size, None, remainder)
     if world.device.type not in PROBED:
         return share
     while True:
@@ -41,7 +44,7 @@ def fitting_share(engine: Engine, batch_size: int) -> Share:
         if share.micro_batch == 1:
             raise ValueError("not even one image of this size fits into memory: use a smaller network or image_size")
         smaller = largest_divisor(share.micro_batch * share.parts, share.micro_batch // 2)
-        share = make_share(world, batch_size, smaller)
+        share = make_share(world, batch_size, smaller, remainder)
 
 
 def survives(engine: Engine, share: Share) -> bool:
@@ -49,7 +52,7 @@ def survives(engine: Engine, share: Share) -> bool:
     engine.statistics.begin()
     batches = engine.task.batches(0, 0, share)
     try:
-        whole = Share(share.rank, share.world, share.micro_batch, share.parts + 1)  # never the last part: no sync
+        whole = replace(share, parts=share.parts + 1)  # never the last part: no sync
         for batch in on_device(batches, engine.world.device):
             engine.backward(0, batch, 0, whole)
             break

@@ -1,9 +1,11 @@
 """Where a run goes on: which checkpoint, and whether it is the same run."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from lambdanets.data.order import Epochs
 from lambdanets.models.hub import read_object
 from lambdanets.train import checkpoint
 from lambdanets.train.config import RunConfig
@@ -15,20 +17,18 @@ from lambdanets.train.log import CHECKPOINTS, CONFIG, LOG
 CHANGEABLE = (
     *("out", "micro_batch", "device", "compile", "channels_last", "evaluate_every", "log_every", "checkpoint_minutes"),
     *("keep", "max_skipped", "data.path", "data.validation", "data.workers", "data.cache", "data.max_broken"),
-    "pseudo.images",
+    *("pseudo.images", "pseudo.epoch"),  # the number of steps says whether epochs are the same
 )
 
 
-def find_checkpoint(
-    config: RunConfig, world: World, resume: bool, steps: int, epoch_steps: int
-) -> dict[str, Any] | None:
+def find_checkpoint(config: RunConfig, world: World, resume: bool, epochs: Epochs) -> dict[str, Any] | None:
     """What the main process finds in the run's folder, on all processes; None for a new run."""
     (resume,) = world.any(resume or world.restarts > 0)
     found: dict[str, Any] | None = None
     error: str | None = None
     if world.main:
         try:
-            found = read_checkpoint(config, resume or restarted(config.out, world), steps, epoch_steps)
+            found = read_checkpoint(config, resume or restarted(config.out, world), epochs)
         except (ValueError, OSError) as refused:
             error = str(refused)
     found, error = world.share((found, error))
@@ -37,7 +37,7 @@ def find_checkpoint(
     return found
 
 
-def read_checkpoint(config: RunConfig, resume: bool, steps: int, epoch_steps: int) -> dict[str, Any] | None:
+def read_checkpoint(config: RunConfig, resume: bool, epochs: Epochs) -> dict[str, Any] | None:
     folder = config.out
     if not resume:
         if (folder / LOG).exists():
@@ -48,10 +48,13 @@ def read_checkpoint(config: RunConfig, resume: bool, steps: int, epoch_steps: in
         return None
     check_config(config)
     state = loaded.state
+    state = {"remainder": "drop"} | state  # as runs did that began before there was a choice
+    epochs = replace(epochs, remainder=state["remainder"])
+    steps, epoch_steps = epochs.run(config.epochs), epochs.steps
     if (state["steps"], state["epoch_steps"]) != (steps, epoch_steps):
         raise ValueError(
-            f"the run in {folder} has {state['steps']} steps, {state['epoch_steps']} an epoch, and this one would have "
-            f"{steps} and {epoch_steps}: the training images have changed"
+            f"the run in {folder} has {state['steps']} steps, {state['epoch_steps']:g} an epoch, and this one would "
+            f"have {steps} and {epoch_steps:g}: the training images have changed, or what an epoch is"
         )
     return state | {"path": loaded.path.name, "damaged": loaded.damaged}
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
 
+from lambdanets.data.order import Epochs, Remainder
 from lambdanets.train.distributed import World
 
 WEIGHTS, RAW_WEIGHTS = "weights.safetensors", "weights_raw.safetensors"  # that a run ends with: averaged, and not
@@ -24,6 +25,11 @@ class Share:
     world: int
     micro_batch: int
     parts: int  # micro-batches of each process in a step
+    remainder: Remainder = "drop"  # what becomes of the examples that do not fill the last step of an epoch
+
+    def epochs(self, examples: int) -> Epochs:
+        """Where the epochs of so many examples begin."""
+        return Epochs(examples, self.micro_batch * self.parts * self.world, self.remainder)
 
 
 @dataclass(frozen=True)
@@ -57,6 +63,7 @@ class Task(Protocol):
     def batches(self, epoch: int, first_step: int, share: Share) -> Iterator[Any]:
         """This process's micro-batches of an epoch, `share.parts` for each step, from a step of the epoch on.
 
+        The epoch has the steps from `share.epochs(self.examples).first(epoch)` to that of the next epoch.
         Any nest of tuples, lists and dicts: the loop moves the tensors in it to the device and looks at nothing.
         """
         ...

@@ -70,9 +70,9 @@ def test_workers_read_into_the_next_epoch(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(Positions, "__iter__", lambda self: starts.append(self.start) or original(self))
     loader = Loader(Numbered(22), CHANGE, options())
     epochs(loader, 3)
-    assert starts == [(0, 0)]
+    assert starts == [0]
     list(loader.epoch(5, 2))
-    assert starts == [(0, 0), (5, 2)]
+    assert starts == [0, 27]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -101,6 +101,26 @@ def test_any_position_can_be_started_from():
         loader.close()
     with pytest.raises(ValueError, match="batch 6 of an epoch of 5"):
         next(Loader(source, CHANGE, options()).epoch(0, 6))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_remainder_of_an_epoch_is_carried_into_the_next(workers: int):
+    source = Numbered(22)
+    loader = Loader(source, CHANGE, options(remainder="carry", workers=workers))
+    whole = epochs(loader, 4)
+    assert [len(list(loader.epoch(epoch))) for epoch in range(4)] == [6, 5, 6, 5]  # 22 images are 5.5 batches
+    seen = np.concatenate([batch.indices.numpy() for batch in whole])
+    for epoch in range(4):
+        assert sorted(seen[22 * epoch : 22 * (epoch + 1)]) == list(range(22))
+    assert equal(whole[7:11], list(loader.epoch(1, 1)))
+    assert equal(whole[11:], [batch for _, batch in zip(range(11), loader.stream(11), strict=False)])
+    loader.close()
+    for cut in ({"world": 2}, {"parts": 2}):
+        ranks = range(cut.get("world", 1))
+        parts = [Loader(source, CHANGE, options(2, remainder="carry", rank=rank, **cut)) for rank in ranks]
+        pieces = [part.stream(0) for part in parts] * cut.get("parts", 1)
+        for batch in whole:
+            assert torch.equal(batch.images, torch.cat([next(piece).images for piece in pieces]))
 
 
 @pytest.mark.parametrize("world", [2, 4])

@@ -1,6 +1,7 @@
 """The order of samples: complete, repeatable, and the same however it is cut."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,6 +42,34 @@ def test_a_step_is_the_same_however_it_is_cut(length: int, world: int, size: int
         assert parts == whole
         micro = [p for part in range(world) for p in order.training_positions(batch * world + part, size, 0, 1)]
         assert micro == whole
+
+
+@given(step=st.integers(1, 20), more=st.integers(0, 50), world=st.integers(1, 3), seed=small)
+def test_an_epoch_that_carries_its_remainder_uses_every_example_once(step: int, more: int, world: int, seed: int):
+    length = step * world + more
+    epochs = order.Epochs(length, step * world, "carry")
+    seen = []
+    for number in range(epochs.first(3)):
+        parts = [next(epochs.tickets(seed, number, step, rank, world)) for rank in range(world)]
+        seen += [ticket for part in parts for ticket in part]
+        assert epochs.epoch(number) == parts[0][0][0]
+    for epoch in range(3):
+        examples = [example for at, _, example in seen if at == epoch]
+        assert examples == order.permutation(length, seed, epoch).tolist()
+    assert epochs.run(3) == epochs.first(3)
+    assert epochs.steps * step * world == pytest.approx(length)
+
+
+@given(step=st.integers(1, 20), more=st.integers(0, 50), seed=small)
+def test_an_epoch_that_drops_its_remainder_has_whole_steps(step: int, more: int, seed: int):
+    length = step + more
+    epochs = order.Epochs(length, step)
+    count = length // step
+    assert (epochs.first(2), epochs.steps, epochs.epoch(2 * count - 1)) == (2 * count, count, 1)
+    batches = epochs.tickets(seed, count, step, 0, 1)
+    second = [example for _ in range(count) for _, _, example in next(batches)]
+    assert second == order.permutation(length, seed, 1)[: count * step].tolist()
+    assert epochs.run(1.5) == max(1, round(1.5 * count))
 
 
 @given(length=st.integers(0, 60), world=st.integers(1, 5), size=st.integers(1, 7))

@@ -111,15 +111,16 @@ def test_the_source_gives_the_images_and_labels_that_were_chosen(tmp_path, label
     assert len(source) > 40  # a class was short, and its images repeated
 
 
-def test_a_step_holds_both_kinds_at_the_ratio_for_any_number_of_processes(tmp_path, labels):
+@pytest.mark.parametrize("remainder", ["drop", "carry"])
+def test_a_step_holds_both_kinds_at_the_ratio_for_any_number_of_processes(tmp_path, labels, remainder):
     images = folder_of_images(tmp_path / "images")
-    one = CoTrain(config(images, tmp_path / "run", labels, {"soft": True}))
+    one = CoTrain(config(images, tmp_path / "run", labels, {"soft": True, "epoch": "labelled"}))
     assert one.epoch_steps == 48 // 4
-    whole = list(one.batches(1, 10, Share(0, 1, 12, 1)))
+    whole = list(one.batches(1, 10, Share(0, 1, 12, 1, remainder)))
     assert len(whole) == 2
     pixels, mine, targets = whole[0]
     assert (len(pixels), len(mine), targets.shape) == (12, 4, (8, 3))
-    parts = [CoTrain(one.config).batches(1, 10, Share(rank, 2, 3, 2)) for rank in range(2)]  # type: ignore[arg-type]
+    parts = [CoTrain(one.config).batches(1, 10, Share(rank, 2, 3, 2, remainder)) for rank in range(2)]  # type: ignore[arg-type]
     for step in whole:
         pieces = [[next(part) for part in parts] for _ in range(2)]  # micro-batch after micro-batch
         flat = [piece for row in pieces for piece in row]
@@ -128,9 +129,30 @@ def test_a_step_holds_both_kinds_at_the_ratio_for_any_number_of_processes(tmp_pa
         assert torch.equal(torch.cat([p[2] for p in flat]), step[2])
 
 
+def test_an_epoch_uses_all_images_of_both_kinds(tmp_path, labels):
+    """The images that take more steps make the epoch; with carry none is left out."""
+    images = folder_of_images(tmp_path / "images")
+    share = Share(0, 1, 12, 1, "carry")
+    for ratio, longer in ((0.5, "pseudo"), (5.0, "labelled")):
+        task = CoTrain(config(images, tmp_path / "run", labels, {"ratio": ratio}, remainder="carry"))
+        counts = {"labelled": len(task.indices), "pseudo": len(task.unlabelled)}
+        each = {"labelled": round(12 / (1 + ratio)), "pseudo": 12 - round(12 / (1 + ratio))}
+        steps = {name: counts[name] / each[name] for name in counts}
+        assert task.describe()["epoch_of"] == longer == max(steps, key=steps.__getitem__)
+        count = math.ceil(steps[longer])
+        assert share.epochs(task.examples).first(1) == count == len(list(task.batches(0, 0, share)))
+        for name in counts:
+            seen = [
+                int(i)
+                for _, b in zip(range(count), task.stream(name, share).stream(0), strict=False)
+                for i in b.indices
+            ]
+            assert len(set(seen)) == counts[name]
+
+
 def test_the_streams_go_round_at_their_own_pace(tmp_path, labels):
     images = folder_of_images(tmp_path / "images")
-    task = CoTrain(config(images, tmp_path / "run", labels))
+    task = CoTrain(config(images, tmp_path / "run", labels, {"epoch": "labelled"}))
     pseudo, steps = len(task.unlabelled), task.epoch_steps
     seen: list[int] = []
     loader = task.stream("pseudo", share := Share(0, 1, 12, 1))

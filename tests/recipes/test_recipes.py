@@ -9,9 +9,20 @@ import pytest
 from lambdanets.cli import main
 from lambdanets.models.registry import configure
 from lambdanets.pseudo import cotrain as _cotrain  # noqa: F401  # its base class is replaced below
-from lambdanets.recipes import ROWS_350, imagenet_90, imagenet_350, imagenette, mobilenet_350
+from lambdanets.recipes import (
+    ROWS_350,
+    cotrain,
+    cotrain_350,
+    imagenet_90,
+    imagenet_350,
+    imagenette,
+    mobilenet_350,
+)
+from lambdanets.recipes.coco import coco_mask_rcnn, coco_one_gpu
 from lambdanets.recipes.command import RECIPES
+from lambdanets.recipes.detect import RECIPES as DETECTORS
 from lambdanets.recipes.small import debug
+from lambdanets.train.config import TrainConfig
 from lambdanets.train.jsonable import from_json, to_json
 
 IMAGES = 1_281_167 * 0.98
@@ -111,6 +122,15 @@ def test_imagenette_is_regularised_but_settles():
 
 
 # The command
+
+
+def test_the_papers_recipes_keep_their_steps_and_the_others_use_every_image():
+    carried = {name for name, recipe in RECIPES.items() if recipe.make().remainder == "carry"}
+    assert carried == {"demo", "imagenette", "cotrain"}
+    assert {name for name, recipe in DETECTORS.items() if recipe.make().remainder == "carry"} >= {"shapes", "small_set"}
+    assert coco_mask_rcnn().remainder == coco_one_gpu().remainder == TrainConfig().remainder == "drop"
+    assert cotrain_350().pseudo.epoch == "labelled"
+    assert cotrain().pseudo.epoch == "longer"
 
 
 def test_help_of_a_recipe_says_what_it_costs(capsys):

@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from lambdanets.data import order
 from lambdanets.train.config import Ema, Optimizer, RunConfig, Schedule
 from lambdanets.train.task import Outcome, Task
 
@@ -32,11 +31,11 @@ class Numbers(Task):
         return nn.Sequential(*layers, nn.ReLU(), nn.Dropout(self.dropout), nn.Linear(16, CLASSES))
 
     def batches(self, epoch, first_step, share):
-        examples = order.permutation(EXAMPLES, 0, epoch)
-        size = share.micro_batch * share.parts * share.world
-        for batch in range(first_step * share.parts, EXAMPLES // size * share.parts):
-            step = epoch * (EXAMPLES // size) + batch // share.parts
-            chosen = examples[list(order.training_positions(batch, share.micro_batch, share.rank, share.world))]
+        epochs = share.epochs(EXAMPLES)
+        first, end = epochs.first(epoch) + first_step, epochs.first(epoch + 1)
+        batches = epochs.tickets(0, first * share.parts, share.micro_batch, share.rank, share.world)
+        for number in range(first * share.parts, end * share.parts):
+            step, chosen = number // share.parts, [example for _, _, example in next(batches)]
             inputs = self.inputs[chosen].clone()
             if step in self.spoilt and share.rank == self.spoilt_rank:
                 inputs[0, 0] = float("nan")

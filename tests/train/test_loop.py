@@ -2,6 +2,7 @@
 
 import json
 import signal
+from dataclasses import replace
 
 import pytest
 import torch
@@ -24,11 +25,11 @@ def records(folder, event=None):
 class StopAt:
     """Sends this process a signal when the log reaches a step."""
 
-    def __init__(self, step, number=signal.SIGTERM):
-        self.step, self.number = step, number
+    def __init__(self, step, number=signal.SIGTERM, event="step"):
+        self.step, self.number, self.event = step, number, event
 
     def __call__(self, record):
-        if record["event"] == "step" and record["step"] == self.step:
+        if record["event"] == self.event and record["step"] == self.step:
             signal.raise_signal(self.number)
 
 
@@ -89,6 +90,53 @@ def test_a_run_that_stops_and_resumes_is_the_run_that_did_not(tmp_path, kind, pr
     assert same(final(whole), final(parts))
     curve = [(r["step"], r["loss"], r["top1"], r["grad_norm"], r["lr"]) for r in records(whole, "step")]
     assert curve == [(r["step"], r["loss"], r["top1"], r["grad_norm"], r["lr"]) for r in records(parts, "step")]
+
+
+def test_an_epoch_that_carries_its_remainder_trains_on_every_example_once(tmp_path):
+    task, settings = Numbers(), config(tmp_path / "whole", batch_size=20, remainder="carry", epochs=5.0, log_every=3)
+    result = fit(task, settings)
+    assert (EXAMPLES, result.steps) == (96, 24)
+    trained = [number for _, chosen in task.seen for number in chosen]
+    assert [step for step, _ in task.seen] == list(range(24))
+    for epoch in range(5):
+        assert sorted(trained[epoch * EXAMPLES : (epoch + 1) * EXAMPLES]) == list(range(EXAMPLES))
+    assert [r["step"] for r in records(tmp_path / "whole", "evaluation")] == [5, 10, 15, 20, 24, 24]
+    assert [r["epoch"] for r in records(tmp_path / "whole", "step")] == [20 * step / 96 for step in range(3, 25, 3)]
+    (start,) = records(tmp_path / "whole", "start")
+    assert start["steps_per_epoch"] == 4.8
+    assert "An epoch is 4.8 steps" in start["note"]
+    for step in (3, 4, 5, 6, 10, 23):  # before, at and after the ends of epochs
+        part, again = replace(settings, out=tmp_path / str(step)), Numbers()
+        assert fit(Numbers(), part, watch=StopAt(step, event="tick")).step == step
+        fit(again, part, resume=True)
+        assert again.seen == task.seen[step:]
+        assert same(final(tmp_path / "whole"), final(part.out))
+
+
+def test_a_run_from_before_remainders_were_carried_keeps_its_steps(tmp_path):
+    """Its configuration and checkpoints do not mention the remainder, and the recipe carries it by now."""
+    settings = config(tmp_path / "old", batch_size=20)
+    fit(Numbers(), config(tmp_path / "whole", batch_size=20))
+    fit(Numbers(), settings, watch=StopAt(5))
+    path = settings.out / "config.json"
+    data = json.loads(path.read_text())
+    assert data.pop("remainder") == "drop"
+    path.write_text(json.dumps(data))
+    (newest,) = complete(settings.out / "checkpoints")
+    state = torch.load(newest, weights_only=True)
+    assert state.pop("remainder") == "drop"
+    newest.unlink()
+    checkpoint.save(state, settings.out / "checkpoints", 5)
+    result = fit(Numbers(), replace(settings, remainder="carry"), resume=True)
+    assert result.steps == 16
+    assert same(final(tmp_path / "whole"), final(settings.out))
+
+
+def test_a_run_is_not_resumed_with_another_remainder(tmp_path):
+    settings = config(tmp_path, batch_size=20)
+    fit(Numbers(), settings, watch=StopAt(5))
+    with pytest.raises(ValueError, match="remainder was 'drop' and is 'carry'"):
+        fit(Numbers(), replace(settings, remainder="carry"), resume=True)
 
 
 def test_a_checkpoint_in_the_middle_of_a_window_keeps_its_sums(tmp_path, monkeypatch):

@@ -38,10 +38,11 @@ def close(one, other, tolerance=1e-10):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("settings", [{}, {"batch_size": 20, "remainder": "carry"}])
 @pytest.mark.parametrize("processes", [2, 4])
-def test_processes_without_batch_norm_are_one_process(tmp_path, processes):
-    fit(Numbers(norm=False, dropout=0.0), config(tmp_path / "one"))
-    torchrun(tmp_path / "several", processes, norm=False, dropout=0.0)
+def test_processes_without_batch_norm_are_one_process(tmp_path, processes, settings):
+    fit(Numbers(norm=False, dropout=0.0), config(tmp_path / "one", **settings))
+    torchrun(tmp_path / "several", processes, norm=False, dropout=0.0, **settings)
     close(final(tmp_path / "one"), final(tmp_path / "several"))
     one, several = (records(tmp_path / name, "step") for name in ("one", "several"))
     assert [r["step"] for r in one] == [r["step"] for r in several]
