@@ -246,7 +246,7 @@ def draw_some(task: Detect, results: list[Result], folder: Path, count: int) -> 
     there = [i for i in (task.held if len(task.held) else range(len(data))) if len(data.scenes.pictures[i].labels_N)]
     for place in np.linspace(0, len(there) - 1, min(count, len(there))).round().astype(int).tolist():
         picture, read = data.scenes.pictures[there[place]], data.read(int(there[place]))
-        image = Image.fromarray(read) if isinstance(read, np.ndarray) else decode(read)
+        image = Image.fromarray(read) if isinstance(read, np.ndarray) else decode(read, exif_orientation=False)
         sure = [one for one in found.get(picture.id, ()) if one.score >= SHOWN_SCORE]
         left = draw(image, true_objects(picture, data.scenes.masks), data.class_names, scores=False, side=SHOWN_SIDE)
         right = draw(image, sure, data.class_names, side=SHOWN_SIDE)

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from lambdanets.data.decode import BrokenImageError, Limits, load, open_image
+from lambdanets.data.decode import BrokenImageError, Limits, decode, open_image
 from lambdanets.data.source import ArraySource, Source
 
 CHANNELS = 3
@@ -18,8 +18,10 @@ CHANNELS = 3
 class CachedSource:
     """A source whose pixels are in memory: [H, W, 3] of every index in `indices`, the original for others."""
 
-    def __init__(self, source: Source, indices: np.ndarray, budget: int, limits: Limits) -> None:
-        self.source, self.limits = source, limits
+    def __init__(
+        self, source: Source, indices: np.ndarray, budget: int, limits: Limits, exif_orientation: bool
+    ) -> None:
+        self.source, self.limits, self.exif_orientation = source, limits, exif_orientation
         self.class_names, self.labels = source.class_names, source.labels
         self.shapes = np.full((len(source), 2), -1, np.int32)  # -1: not kept
         self.starts = np.zeros(len(source), np.int64)
@@ -51,7 +53,7 @@ class CachedSource:
         return self.pixels[start : start + height * width * CHANNELS].reshape(height, width, CHANNELS)
 
     def shape(self, index: int) -> tuple[int, int]:
-        """(height, width) by the header; (0, 0) if it cannot be read."""
+        """(height, width) by the header, before the image is turned; (0, 0) if it cannot be read."""
         try:
             data = self.source.read(index)
             if isinstance(data, np.ndarray):
@@ -68,20 +70,21 @@ class CachedSource:
         try:
             data = self.source.read(index)
             if not isinstance(data, np.ndarray):
-                data = np.asarray(load(open_image(data, self.limits)))
+                data = np.asarray(decode(data, self.limits, exif_orientation=self.exif_orientation))
         except (BrokenImageError, OSError) as error:
             self.reasons[int(index)] = str(error)
             return
         height, width = self.shapes[index]
         place = self.pixels[self.starts[index] : self.starts[index] + int(height) * int(width) * CHANNELS]
+        self.shapes[index] = height, width = data.shape[:2]
         place.reshape(height, width, CHANNELS)[:] = data if data.ndim == 3 else data[:, :, None]
 
 
-def cached(source: Source, indices: np.ndarray, budget: int, limits: Limits) -> Source:
+def cached(source: Source, indices: np.ndarray, budget: int, limits: Limits, exif_orientation: bool) -> Source:
     """The source with its pixels in memory; itself if they are there anyway."""
     if isinstance(source, ArraySource | CachedSource):
         return source
-    return CachedSource(source, indices, budget, limits)
+    return CachedSource(source, indices, budget, limits, exif_orientation)
 
 
 def check_room(images: int, total: int, budget: int) -> None:

@@ -6,12 +6,24 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image
 
 from lambdanets.data.strings import printable
 
 FORMATS = ("JPEG", "PNG", "WEBP")
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
+ORIENTATION = ExifTags.Base.Orientation
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+TRANSPOSED = (5, 6, 7, 8)  # width and height swap
+Box = tuple[int, int, int, int]  # left, top, right, bottom
 
 
 @dataclass(frozen=True)
@@ -48,8 +60,8 @@ def open_image(data: bytes, limits: Limits = LIMITS) -> Image.Image:
 
 def load(image: Image.Image, mode: str = "RGB") -> Image.Image:
     """The pixels, as "RGB" or "L"."""
+    decoded(image)
     try:
-        image.load()
         if image.mode == mode:
             return image
         if image.mode.startswith("I;16") or image.mode in ("I", "F"):  # Pillow would clip 16 bits instead of scaling
@@ -62,20 +74,63 @@ def load(image: Image.Image, mode: str = "RGB") -> Image.Image:
         raise BrokenImageError(f"cannot be decoded ({describe(error)})") from error
 
 
-def upright(image: Image.Image) -> Image.Image:
-    """Decoded, and turned as its camera says (EXIF), as browsers and telephones show it; its mode stays."""
+def decoded(image: Image.Image) -> Image.Image:
+    """The image with its pixels in memory; its mode stays."""
     try:
         image.load()
     except Exception as error:
         raise BrokenImageError(f"cannot be decoded ({describe(error)})") from error
-    with suppress(Exception):  # a broken note about the camera is no reason to refuse the picture
-        return ImageOps.exif_transpose(image)
     return image
 
 
-def decode(data: bytes, limits: Limits = LIMITS) -> Image.Image:
-    """The image as RGB."""
-    return load(open_image(data, limits))
+def orientation_of(image: Image.Image) -> int:
+    """The EXIF orientation of an opened file, 1 to 8; 1 (stored as it is shown) also where it says nothing."""
+    if image.format is None:  # pixels, or an image that has been turned already
+        return 1
+    if image.format == "PNG":  # its EXIF data may follow the pixels
+        decoded(image)
+    with warnings.catch_warnings(), suppress(Exception):  # damaged EXIF data is no reason to refuse the image
+        warnings.simplefilter("ignore")
+        value = image.getexif().get(ORIENTATION, 1)
+        return value if value in TURNS else 1
+    return 1
+
+
+def turned(image: Image.Image, orientation: int) -> Image.Image:
+    """The stored pixels of an image as they are to be shown."""
+    if orientation not in TURNS:
+        return image
+    image = image.transpose(TURNS[orientation])
+    for key in ("exif", "Raw profile type exif", "XML:com.adobe.xmp", "xmp"):  # nobody is to turn it again
+        image.info.pop(key, None)
+    return image
+
+
+def stored_box(box: Box, size: tuple[int, int], orientation: int) -> Box:
+    """Where the pixels of a box (left, top, right, bottom) of the upright image lie in the stored image.
+
+    `size` is the width and height of the stored image.
+    """
+    left, top, right, bottom = box
+    if orientation in TRANSPOSED:
+        left, top, right, bottom = top, left, bottom, right
+    width, height = size
+    if orientation in (2, 3, 7, 8):
+        left, right = width - right, width - left
+    if orientation in (3, 4, 6, 7):
+        top, bottom = height - bottom, height - top
+    return left, top, right, bottom
+
+
+def upright(image: Image.Image) -> Image.Image:
+    """Decoded, and turned as its EXIF orientation says, as browsers and telephones show it; its mode stays."""
+    return turned(decoded(image), orientation_of(image))
+
+
+def decode(data: bytes, limits: Limits = LIMITS, *, exif_orientation: bool = True) -> Image.Image:
+    """The image as RGB; with `exif_orientation` as it is to be shown, else as it is stored."""
+    image = open_image(data, limits)
+    return load(upright(image) if exif_orientation else image)
 
 
 def describe(error: BaseException) -> str:

@@ -201,7 +201,8 @@ class Loader:
         options = options or LoaderOptions()
         self.indices = np.arange(len(source)) if indices is None else np.asarray(indices, np.int64)
         if options.cache == "memory":
-            source = cached(source, self.indices, options.cache_bytes, options.limits)
+            turn = transform.exif_orientation
+            source = cached(source, self.indices, options.cache_bytes, options.limits, turn)
         self.source, self.options, self.training = source, options, training
         self.sampler = Positions(self.indices, options, training)
         self.count = BrokenCount(options.broken, len(self.indices))

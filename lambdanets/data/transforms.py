@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from lambdanets.data.augment import INTERPOLATIONS, Augment
-from lambdanets.data.decode import load
+from lambdanets.data.decode import TRANSPOSED, Box, load, orientation_of, stored_box, turned
 from lambdanets.models.hub import Preprocessing
 
 RESAMPLING = {name: Image.Resampling[name.upper()] for name in INTERPOLATIONS}
@@ -29,11 +29,22 @@ ATTEMPTS = 10  # at a crop of the drawn area and shape that fits into the image
 class Transform(Protocol):
     """An image, decoded or only opened, to uint8 [H, W, channels]."""
 
+    @property
+    def exif_orientation(self) -> bool:
+        """Whether images are turned as their EXIF orientation says."""
+        ...
+
     def __call__(self, image: Image.Image) -> np.ndarray: ...
 
 
-def training(image_size: int | tuple[int, int], augment: Augment | None = None, channels: int = 3) -> "Training":
-    return Training(height_width(image_size), augment or Augment(), channels)
+def training(
+    image_size: int | tuple[int, int],
+    augment: Augment | None = None,
+    channels: int = 3,
+    *,
+    exif_orientation: bool = True,
+) -> "Training":
+    return Training(height_width(image_size), augment or Augment(), channels, exif_orientation)
 
 
 def evaluation(preprocessing: Preprocessing, channels: int = 3) -> "Evaluation":
@@ -43,20 +54,28 @@ def evaluation(preprocessing: Preprocessing, channels: int = 3) -> "Evaluation":
 class Training:
     """Random crop, flip, RandAugment."""
 
-    def __init__(self, size: tuple[int, int], augment: Augment, channels: int = 3) -> None:
+    def __init__(
+        self, size: tuple[int, int], augment: Augment, channels: int = 3, exif_orientation: bool = True
+    ) -> None:
         self.size, self.augment, self.mode = size, augment, mode_of(channels)
+        self.exif_orientation = exif_orientation
         self.resample = interpolation_of(augment.interpolation)
         self.operations = rand_augment(augment) if augment.randaugment_layers else []
 
     def __call__(self, image: Image.Image) -> np.ndarray:
         height, width = self.size
         augment = self.augment
+        orientation = orientation_of(image) if self.exif_orientation else 1
+        swap = orientation in TRANSPOSED
         if augment.crop_scale is not None:
-            box = random_box(image.size, augment.crop_scale, augment.crop_ratio)
-            image, box = reduced(image, box, (width, height))
+            shown = (image.height, image.width) if swap else image.size
+            box = random_box(shown, augment.crop_scale, augment.crop_ratio)
+            box = stored_box(box, image.size, orientation)
+            image, box = reduced(image, box, (height, width) if swap else (width, height))
             image = load(image, self.mode).crop(box)
         else:
             image = load(image, self.mode)
+        image = turned(image, orientation)
         if image.size != (width, height):
             image = image.resize((width, height), self.resample)
         if augment.padding:
@@ -78,11 +97,13 @@ class Evaluation:
 
     def __init__(self, preprocessing: Preprocessing, channels: int = 3) -> None:
         self.size, self.mode = height_width(preprocessing.size), mode_of(channels)
+        self.exif_orientation = preprocessing.exif_orientation
         self.before = math.floor(self.size[0] / preprocessing.crop), math.floor(self.size[1] / preprocessing.crop)
         self.resample = interpolation_of(preprocessing.interpolation)
 
     def __call__(self, image: Image.Image) -> np.ndarray:
-        image = load(image, self.mode)
+        orientation = orientation_of(image) if self.exif_orientation else 1
+        image = turned(load(image, self.mode), orientation)
         (height, width), (across, down) = self.before, image.size
         if height * across >= width * down:  # the larger scale of the two, so that nothing is left uncovered
             whole = (height, max(width, int(height * across / down)))
@@ -103,9 +124,7 @@ def pixels(image: Image.Image) -> np.ndarray:
     return array if array.ndim == 3 else array[:, :, None]
 
 
-def random_box(
-    size: tuple[int, int], scale: tuple[float, float], ratio: tuple[float, float]
-) -> tuple[int, int, int, int]:
+def random_box(size: tuple[int, int], scale: tuple[float, float], ratio: tuple[float, float]) -> Box:
     """(left, top, right, bottom) as torchvision's RandomResizedCrop draws it: area, then shape in the logarithm."""
     width, height = size
     shapes = math.log(ratio[0]), math.log(ratio[1])
@@ -123,9 +142,7 @@ def random_box(
     return left, top, left + across, top + down
 
 
-def reduced(
-    image: Image.Image, box: tuple[int, int, int, int], size: tuple[int, int]
-) -> tuple[Image.Image, tuple[int, int, int, int]]:
+def reduced(image: Image.Image, box: Box, size: tuple[int, int]) -> tuple[Image.Image, Box]:
     """Decodes a JPEG that is much larger than needed at 1/2, 1/4 or 1/8 of its size, which costs a fraction.
 
     The crop keeps at least twice the pixels per side that the input has, so the resize that follows still averages.

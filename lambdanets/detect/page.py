@@ -168,7 +168,7 @@ def entry(one: Shown, data: DetectionSet) -> dict[str, Any]:
     said = f"{q.right} found, {q.missed} missed, {q.wrong} wrong"
     try:
         read = data.read(one.index)
-        image = Image.fromarray(read) if isinstance(read, np.ndarray) else decode(read)
+        image = Image.fromarray(read) if isinstance(read, np.ndarray) else decode(read, exif_orientation=False)
     except (ValueError, OSError) as error:  # it may have gone since
         return {"name": one.picture.name, "said": said, "pictures": [], "why_not": str(error)}
     truth = true_objects(one.picture, data.scenes.masks)

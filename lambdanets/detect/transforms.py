@@ -31,6 +31,8 @@ class Sample:
 class Training:
     """Large-scale jitter: a random size, a random crop of it where it is larger than the canvas, a flip."""
 
+    exif_orientation = False  # annotations are about the stored pixels
+
     def __init__(self, size: int, jitter: Jitter, masks: bool) -> None:
         self.size, self.jitter, self.masks = size, jitter, masks
 
@@ -83,6 +85,8 @@ class Training:
 
 class Fitting:
     """The whole picture, as large as the canvas allows: for evaluation."""
+
+    exif_orientation = False
 
     def __init__(self, size: int) -> None:
         self.size = size

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -35,13 +35,18 @@ TIMM_HAS = frozenset({"resnet26", "resnet50", "resnet101", "resnet152"})  # name
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How an image becomes an input: resize the short side to size / crop, crop the centre, (x - mean) / std."""
+    """How an image becomes an input: turn it as its EXIF orientation says, resize the short side to size / crop, crop
+    the centre, (x - mean) / std."""
 
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
     size: int | tuple[int, int] = 224
     crop: float = 0.875
     interpolation: str = "bicubic"
+    exif_orientation: bool = True
+
+    # Weights from before this field were trained and used without it.
+    WHEN_ABSENT: ClassVar[dict[str, Any]] = {"exif_orientation": False}
 
     def __post_init__(self) -> None:
         if any(not std > 0 for std in self.std):
@@ -59,7 +64,8 @@ class Card:
 
     @staticmethod
     def from_json(data: dict[str, Any]) -> "Card":
-        preprocessing = Preprocessing(**{k: as_tuples(v) for k, v in data.get("preprocessing", {}).items()})
+        given = {k: as_tuples(v) for k, v in data.get("preprocessing", {}).items()}
+        preprocessing = Preprocessing(**(Preprocessing.WHEN_ABSENT | given))
         names = tuple(data.get("class_names", ()))
         return Card(preprocessing, names, data.get("metrics", {}), data.get("recipe", {}))
 

@@ -70,7 +70,8 @@ class CoTrain(Classify):
         key = (name, share.micro_batch)
         if key not in self.loaders:
             size = labelled_part(share.micro_batch, self.pseudo.ratio)
-            transform = training(self.size, self.config.augment, self.config.data.channels)
+            data = self.config.data
+            transform = training(self.size, self.config.augment, data.channels, exif_orientation=data.exif_orientation)
             options = self.loader_options(share.rank, share.world, size)
             mine = max(1, round(options.workers / (1 + self.pseudo.ratio)))  # the streams share the workers
             if name == "labelled":

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image
 
-from lambdanets.data.decode import BrokenImageError, load, open_image
+from lambdanets.data.decode import BrokenImageError, load, open_image, upright
 from lambdanets.data.source import NoSplitError, Source, open_source
 from lambdanets.data.strings import Strings
 
@@ -51,7 +51,7 @@ def content_hash(data: bytes | np.ndarray) -> np.uint64:
 def perceptual_hash(image: Image.Image) -> np.uint64:
     import imagehash
 
-    bits = imagehash.phash(load(image, "RGB")).hash
+    bits = imagehash.phash(load(upright(image), "RGB")).hash
     return np.packbits(bits.ravel()).view(">u8")[0].astype(np.uint64)
 
 

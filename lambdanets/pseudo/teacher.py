@@ -35,12 +35,13 @@ class Teacher:
     @property
     def view(self) -> tuple[Preprocessing, int]:
         """How it wants images, but for mean and std, which are the device's work."""
-        pre = self.preprocessing
-        return Preprocessing((), (), pre.size, pre.crop, pre.interpolation), self.channels
+        return replace(self.preprocessing, mean=(), std=()), self.channels
 
     def about(self) -> dict[str, Any]:
         size = self.preprocessing.size
-        return {"what": self.what, "weights": self.weights, "size": size if isinstance(size, int) else list(size)}
+        about = {"what": self.what, "weights": self.weights, "size": size if isinstance(size, int) else list(size)}
+        # Only where it is applied: manifests from before this field go on with teachers that do not.
+        return about | ({"exif_orientation": True} if self.preprocessing.exif_orientation else {})
 
 
 class Ensemble:

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from lambdanets.data import remote, shards
-from lambdanets.data.decode import LIMITS, BrokenImageError, load, open_image
+from lambdanets.data.decode import LIMITS, BrokenImageError, decoded, open_image
 from lambdanets.data.loader import as_it_is
 from lambdanets.data.source import Source, no_split, open_source
 from lambdanets.data.strings import printable
@@ -132,7 +132,7 @@ class Reading(Dataset):
                     data = self.read(ticket, place, handle)
                     image = Image.fromarray(data) if isinstance(data, np.ndarray) else open_image(data)
                     if self.guard is not None:
-                        leak = self.guard.leak(data, load(image, "RGB"))
+                        leak = self.guard.leak(data, decoded(image))
                         if leak is not None:
                             leaks.append((name, *leak))
                             continue

@@ -32,14 +32,14 @@ def address(file: io.BytesIO, kind: str) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
 
 
-def picture(source: "Source", index: int) -> "Image":
+def picture(source: "Source", index: int, *, exif_orientation: bool = True) -> "Image":
     """An image of a `Source`, whichever way it keeps them; raises where it cannot be read."""
     from PIL import Image
 
     from lambdanets.data.decode import decode
 
     read = source.read(index)
-    return Image.fromarray(read) if isinstance(read, np.ndarray) else decode(read)
+    return Image.fromarray(read) if isinstance(read, np.ndarray) else decode(read, exif_orientation=exif_orientation)
 
 
 def heat(values_HW: Tensor) -> str:

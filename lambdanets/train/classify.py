@@ -95,7 +95,8 @@ class Classify(Task):
     def batches(self, epoch: int, first_step: int, share: Share) -> Iterator[Any]:
         key = ("train", share.micro_batch)
         if key not in self.loaders:
-            transform = training(self.size, self.config.augment, self.config.data.channels)
+            data = self.config.data
+            transform = training(self.size, self.config.augment, data.channels, exif_orientation=data.exif_orientation)
             options = self.loader_options(share.rank, share.world, share.micro_batch)
             options = replace(options, parts=share.parts, remainder=share.remainder)
             self.loaders[key] = Loader(self.source, transform, options, indices=self.indices)

@@ -4,7 +4,7 @@ import ast
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
@@ -113,12 +113,16 @@ class DataConfig:
     """What each channel is divided by."""
     interpolation: Literal["bilinear", "bicubic", "nearest"] = "bicubic"
     """For resizing."""
+    exif_orientation: bool = True
+    """Turn photographs as their EXIF orientation says, in training and evaluation."""
     workers: Annotated[int | None, optional("N")] = None
     """Processes of each training process that read images; by default its share of the cores; 0: none."""
     cache: Literal["none", "memory"] = "none"
     """memory: decode every image once and keep its pixels, for data sets that fit."""
     max_broken: float = 0.05
     """The fraction of unreadable images that stops the run; below it they are replaced, counted and named."""
+
+    WHEN_ABSENT: ClassVar[dict[str, Any]] = {"exif_orientation": False}  # runs from before this field go on without it
 
     def __post_init__(self) -> None:
         if not 0 <= self.held_out < 1:
@@ -131,7 +135,7 @@ class DataConfig:
             )
 
     def preprocessing(self, size: int) -> Preprocessing:
-        return Preprocessing(self.mean, self.std, size, self.crop, self.interpolation)
+        return Preprocessing(self.mean, self.std, size, self.crop, self.interpolation, self.exif_orientation)
 
 
 @dataclass(frozen=True, kw_only=True)

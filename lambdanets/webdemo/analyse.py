@@ -7,7 +7,7 @@ from typing import Protocol
 
 from PIL import Image
 
-from lambdanets.data.decode import BrokenImageError, Limits, load, open_image, upright
+from lambdanets.data.decode import BrokenImageError, Limits, decoded, load, open_image, upright
 from lambdanets.data.source import read_file
 from lambdanets.data.transforms import normalize
 from lambdanets.detect import use as detect
@@ -58,6 +58,11 @@ class Model(Protocol):
         """A sentence on what it is."""
         ...
 
+    @property
+    def exif_orientation(self) -> bool:
+        """Whether pictures are turned as their EXIF orientation says."""
+        ...
+
     def answer(self, image: Image.Image, least_share: float = 0.0) -> Answers: ...
 
     def look(self, image: Image.Image, layers: Sequence[str] = ()) -> Page:
@@ -76,6 +81,10 @@ class Classifier:
 
     trained: train.Trained
     least_share: None = None
+
+    @property
+    def exif_orientation(self) -> bool:
+        return self.trained.card.preprocessing.exif_orientation
 
     @property
     def about(self) -> str:
@@ -102,6 +111,7 @@ class Finder:
 
     trained: detect.Trained
     least_share: float = 0.5
+    exif_orientation: bool = True
 
     @property
     def about(self) -> str:
@@ -144,10 +154,14 @@ def holds_detector(what: str, weights: str = "ema") -> bool:
     return True
 
 
-def read_picture(path: str | Path, limits: Limits) -> Image.Image:
-    """The picture of a file, decoded and upright; a BrokenImageError is a sentence for who uploaded it."""
+def read_picture(path: str | Path, limits: Limits, exif_orientation: bool = True) -> Image.Image:
+    """The decoded picture of a file; a BrokenImageError is a sentence for who uploaded it.
+
+    It is upright, unless the network is one that sees pictures as they are stored.
+    """
     try:
-        return upright(open_image(read_file(path, limits), limits))
+        image = open_image(read_file(path, limits), limits)
+        return upright(image) if exif_orientation else decoded(image)
     except OSError as error:
         raise BrokenImageError("This picture is not here any more: upload it again.") from error
     except BrokenImageError as error:

@@ -64,16 +64,18 @@ def examples(what: str, model: Model, most: int = MOST_EXAMPLES) -> tuple[Exampl
     found: list[Example] = []
     if (Path(what).expanduser() / RUN_LOG).is_file():
         with suppress(ValueError, OSError):
-            found += finder_examples(model, most) if isinstance(model, Finder) else classifier_examples(what, most)
+            found += (
+                finder_examples(model, most) if isinstance(model, Finder) else classifier_examples(what, model, most)
+            )
     return tuple(found)
 
 
-def classifier_examples(what: str, most: int) -> Iterator[Example]:
+def classifier_examples(what: str, model: Model, most: int) -> Iterator[Example]:
     images = find_images(what)
     source = images.source
     for index in spread(images.indices, most):
         label = int(source.labels[index])
-        yield from readable(source, index, source.class_names[label] if label >= 0 else "")
+        yield from readable(source, index, source.class_names[label] if label >= 0 else "", model.exif_orientation)
 
 
 def finder_examples(finder: Finder, most: int) -> Iterator[Example]:
@@ -83,7 +85,7 @@ def finder_examples(finder: Finder, most: int) -> Iterator[Example]:
     masks = "yes" if about.masks else "no"
     pictures: Any = open_set(where, "validation", images=images, masks=masks, categories=about.categories)
     for index in spread(range(len(pictures)), most):
-        yield from readable(pictures, index, "")
+        yield from readable(pictures, index, "", finder.exif_orientation)
 
 
 def spread(indices: Sequence[int] | np.ndarray, most: int) -> list[int]:
@@ -92,6 +94,6 @@ def spread(indices: Sequence[int] | np.ndarray, most: int) -> list[int]:
     return [int(indices[i * len(indices) // number]) for i in range(number)]
 
 
-def readable(source: Source, index: int, name: str) -> Iterator[Example]:
+def readable(source: Source, index: int, name: str, exif_orientation: bool) -> Iterator[Example]:
     with suppress(BrokenImageError, OSError):
-        yield Example(picture(source, index), name)
+        yield Example(picture(source, index, exif_orientation=exif_orientation), name)

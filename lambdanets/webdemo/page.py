@@ -38,7 +38,7 @@ class Desk:
     def upload(self, path: str | None, least_share: float) -> Iterator[Shown]:
         """A file that somebody uploaded."""
         try:
-            image = None if path is None else read_picture(path, self.limits)
+            image = None if path is None else read_picture(path, self.limits, self.model.exif_orientation)
         except BrokenImageError as error:
             yield nothing(str(error))
         else:

@@ -27,6 +27,24 @@ def jpeg(seed: int, size: tuple[int, int] = (40, 32)) -> bytes:
     return encoded(picture(seed, size), quality=90)
 
 
+def photographed(scene: Image.Image, orientation: int, format: str = "PNG", **options) -> bytes:
+    """A file of a scene as a camera stores it, with the EXIF orientation that turns it back; see the EXIF standard."""
+    shown = np.asarray(scene)
+    stored = {
+        1: shown,
+        2: shown[:, ::-1],
+        3: shown[::-1, ::-1],
+        4: shown[::-1],
+        5: shown.transpose(1, 0, 2),
+        6: np.rot90(shown),
+        7: shown[::-1, ::-1].transpose(1, 0, 2),
+        8: np.rot90(shown, -1),
+    }[orientation]
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return encoded(Image.fromarray(np.ascontiguousarray(stored)), format, exif=exif, **options)
+
+
 def write_folder(folder: Path, classes: dict[str, int], first: int = 0, size: tuple[int, int] = (40, 32)) -> Path:
     """So many images of each class."""
     for name, count in classes.items():

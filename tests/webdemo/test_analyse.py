@@ -13,12 +13,22 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from lambdanets.data.decode import BrokenImageError
 from lambdanets.detect.draw import colour_of
+from lambdanets.models.hub import KEY, save_weights
+from lambdanets.report.show import probability
+from lambdanets.train.evaluate import evaluate, find_images
 from lambdanets.train.predict import Given, predict
+from lambdanets.train.trained import Trained, open_trained
+from lambdanets.train.use import Using
 from lambdanets.view import interactive
+from lambdanets.view.command import prepared
 from lambdanets.webdemo.analyse import SHOWN_SIDE, Classifier, Finder, open_model, read_picture
+from lambdanets.webdemo.page import Desk
+from tests.data.helpers import photographed
 from tests.train.weights import NAMES, scores_of, small_weights
 from tests.webdemo.helpers import KINDS, LIMITS, detector_weights, noise
 
@@ -99,20 +109,47 @@ def test_a_telephones_picture_stands_upright(tmp_path: Path, orientation: int) -
     scene = np.zeros((30, 40, 3), np.uint8)
     scene[:12, :16] = (250, 0, 0)
     scene[18:, 24:] = (0, 0, 250)
-    stored = {
-        1: scene,
-        2: scene[:, ::-1],
-        3: scene[::-1, ::-1],
-        4: scene[::-1],
-        5: scene.transpose(1, 0, 2),
-        6: np.rot90(scene),
-        7: scene[::-1, ::-1].transpose(1, 0, 2),
-        8: np.rot90(scene, -1),
-    }[orientation]
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    Image.fromarray(np.ascontiguousarray(stored)).save(tmp_path / "a.png", exif=exif)
+    (tmp_path / "a.png").write_bytes(photographed(Image.fromarray(scene), orientation))
     assert np.array_equal(np.asarray(read_picture(tmp_path / "a.png", LIMITS)), scene)
+
+
+@pytest.mark.parametrize("old", [False, True], ids=["new weights", "old weights"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_predict_evaluate_view_and_the_page_agree_on_a_photo(
+    tmp_path: Path, classifier: Classifier, orientation: int, old: bool
+) -> None:
+    """New weights see the photo upright, weights from before the field as it is stored."""
+    trained = without_the_field(classifier.trained, tmp_path / "old.safetensors") if old else classifier.trained
+    model = Classifier(trained)
+    path = tmp_path / "images" / NAMES[2] / "a.png"
+    path.parent.mkdir(parents=True)
+    scene = Image.open(noise(tmp_path / "plain.png", (12, 12)))
+    path.write_bytes(photographed(scene, orientation))
+    plain = tmp_path / "plain.png"
+    Image.fromarray(np.asarray(Image.open(path) if old else scene)).save(plain)
+    expected = scores_of(trained.network, plain).double().softmax(0)
+
+    (predicted,) = predict(trained, [Given("a", str(path))], top=7)
+    assert dict(predicted.classes) == pytest.approx({NAMES[i]: float(expected[i]) for i in range(7)}, abs=1e-5)
+    desk = Desk(model, (), LIMITS)
+    shown = read_picture(path, desk.limits, model.exif_orientation)
+    assert {one.name: one.share for one in model.answer(shown).found} == pytest.approx(dict(predicted.classes[:5]))
+    evaluated = evaluate(trained, find_images("", str(tmp_path / "images")))
+    assert evaluated.loss == pytest.approx(-float(expected[2].log()), abs=1e-4)
+    seen, _ = prepared(trained, path)
+    assert np.array_equal(seen.numpy(), np.asarray(Image.open(plain)))
+    _, answers, _ = next(desk.upload(str(path), 0.0))
+    assert probability(predicted.classes[0][1]) in answers
+
+
+def without_the_field(trained: Trained, path: Path) -> Trained:
+    """The same network from a file that an earlier version wrote."""
+    save_weights(trained.network, path)
+    with safe_open(str(path), "pt") as file:
+        ours = json.loads(file.metadata()[KEY])
+    assert ours["preprocessing"].pop("exif_orientation") is True
+    save_file(load_file(path), path, metadata={"format": "pt", KEY: json.dumps(ours)})
+    return open_trained(str(path), Using(device="cpu"))
 
 
 def test_a_broken_note_of_the_camera_does_not_matter(tmp_path: Path) -> None:
