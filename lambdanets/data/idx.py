@@ -2,15 +2,20 @@
 
 import gzip
 import math
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
 
+from lambdanets.data.decode import LIMITS
+from lambdanets.data.shards import EXPANSION
 from lambdanets.data.source import ArraySource, no_split
 
 PREFIXES = {"train": "train", "validation": "t10k", "test": "t10k"}
 UNSIGNED_BYTE = 8
 MAX_BYTES = 4 * 2**30
+BLOCK = 2**24
 
 
 def idx_files(folder: Path, split: str) -> tuple[Path, Path] | None:
@@ -26,21 +31,33 @@ def idx_files(folder: Path, split: str) -> tuple[Path, Path] | None:
 
 def read_idx(path: Path) -> np.ndarray:
     """The array of an idx file of unsigned bytes."""
-    opened = gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb")  # noqa: SIM115
+    packed = path.suffix == ".gz"
+    most = min(MAX_BYTES, EXPANSION * path.stat().st_size + 2**26) if packed else MAX_BYTES
+    opened = gzip.open(path, "rb") if packed else open(path, "rb")  # noqa: SIM115
     with opened as file:
         try:
             magic = file.read(4)
             if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] != UNSIGNED_BYTE or not 1 <= magic[3] <= 4:
                 raise ValueError(f"{path} is not an idx file of bytes: it starts with {magic!r}")
-            shape = np.frombuffer(file.read(4 * magic[3]), ">u4").astype(int).tolist()
-            if len(shape) < magic[3] or math.prod(shape) > MAX_BYTES:
-                raise ValueError(f"{path}: a shape of {shape} is incomplete or more than {MAX_BYTES:,} bytes")
-            data = file.read(math.prod(shape) + 1)
-        except (EOFError, gzip.BadGzipFile, OSError) as error:
+            header = file.read(4 * magic[3])
+            shape = struct.unpack(f">{len(header) // 4}I", header[: len(header) // 4 * 4])
+            size = math.prod(shape)
+            if len(shape) < magic[3] or not 0 < size <= most or math.prod(shape[1:3]) > LIMITS.pixels:
+                raise ValueError(
+                    f"{path}: a shape of {list(shape)} is incomplete, empty, or too large: at most {most:,} bytes "
+                    f"in images of {LIMITS.pixels:,} pixels"
+                )
+            data = bytearray()  # grows with what is there: the header may promise anything
+            while len(data) <= size and (block := file.read(min(BLOCK, size + 1 - len(data)))):
+                data += block
+        except (EOFError, OSError, zlib.error) as error:  # a BadGzipFile is an OSError
             raise ValueError(f"{path} cannot be read: {error}") from error
-    if len(data) != math.prod(shape):
-        raise ValueError(f"{path} says {math.prod(shape):,} bytes of data and has {len(data):,} or more")
-    return np.frombuffer(data, np.uint8).reshape(shape)
+    if len(data) != size:
+        there = f"{len(data):,}" if len(data) < size else "more"
+        raise ValueError(f"{path} has {there} bytes of data where its header says {size:,}")
+    array = np.frombuffer(data, np.uint8).reshape(shape)
+    array.flags.writeable = False
+    return array
 
 
 def open_idx(folder: Path, split: str) -> ArraySource:

@@ -9,7 +9,10 @@ from pathlib import Path
 
 from lambdanets.data.source import SPLITS, FileSource, no_split
 
-PATHS, LABELS = ("path", "file", "filename", "image"), ("label", "class", "target")
+PATHS, LABELS, SPLIT = ("path", "file", "filename", "image"), ("label", "class", "target"), ("split",)
+MOST_BYTES = 2**31
+MAX_LABEL = 1_000_000
+UNLABELLED = "-1"  # among numbers
 
 
 def open_list(path: Path, split: str) -> FileSource:
@@ -22,52 +25,76 @@ def open_list(path: Path, split: str) -> FileSource:
         there = {row[2] for row in rows}
         name = next((name for name in SPLITS[split] if name in there), None)
         if name is None:
-            raise no_split(path, split, sorted(str(name) for name in there))
+            raise no_split(path, split, sorted(repr(str(name)[:40]) for name in there)[:10])
         chosen = [row for row in rows if row[2] == name]
-    names = class_names([row[1] for row in rows if row[1]])
+    names = class_names([row[1] for row in rows if row[1]], path)
     numbers = {name: i for i, name in enumerate(names)}
-    labels = [numbers[row[1]] if row[1] else -1 for row in chosen]
+    labels = [numbers.get(row[1], -1) for row in chosen]
     return FileSource(path.parent, [row[0] for row in chosen], labels, names)
 
 
 def read_rows(path: Path) -> list[tuple[str, str, str | None]]:
     """(path, label or "", split or None) of each line."""
+    if path.stat().st_size > MOST_BYTES:
+        raise ValueError(f"{path} has {path.stat().st_size:,} bytes; a list of images has at most {MOST_BYTES:,}")
+    lines: list[tuple[int, list[str]]] = []
     with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.reader(file, strict=True)
         try:
-            lines = [line for line in csv.reader(file) if line]
-        except (csv.Error, UnicodeDecodeError) as error:
-            raise ValueError(f"{path} is not a CSV file in UTF-8: {error}") from error
+            for cells in reader:
+                if cells:
+                    lines.append((reader.line_num, [cell.strip() for cell in cells]))
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} is not text in UTF-8 ({error}): save it as UTF-8") from error
+        except csv.Error as error:
+            raise ValueError(f"{path} is not a CSV file: line {reader.line_num}: {error}") from error
     if not lines:
         raise ValueError(f"{path} is empty: expected lines of path,label")
-    header = [cell.strip().lower() for cell in lines[0]]
-    columns = (column(header, PATHS), column(header, LABELS), column(header, ("split",)))
+    header = [cell.lower() for cell in lines[0][1]]
+    columns = (column(header, PATHS), column(header, LABELS), column(header, SPLIT))
     if columns[0] is None:
         columns = (0, 1 if len(header) > 1 else None, 2 if len(header) > 2 else None)
     else:
         lines = lines[1:]
+        twice = next((name for name in (*PATHS, *LABELS, *SPLIT) if header.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"{path} has two columns {twice!r}: remove one")
     rows: list[tuple[str, str, str | None]] = []
-    for number, line in enumerate(lines, 1):
+    for number, line in lines:
         if len(line) != len(header):
-            raise ValueError(f"{path}: line {number} has {len(line)} cells where the first has {len(header)}: {line}")
-        cells = [None if at is None else line[at].strip() for at in columns]
-        if not cells[0] or "\0" in cells[0]:
-            raise ValueError(f"{path}: line {number} has no path: {line}")
+            raise ValueError(
+                f"{path}: line {number} has {len(line)} cells, and the first line has {len(header)}: {shortened(line)}"
+            )
+        cells = [None if at is None else line[at] for at in columns]
+        if not cells[0]:
+            raise ValueError(f"{path}: line {number} has no path: {shortened(line)}")
+        if any(character in cell for cell in cells if cell for character in "\0\r\n"):
+            raise ValueError(f"{path}: line {number} has a line break or a NUL byte in a cell: {shortened(line)}")
         rows.append((cells[0], cells[1] or "", cells[2].lower() if cells[2] is not None else None))
     if not rows:
         raise ValueError(f"{path} has a header and no images")
     return rows
 
 
+def shortened(line: list[str]) -> str:
+    return repr(",".join(line[:5])[:80])
+
+
 def column(header: list[str], names: tuple[str, ...]) -> int | None:
     return next((header.index(name) for name in names if name in header), None)
 
 
-def class_names(labels: list[str]) -> list[str]:
-    """Names in order; numbers in the order of numbers, and none left out, so that label 7 is class 7."""
-    distinct = set(labels)
-    if distinct and all(label.isdecimal() and str(int(label)) == label for label in distinct):
-        largest = max(int(label) for label in distinct)
-        if largest > 1_000_000:
-            raise ValueError(f"label {largest}: labels are counted from 0, or names")
-        return [str(i) for i in range(largest + 1)]
-    return sorted(distinct)
+def class_names(labels: list[str], path: Path) -> list[str]:
+    """Names in alphabetical order. Numbers are in numerical order with none left out, so that label 7 is class 7, and
+    -1 among them means that there is no label."""
+    distinct = set(labels) - {UNLABELLED}
+    if not distinct:
+        return []
+    if not all(label.isascii() and label.isdecimal() and (label == "0" or label[0] != "0") for label in distinct):
+        return sorted(set(labels))
+    largest = max(distinct, key=lambda label: (len(label), label))
+    if len(largest) > len(str(MAX_LABEL)) or int(largest) > MAX_LABEL:
+        raise ValueError(
+            f"{path}: the label {largest[:40]} is too large: labels are numbers from 0 to {MAX_LABEL:,}, or names"
+        )
+    return [str(i) for i in range(int(largest) + 1)]

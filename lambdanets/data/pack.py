@@ -79,7 +79,8 @@ def encoded(data: bytes | np.ndarray) -> tuple[bytes, str]:
         buffer = io.BytesIO()
         Image.fromarray(data).save(buffer, "PNG")
         return buffer.getvalue(), "png"
-    return data, SUFFIXES[str(open_image(data).format)]
+    kind = str(open_image(data).format)
+    return data, SUFFIXES.get(kind, kind.lower())
 
 
 def add(tar: tarfile.TarFile, name: str, data: bytes) -> None:

@@ -5,11 +5,10 @@ Gzipped shards are unpacked once into the cache folder. Members are never extrac
 are refused: nothing in a shard can run or be written anywhere.
 """
 
-import glob
 import gzip
 import json
 import os
-import shutil
+import re
 import tarfile
 import zlib
 from collections import OrderedDict
@@ -20,14 +19,20 @@ from pathlib import Path
 import numpy as np
 
 from lambdanets.data.decode import EXTENSIONS, LIMITS, BrokenImageError
+from lambdanets.data.patterns import MOST_NAMES, expand_braces, matching
 from lambdanets.data.places import cache_folder, fingerprint, whole_file
 from lambdanets.data.source import SPLITS, check_labels, no_split
 from lambdanets.data.strings import Strings, printable
+from lambdanets.files import parse_json, read_object
 
 SHARDS = (".tar", ".tar.gz", ".tgz")
 PICKLES = ("pkl", "pickle", "pyd", "pth", "pt", "joblib", "npy", "npz")  # numpy's may hold pickles
+LABEL_MEMBERS = ("cls", "json")
 LABEL_KEYS = ("label", "cls", "class", "target")
 MAX_LABEL = 1_000_000  # bytes of a .cls or .json member; and the largest class number
+MAX_NAME = 1000  # characters of a class name
+MOST_CLASSES_BYTES, MOST_INDEX_BYTES = 2**24, 2**30
+INDEX_FOLDER = "shards-2"  # in the cache; the number changes with what `walk` finds
 EXPANSION = 200  # a gzipped shard may grow by so much: padding of tiny files shrinks well, bombs shrink by 1,000
 OPEN = 64  # files kept open by a process
 
@@ -119,24 +124,27 @@ def open_shards(every: Sequence[Path], split: str) -> ShardSource:
 
 
 def has_shards(folder: Path) -> bool:
-    return any(entry.name.endswith(SHARDS) for entry in os.scandir(folder))
+    return any(entry.name.endswith(SHARDS) and entry.is_file() for entry in os.scandir(folder))
 
 
 def shard_paths(where: str | Path) -> list[Path]:
     """The shards of a folder, a glob or a brace list; at least one."""
-    from braceexpand import braceexpand
-
     path = Path(where).expanduser()
     if path.is_dir():
         return sorted(entry for entry in path.iterdir() if entry.name.endswith(SHARDS) and entry.is_file())
     if path.is_file():
         return [path]
     found: list[Path] = []
-    for pattern in braceexpand(str(path)):
-        matches = sorted(glob.glob(pattern))
+    for pattern in expand_braces(str(path)):
+        matches = matching(pattern)
         if not matches:
             raise ValueError(f"{pattern}: no such shard")
-        found += [Path(match) for match in matches]
+        wrong = next((match for match in matches if not match.is_file()), None)
+        if wrong is not None:
+            raise ValueError(f"{wrong} is not a regular file: name the shards, or the folder that holds them")
+        found += matches
+        if len(found) > MOST_NAMES:
+            raise ValueError(f"{path} stands for more than {MOST_NAMES:,} shards")
     return found
 
 
@@ -158,9 +166,9 @@ def by_split(paths: Iterable[Path]) -> dict[str, list[Path]]:
 def index_shard(path: Path) -> ShardIndex:
     """Where the images of a shard lie, from the cache if it was walked before."""
     shown, path = path, unpacked(path)
-    kept = cache_folder() / "shards" / f"{fingerprint(path)}.json"
+    kept = cache_folder() / INDEX_FOLDER / f"{fingerprint(path)}.json"
     try:
-        index = ShardIndex(**json.loads(kept.read_bytes()))
+        index = ShardIndex(**read_object(kept, MOST_INDEX_BYTES))
         check_index(index, path.stat().st_size)
         return index
     except (OSError, ValueError, TypeError):
@@ -175,36 +183,61 @@ def index_shard(path: Path) -> ShardIndex:
 
 
 def check_index(index: ShardIndex, size: int) -> None:
-    columns = (index.keys, index.labels, index.offsets, index.sizes)
-    if not all(isinstance(column, list) and len(column) == len(index.keys) for column in columns):
+    """Refuse an index from the cache that does not describe a shard of this size."""
+    texts, numbers = (index.keys, index.labels), (index.offsets, index.sizes)
+    if not all(isinstance(column, list) and len(column) == len(index.keys) for column in texts + numbers):
         raise ValueError("columns differ")
-    if not all(isinstance(text, str) for text in (*index.keys, *index.labels)):
+    if not index.keys or not all(isinstance(text, str) for column in texts for text in column):
         raise ValueError("not names")
-    if not all(at >= 0 and n >= 0 and at + n <= size for at, n in zip(index.offsets, index.sizes, strict=True)):
+    if not all(type(number) is int for column in numbers for number in column):
+        raise ValueError("not places")
+    if not all(at >= 0 and n >= 0 and at + n <= size for at, n in zip(*numbers, strict=True)):
         raise ValueError("beyond the end")
 
 
 def walk(path: Path, shown: Path) -> ShardIndex:
-    """`shown` is what the user calls it."""
-    keys, labels, offsets, sizes = [], [], [], []
+    """Pair images and labels by their keys, in any order of members. `shown` is what the user calls the shard."""
+    images: dict[str, Member] = {}
+    labels: dict[str, dict[str, Member]] = {}
+    for member in members_of(path, shown):
+        key, extension = split_name(member.name)
+        if not extension or os.path.basename(key).startswith("__"):
+            continue
+        refuse_pickle(extension, f"{shown}: {printable(member.name)}")
+        if is_image_extension(extension):
+            other = images.setdefault(key, member)
+        elif extension in LABEL_MEMBERS:
+            other = labels.setdefault(key, {}).setdefault(extension, member)
+        else:
+            continue
+        if other is not member:
+            names = printable(other.name), printable(member.name)
+            what = f"{names[0]} twice" if names[0] == names[1] else f"{names[0]} and {names[1]}, two images of one key"
+            raise ValueError(f"{shown} holds {what}: pack each image once, with a key of its own")
+    if not images:
+        known = ", ".join(extension.removeprefix(".") for extension in EXTENSIONS[1:])
+        raise ValueError(f"{shown} holds no images: expected KEY{EXTENSIONS[0]} ({known}) and KEY.cls or KEY.json")
+    alone = [found["cls"].name for key, found in labels.items() if key not in images and "cls" in found]
+    if alone:
+        raise ValueError(
+            f"{shown} has {len(alone):,} labels without an image, the first {printable(alone[0])}: add the images (one "
+            f"of {', '.join(EXTENSIONS)}, with the same name up to the first dot), or leave the labels out"
+        )
+    index = ShardIndex([], [], [], [])
     with open(path, "rb") as file:
-
-        def content(member: Member) -> bytes:
-            return os.pread(file.fileno(), member.size, member.offset)
-
-        for key, members in grouped(members_of(path, shown), shown):
-            image = next((member for extension, member in members.items() if is_image_extension(extension)), None)
-            if image is not None:
-                keys.append(key)
-                offsets.append(image.offset)
-                sizes.append(image.size)
-                small = {
-                    name: content(m) for name, m in members.items() if name in ("cls", "json") and m.size <= MAX_LABEL
-                }
-                labels.append(label_text(small, f"{shown}: {key}"))
-    if not keys:
-        raise ValueError(f"{shown} holds no images: expected KEY.jpg (png, webp) and KEY.cls or KEY.json")
-    return ShardIndex(keys, labels, offsets, sizes)
+        for key, image in images.items():
+            small = {}
+            for extension, member in labels.get(key, {}).items():
+                if member.size > MAX_LABEL:
+                    raise ValueError(
+                        f"{shown}: {printable(member.name)} has {member.size:,} bytes, too many for a label"
+                    )
+                small[extension] = os.pread(file.fileno(), member.size, member.offset)
+            index.keys.append(key)
+            index.labels.append(label_text(small, f"{shown}: {key}"))
+            index.offsets.append(image.offset)
+            index.sizes.append(image.size)
+    return index
 
 
 def members_of(path: Path, shown: Path) -> Iterator[Member]:
@@ -227,25 +260,6 @@ def members_of(path: Path, shown: Path) -> Iterator[Member]:
             raise ValueError(f"{shown} is damaged or incomplete after byte {end:,}: make it again")
 
 
-def grouped(members: Iterable[Member], path: Path) -> Iterator[tuple[str, dict[str, Member]]]:
-    """Neighbours with the same key: (key, {extension: member})."""
-    current, found = None, {}
-    for member in members:
-        key, extension = split_name(member.name)
-        if not extension or os.path.basename(key).startswith("__"):
-            continue
-        refuse_pickle(extension, f"{path}: {printable(member.name)}")
-        if key != current:
-            if current is not None:
-                yield current, found
-            current, found = key, {}
-        if extension in found:
-            raise ValueError(f"{path} holds {printable(member.name)} twice")
-        found[extension] = member
-    if current is not None:
-        yield current, found
-
-
 def split_name(name: str) -> tuple[str, str]:
     """webdataset's rule: the extension starts at the first dot of the last part."""
     folder, _, last = name.rpartition("/")
@@ -266,20 +280,27 @@ def label_text(members: dict[str, bytes], what: str) -> str:
     """A number or a class name, or "" where nothing says it."""
     try:
         if "cls" in members:
-            return str(int(members["cls"][:32]))
+            number = members["cls"].strip()
+            if not re.fullmatch(rb"[-+]?[0-9]{1,19}", number):
+                raise ValueError(f"a .cls file holds a number, not {number[:40]!r}")
+            return str(int(number))
         if "json" in members:
-            content = json.loads(members["json"])
-            value = (
-                next((content[key] for key in LABEL_KEYS if key in content), "")
-                if isinstance(content, dict)
-                else content
-            )
-            if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
-                return str(value)
-            raise ValueError(f"a label is a number or a class name, not {value!r}")
-    except (ValueError, RecursionError) as error:
+            content = parse_json(members["json"], "its .json file")
+            if isinstance(content, dict):
+                content = next((content[key] for key in LABEL_KEYS if key in content), "")
+            if isinstance(content, int) and not isinstance(content, bool):
+                return str(content)
+            if not isinstance(content, str) or len(content) > MAX_NAME or not encodable(content):
+                raise ValueError(f"a label is a number or a class name, not {str(content)[:40]!r}")
+            return content
+    except ValueError as error:
         raise ValueError(f"{printable(what)} has no readable label: {error}") from error
     return ""
+
+
+def encodable(text: str) -> bool:
+    """False for half a surrogate pair, which JSON can spell and no file can hold."""
+    return not any(0xD800 <= ord(c) <= 0xDFFF for c in text)
 
 
 def label_numbers(labels: Sequence[str], class_names: Sequence[str]) -> np.ndarray:
@@ -291,7 +312,7 @@ def label_numbers(labels: Sequence[str], class_names: Sequence[str]) -> np.ndarr
         elif is_number(label) and -1 <= int(label) <= MAX_LABEL:
             found[i] = int(label)
         elif label:
-            raise ValueError(f"label {label!r} is none of the {len(class_names)} classes of classes.txt")
+            raise ValueError(f"the label {label[:40]!r} is not one of the {len(class_names):,} classes")
     return found
 
 
@@ -303,7 +324,12 @@ def guessed_class_names(labels: Iterable[str]) -> list[str]:
     distinct = {label for label in labels if label}
     if not all(is_number(label) for label in distinct):
         return sorted(distinct)
-    return [str(i) for i in range(min(MAX_LABEL, max((int(label) for label in distinct), default=-1)) + 1)]
+    largest = max((int(label) for label in distinct), default=-1)
+    if largest > MAX_LABEL:
+        raise ValueError(
+            f"the label {str(largest)[:40]} is too large: labels are numbers from 0 to {MAX_LABEL:,}, or names"
+        )
+    return [str(i) for i in range(largest + 1)]
 
 
 def read_class_names(folder: Path) -> tuple[str, ...] | None:
@@ -311,34 +337,65 @@ def read_class_names(folder: Path) -> tuple[str, ...] | None:
     path = folder / "classes.txt"
     if not path.is_file():
         return None
-    rows = [line.split("\t") for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    with path.open("rb") as file:
+        data = file.read(MOST_CLASSES_BYTES + 1)
+    if len(data) > MOST_CLASSES_BYTES:
+        raise ValueError(f"{path} has more than {MOST_CLASSES_BYTES:,} bytes, which is too large for class names")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not text in UTF-8 ({error}): save it as UTF-8") from error
+    rows = [line.removesuffix("\r").split("\t") for line in text.split("\n") if line.strip()]
     if all(len(row) > 1 and row[0].strip() == str(i) for i, row in enumerate(rows)):
-        return tuple(row[-1].strip() for row in rows)
-    return tuple("\t".join(row).strip() for row in rows)
+        names = [row[-1].strip() for row in rows]
+    else:
+        names = ["\t".join(row).strip() for row in rows]
+    if not names:
+        raise ValueError(f"{path} is empty: write the name of a class on each line, or delete the file")
+    seen: set[str] = set()
+    for name in names:
+        if not name or "\0" in name or name in seen:
+            raise ValueError(f"{path}: the class name {name[:40]!r} is {'there twice' if name in seen else 'no name'}")
+        seen.add(name)
+    return tuple(names)
 
 
 def unpacked(path: Path) -> Path:
     """The shard itself, or an unpacked copy in the cache folder."""
-    if path.suffix not in (".gz", ".tgz"):
+    if not is_packed(path):
         return path
     copy = cache_folder() / "unpacked" / f"{fingerprint(path)}.tar"
     if copy.is_file():
         return copy
-    most = EXPANSION * path.stat().st_size + 2**26
-    written = 0
     try:
-        with gzip.open(path, "rb") as packed, whole_file(copy) as file:
-            while block := packed.read(2**20):
-                written += len(block)
-                if written > most:
-                    raise ValueError(f"{path} unpacks to more than {EXPANSION} times its size: refused")
+        with whole_file(copy) as file:
+            for block in unzipped(path):
                 file.write(block)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise ValueError(f"{path} is damaged: {error}") from error
     except OSError as error:
-        free = shutil.disk_usage(copy.parent).free
         raise OSError(
-            f"{path} cannot be unpacked into {copy.parent} ({error.strerror}, {free:,} bytes free): "
-            "set LAMBDANETS_CACHE to a folder with more room, or unpack it yourself"
+            f"{path} cannot be unpacked into {copy.parent} ({error}): set LAMBDANETS_CACHE to a folder with more "
+            "room, or unpack it yourself"
         ) from error
     return copy
+
+
+def is_packed(path: Path) -> bool:
+    return path.suffix in (".gz", ".tgz")
+
+
+def unzipped(path: Path) -> Iterator[bytes]:
+    """The content of a gzipped shard. A ValueError where it is damaged or grows beyond all measure."""
+    most = EXPANSION * path.stat().st_size + 2**26
+    written = 0
+    with gzip.open(path, "rb") as packed:
+        while True:
+            try:
+                block = packed.read(2**20)
+            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+                raise ValueError(f"{path} is damaged: {error}") from error
+            written += len(block)
+            if written > most:
+                raise ValueError(f"{path} unpacks to more than {EXPANSION} times its size: refused")
+            if not block:
+                return
+            yield block

@@ -158,12 +158,15 @@ def splits_of(where: str | Path) -> tuple[str, ...]:
     if path.is_dir() and not others:  # without reading the names of a million files
         return tuple(folders.split_folders(path)) or ("train",)
     found = []
+    missing: NoSplitError | None = None
     for split in SPLITS:
         try:
             open_source(where, split=split)
             found.append(split)
-        except NoSplitError:
-            pass
+        except NoSplitError as error:
+            missing = error
+    if not found and missing:  # a list whose splits have other names
+        raise missing
     return tuple(found)
 
 

@@ -74,7 +74,10 @@ class Classify(Task):
             source = open_source(validation, split="train" if elsewhere else "validation")
             if source.class_names != self.source.class_names:
                 raise ValueError(different_classes(validation, source, data.path, self.source))
-            self.parts["validation"] = (source, None)
+            with_label = np.flatnonzero(source.labels >= 0)
+            if not len(with_label):
+                raise ValueError(f"{validation} has no labelled images to validate on")
+            self.parts["validation"] = (source, None if len(with_label) == len(source) else with_label)
         self.loaders: dict[Any, Loader] = {}
         self.noticed: list[dict[str, Any]] = []
         self.predictions: dict[str, Tensor] = {}
@@ -184,6 +187,11 @@ class Classify(Task):
         }
         return {"classes": len(self.source.class_names), "evaluated": sizes}
 
+    def notes(self) -> list[str]:
+        every = {"training": self.source} | {name: source for name, (source, _) in self.parts.items()}
+        every.pop("held_out", None)  # a part of the training images
+        return [note for split, source in every.items() if (note := unlabelled_note(split, source))]
+
     def save(
         self,
         folder: Path,
@@ -231,6 +239,17 @@ def reader_options(
         world=world,
         cache=data.cache,
         broken=BrokenImages(data.max_broken, others=others),
+    )
+
+
+def unlabelled_note(split: str, source: Source) -> str:
+    """Says how many images of a split are not used because they have no label."""
+    missing = np.flatnonzero(source.labels < 0)
+    if not len(missing):
+        return ""
+    return (
+        f"{len(missing):,} of {len(source):,} {split} images have no label and are not used, the first is "
+        f"{source.name(int(missing[0]))}"
     )
 
 

@@ -132,6 +132,11 @@ def evaluate(trained: Trained, images: Images, *, progress: Console | None = Non
     if not len(indices):
         raise ValueError(f"{images.data} has no labelled images: `lambdanets predict` needs no labels")
     places, note = match_classes(tuple(source.class_names), trained.class_names)
+    if len(indices) < len(images.indices):
+        missing = (
+            f"{len(images.indices) - len(indices):,} of {len(images.indices):,} images have no label and do not count"
+        )
+        note = f"{note}. {missing}" if note else missing
     loader = Loader(
         source,
         evaluation(trained.card.preprocessing, trained.channels),

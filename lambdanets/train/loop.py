@@ -159,7 +159,7 @@ class Run:
             launch=self.world.launch,
             micro_batch=share.micro_batch,
             accumulation=share.parts,
-            note=". ".join(notes(self.engine.model, config, share, self.steps, self.epochs)),
+            note=". ".join(notes(self.engine.model, config, share, self.steps, self.epochs) + self.task.notes()),
             **self.task.describe(),
             **describe(self.world.device),
         )

@@ -83,6 +83,10 @@ class Task(Protocol):
         """What the `start` record of the log says about the data."""
         return {}
 
+    def notes(self) -> list[str]:
+        """Sentences without a full stop, for the start of the log: what the reader should know about the data."""
+        return []
+
     def events(self) -> list[dict[str, Any]]:
         """What happened since the last call on this process, as records of the log with an "event"."""
         return []

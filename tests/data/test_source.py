@@ -1,19 +1,31 @@
 """What a place holds: folders, lists, idx files, shards, the embedded digits."""
 
+import glob
 import gzip
 import json
 import os
+import random
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 import webdataset
+from braceexpand import braceexpand
 from PIL import Image
 
-from lambdanets.data import folders
+from lambdanets.cli import main
+from lambdanets.data import folders, patterns
 from lambdanets.data.decode import decode
+from lambdanets.data.idx import read_idx
+from lambdanets.data.patterns import expand_braces, matching
+from lambdanets.data.shards import INDEX_FOLDER
 from lambdanets.data.source import NoSplitError, Source, distinct_splits, open_source, splits_of
 from tests.data.helpers import encoded, jpeg, picture, samples, write_folder, write_tar
+
+
+def short(value: object) -> str:
+    return repr(value)[:30]
 
 
 def names(source: Source) -> list[str]:
@@ -128,12 +140,50 @@ def test_lists_with_numbers_and_without_a_header(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("", "empty"), ("path,label\n", "no images"), ("a.jpg,1\nb.jpg\n", "line 2"), ("path,label\n,1\n", "no path")],
+    [
+        *(
+            ("", "empty"),
+            ("path,label\n", "no images"),
+            ("a.jpg,1\nb.jpg\n", "line 2"),
+            ("path,label\n,1\n", "no path"),
+        ),
+        ("path,label,label\na.jpg,1,2\n", "two columns 'label'"),
+        ("path,label,path\na.jpg,1,b.jpg\n", "two columns 'path'"),
+        ("a.jpg,1\n\n\nb.jpg,c\0t\n", "line 4 has a line break or a NUL byte"),
+        ('a.jpg,"cat\nb.jpg,dog\n', "not a CSV file: line 2"),
+        ('a.jpg,"cat\ndog"\n', "line 2 has a line break"),
+        ("a.jpg,cat\n" + "b" * 200_000 + ",dog\n", "not a CSV file: line 2: field larger"),
+        ("a.jpg,1\nb.jpg," + "9" * 400 + "\n", "label 9999.* is too large"),
+        ("a.jpg,1\nb.jpg," + "9" * 5000 + "\n", "label 9999.* is too large"),
+        ("a.jpg," + "x," * 50_000 + "\nb.jpg\n", "line 2"),
+    ],
+    ids=short,
 )
 def test_wrong_lists_are_refused(tmp_path: Path, text: str, message: str):
     (tmp_path / "list.csv").write_text(text)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as caught:
         open_source(tmp_path / "list.csv")
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "latin-1", "utf-32"])
+def test_lists_in_other_encodings_are_refused(tmp_path: Path, encoding: str):
+    (tmp_path / "list.csv").write_bytes("path,label\na.jpg,été\n".encode(encoding))
+    with pytest.raises(ValueError, match=r"list.csv.*(UTF-8|NUL)"):
+        open_source(tmp_path / "list.csv")
+
+
+def test_minus_one_among_numbers_is_no_label(tmp_path: Path):
+    (tmp_path / "list.csv").write_text("x.jpg,2\ny.jpg,-1\nz.jpg,0\n")
+    source = open_source(tmp_path / "list.csv")
+    assert source.labels.tolist() == [2, -1, 0]
+    assert source.class_names == ("0", "1", "2")
+
+
+def test_a_list_with_splits_of_other_names_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "list.csv").write_text("path,label,split\na.jpg,cat,fold1\n")
+    assert main(["data", "check", str(tmp_path / "list.csv")]) == 2
+    assert "only 'fold1'" in capsys.readouterr().err
 
 
 def idx(array: np.ndarray) -> bytes:
@@ -152,7 +202,47 @@ def test_idx_files(tmp_path: Path):
     assert test.class_names == train.class_names == ("0", "1", "2", "3")
 
 
-@pytest.mark.parametrize("data", [b"", b"\0\0\x08\x03", b"\x80\x04.......", idx(np.zeros((2, 3, 3), np.uint8))[:-1]])
+LARGEST = b"\xff" * 4
+IMAGES = idx(np.zeros((2, 30, 30), np.uint8))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        gzip.compress(IMAGES)[:-12],
+        gzip.compress(IMAGES)[:-4] + b"xxxx",
+        gzip.compress(IMAGES)[:10] + b"\xff" * 50,  # a bad deflate stream
+        gzip.compress(IMAGES) + b"junk",
+        gzip.compress(b"\0\0\x08\x03" + (2**12).to_bytes(4, "big") + (2**9).to_bytes(4, "big") * 2),
+        IMAGES,
+        b"",
+    ],
+)
+def test_wrong_packed_idx_files_are_refused(tmp_path: Path, data: bytes):
+    (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(data)
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(np.zeros(2, np.uint8)))
+    with pytest.raises(ValueError, match=r"train-images-idx3-ubyte\.gz"):
+        open_source(tmp_path)
+
+
+def test_a_header_does_not_decide_how_much_memory_is_taken(tmp_path: Path):
+    header = b"\0\0\x08\x03" + (2**12).to_bytes(4, "big") + (2**10).to_bytes(4, "big") * 2  # 4 GiB
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(header)
+    tracemalloc.start()
+    with pytest.raises(ValueError, match="has 0 bytes of data where its header says 4,294,967,296"):
+        read_idx(tmp_path / "train-images-idx3-ubyte")
+    assert tracemalloc.get_traced_memory()[1] < 2**26
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(b"", b"\0\0\x08\x03", b"\0\0\x08\x03\0\0\0\1\0\0", b"\x80\x04.......", IMAGES[:-1], IMAGES + b"x"),
+        *(b"\0\0\x08\x03" + LARGEST * 3, b"\0\0\x08\x04" + LARGEST * 4, idx(np.zeros((2, 0, 3), np.uint8))),
+        b"\0\0\x08\x03\0\0\0\2" + (10_000).to_bytes(4, "big") * 2,
+    ],
+)
 def test_wrong_idx_files_are_refused(tmp_path: Path, data: bytes):
     (tmp_path / "train-images-idx3-ubyte").write_bytes(data)
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(idx(np.zeros(2, np.uint8)))
@@ -192,9 +282,13 @@ def test_a_changed_shard_is_walked_again(tmp_path: Path):
 def test_a_spoilt_index_is_made_again(tmp_path: Path):
     write_tar(tmp_path / "x.tar", samples(4))
     open_source(tmp_path)
-    (kept,) = (Path(os.environ["LAMBDANETS_CACHE"]) / "shards").iterdir()
+    (kept,) = (Path(os.environ["LAMBDANETS_CACHE"]) / INDEX_FOLDER).iterdir()
     good = json.loads(kept.read_text())
-    for spoilt in ("", "[]", json.dumps(good | {"offsets": [10**9] * 4}), json.dumps(good | {"keys": [1] * 4})):
+    odd = [
+        *({"offsets": [10**9] * 4}, {"offsets": [0.5] * 4}, {"sizes": [True] * 4}, {"sizes": [10**400] * 4}),
+        *({"keys": [1] * 4}, {"keys": "abcd"}, {"labels": [None] * 4}, {name: [] for name in good}, {"more": []}),
+    ]
+    for spoilt in ("", "[]", "[" * 100_000, *(json.dumps(good | change) for change in odd)):
         kept.write_text(spoilt)
         check_shards(open_source(tmp_path), 4)
 
@@ -210,11 +304,165 @@ def test_labels_in_json_and_class_names(tmp_path: Path):
     assert decode(source.read(0)).size == (40, 32)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("label", [b"", b"cat", b"\x80\x04K\x01.", b"7"])
+ORDERS = {
+    "all images first": lambda pairs: [one for one, _ in pairs] + [label for _, label in pairs],
+    "all labels first": lambda pairs: [label for _, label in pairs] + [one for one, _ in pairs],
+    "interleaved": lambda pairs: [
+        one for (image, _), (_, label) in zip(pairs, pairs[::-1], strict=True) for one in (image, label)
+    ],
+    "label first": lambda pairs: [one for pair in pairs for one in pair[::-1]],
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_labels_belong_to_images_in_any_order(tmp_path: Path, order: str):
+    members = samples(8)
+    write_tar(tmp_path / "x.tar", ORDERS[order](list(zip(members[::2], members[1::2], strict=True))))
+    check_shards(open_source(tmp_path), 8)
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ([("a.jpg", b"x"), ("a.jpg", b"y")], "a.jpg twice"),
+        ([("a.jpg", b"x"), ("b.jpg", b"x"), ("a.cls", b"1"), ("b.cls", b"1"), ("a.cls", b"0")], "a.cls twice"),
+        ([("a.jpg", b"x"), ("a.cls", b"1"), ("a.png", b"y")], r"a.jpg and a.png, two images of one key"),
+        ([("a.jpg", b"x"), ("b.cls", b"1"), ("c.tiff", b"y"), ("c.cls", b"2")], r"2 labels without.*first b.cls: add"),
+        ([("a.jpg", b"x"), ("a.cls", b" " * 2_000_000 + b"1")], r"a.cls has 2,000,001 bytes, too many for a label"),
+    ],
+    ids=short,
+)
+def test_members_that_do_not_pair_are_refused(tmp_path: Path, members: list[tuple[str, bytes]], message: str):
+    write_tar(tmp_path / "x.tar", members)
+    with pytest.raises(ValueError, match=message):
+        open_source(tmp_path)
+
+
+@pytest.mark.parametrize("label", [b"", b"cat", b"\x80\x04K\x01.", b"7", b"9" * 400, b"1_0", b"1" + b" " * 40 + b"2"])
 def test_wrong_labels_are_refused(tmp_path: Path, label: bytes):
     write_tar(tmp_path / "x.tar", [("a.jpg", jpeg(0)), ("a.cls", label)])
     (tmp_path / "classes.txt").write_text("one\ntwo\n")
     with pytest.raises(ValueError, match="label"):
+        open_source(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[" * 100_000,
+        b'{"label": ' + b"9" * 400 + b"}",
+        b'{"label": "' + b"9" * 5000 + b'"}',
+        b'{"label": "9999999"}',
+        b'{"label": "\\ud800"}',
+        b'{"label": NaN}',
+        b'{"label": 1.5}',
+        b'{"label": true}',
+        b'{"label": {"a": [1]}}',
+        b"[1]",
+        b"\xff\xfe\x00",
+    ],
+    ids=short,
+)
+def test_wrong_labels_in_json_are_refused(tmp_path: Path, content: bytes):
+    write_tar(tmp_path / "x.tar", [("a.jpg", jpeg(0)), ("a.json", content)])
+    with pytest.raises(ValueError, match="label") as caught:
+        open_source(tmp_path)
+    assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"cat\n\xe9t\xe9\n", "not text in UTF-8"),
+        ("cat\ndog\n".encode("utf-16"), "not text in UTF-8"),
+        (b"", "is empty"),
+        (b" \n\n", "is empty"),
+        (b"cat\ndog\ncat\n", "'cat' is there twice"),
+        (b"0\tcat\n1\t\n", "'' is no name"),
+        (b"cat\nd\0g\n", "is no name"),
+        (b"x" * (2**24 + 1), "too large for class names"),
+    ],
+    ids=short,
+)
+def test_wrong_class_names_are_refused(tmp_path: Path, content: bytes, message: str):
+    write_tar(tmp_path / "x.tar", samples(2))
+    (tmp_path / "classes.txt").write_bytes(content)
+    with pytest.raises(ValueError, match=rf"classes.txt.*{message}"):
+        open_source(tmp_path)
+
+
+def test_class_names_of_other_systems_are_read(tmp_path: Path):
+    write_tar(tmp_path / "x.tar", samples(3))
+    (tmp_path / "classes.txt").write_bytes("\ufeffcat\r\nbig\u2028dog\r\nant\x0bs\r\n".encode())
+    assert open_source(tmp_path).class_names == ("cat", "big\u2028dog", "ant\x0bs")
+
+
+@pytest.mark.parametrize("pattern", ["{0..99999999}.tar", "{0..9}" * 12 + ".tar", "x-*/{a,b}{1..99999}.tar"])
+def test_expansions_have_a_limit(tmp_path: Path, pattern: str):
+    with pytest.raises(ValueError, match="stands for more than 100,000 names"):
+        open_source(f"{tmp_path}/{pattern}")
+
+
+@pytest.mark.parametrize(
+    "pattern", ["{" * 3000 + ".tar", "{a,{b}.tar", "a}.tar{1,2}", "{%s}" % ("x," * 5000)], ids=short
+)
+def test_wrong_brace_lists_are_refused(pattern: str):
+    with pytest.raises(ValueError, match="braces") as caught:
+        expand_braces(pattern)
+    assert len(str(caught.value)) < 400
+
+
+def test_brace_lists_are_those_of_bash():
+    generator = random.Random(0)
+    parts = [
+        "x",
+        ",",
+        "-",
+        "{0..3}",
+        "{b,c}",
+        "{09..11}",
+        "{c..a}",
+        "{A..D..2}",
+        "\\{",
+        "{5..-1..2}",
+        "{x}",
+        "{a,{b,c}d}",
+    ]
+    for _ in range(300):
+        pattern = "".join(generator.choices(parts, k=generator.randrange(1, 5)))
+        for one in (pattern, f"{{{pattern}}}", f"y{{{pattern},z}}"):
+            assert expand_braces(one) == list(braceexpand(one)), one
+
+
+def test_wildcards_are_those_of_glob(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("a/x-1.tar", "a/x-2.tar", "a/.x-3.tar", "b/x-4.tar", "b/deep/x-5.tar", ".c/x-6.tar", "x-7.tar"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    for pattern in (
+        "*/x-?.tar",
+        "*/*.tar",
+        "*",
+        "**/*.tar",
+        "a/x-[13].tar",
+        "*/deep/*",
+        ".*/*",
+        "*/.x*",
+        "a/x-1.tar",
+        "no*",
+    ):
+        wanted = sorted(glob.glob(f"{tmp_path}/{pattern}"))
+        assert [str(path) for path in matching(f"{tmp_path}/{pattern}")] == wanted, pattern
+    monkeypatch.setattr(patterns, "MOST_ENTRIES", 6)
+    with pytest.raises(ValueError, match="more than 6 files and folders"):
+        matching(f"{tmp_path}/*/*/*.tar")
+
+
+def test_what_is_called_a_shard_and_is_none_is_refused(tmp_path: Path):
+    os.mkfifo(tmp_path / "pipe.tar")
+    with pytest.raises(ValueError, match=r"pipe.tar is not a regular file"):
+        open_source(f"{tmp_path}/*.tar")
+    (tmp_path / "folder.tar").mkdir()
+    with pytest.raises(ValueError, match="has no images"):
         open_source(tmp_path)
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
+from lambdanets.cli import main
 from lambdanets.data.augment import Augment
 from lambdanets.data.broken import TooManyBrokenError
 from lambdanets.train.checkpoint import complete, load_newest
@@ -216,6 +217,27 @@ def test_one_broken_image_of_a_small_validation_set_stops_nothing(tmp_path):
     result = fit(Classify(config), config)
     assert result.scores["ema"]["validation"]["examples"] == 11
     assert [Path(r["name"]).name for r in records(tmp_path / "run", "broken_image")] == ["004.png"]
+
+
+def test_images_without_labels_are_counted(tmp_path, capsys):
+    images = folder_of_images(tmp_path / "images", 60)
+    rows = sorted(path.relative_to(tmp_path).as_posix() for path in images.rglob("*.png"))
+    labels = ["" if i % 7 == 3 else Path(row).parent.name for i, row in enumerate(rows)]
+    lines = [f"{row},{label},{Path(row).parts[1]}" for row, label in zip(rows, labels, strict=True)]
+    (tmp_path / "list.csv").write_text("\n".join(["path,label,split", *lines]))
+    missing = [
+        next(s for s in ("train", "val") if s in row) for row, label in zip(rows, labels, strict=True) if not label
+    ]
+    config = image_config(tmp_path / "list.csv", tmp_path / "run", epochs=1.0)
+    result = fit(Classify(config), config)
+    note = records(tmp_path / "run", "start")[0]["note"]
+    assert (
+        f"{missing.count('train')} of 48 training images have no label and are not used, the first is images/" in note
+    )
+    assert f"{missing.count('val')} of 12 validation images have no label" in note
+    assert result.scores["ema"]["validation"]["examples"] == 12 - missing.count("val")
+    assert main(["evaluate", str(tmp_path / "run"), str(tmp_path / "list.csv"), "--json", "--device", "cpu"]) == 0
+    assert f"{missing.count('val')} of 12 images have no label" in json.loads(capsys.readouterr().out)["note"]
 
 
 def test_a_validation_set_that_cannot_be_read_stops_the_run_and_mended_it_goes_on(tmp_path):
