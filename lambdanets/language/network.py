@@ -67,7 +67,6 @@ class LambdaMixer(nn.Module):
             intra_depth=config.intra_depth,
             scope=2 * config.reach + 1,
             causal=True,
-            embedding_std=(config.intra_depth * (config.reach + 1)) ** -0.5,  # a whole window has a variance of 1
         )
         self.output = nn.Linear(config.width, config.width, bias=False)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lambdanets.layers.fusing import Fusing
-from lambdanets.layers.positions import DEFAULT_SCOPE, RelativePositions
+from lambdanets.layers.positions import DEFAULT_SCOPE, UNIT, RelativePositions, check_embedding_std
 from lambdanets.layers.projection import Projection, is_plain, merged, project, project_by_calls
 from lambdanets.ops import choose, explain, lambda_op
 from lambdanets.ops.operation import accumulation_dtype
@@ -45,7 +45,7 @@ class LambdaLayer(Fusing):
         multi_head: bool = False,
         causal: bool | str = False,
         positions: RelativePositions | None = None,
-        embedding_std: float = 1.0,
+        embedding_std: float | str = UNIT,
         position_bias: bool = False,
         backend: str = "auto",
         device: torch.device | str | None = None,
@@ -73,6 +73,7 @@ class LambdaLayer(Fusing):
                 f"use out_channels {' or '.join(map(str, near))}, or another number of heads"
             )
         check_options(key_norm, causal)
+        check_embedding_std(embedding_std)
         if isinstance(scope, str) and scope != "default":
             raise ValueError(f"scope is an int, one for each axis, or None for the whole input; got {scope!r}")
         if positions is not None and not isinstance(positions, RelativePositions):
@@ -115,6 +116,9 @@ class LambdaLayer(Fusing):
                 input_size=input_size,
                 dilation=dilation,
                 embedding_std=embedding_std,
+                batch_norm=batch_norm,
+                query_softmax=query_softmax,
+                causal=causal,
                 **factory,
             )
         if position_bias and not position:
@@ -147,7 +151,10 @@ class LambdaLayer(Fusing):
             raise ValueError(f"the shared positions do not fit this layer: {', '.join(wrong)}")
 
     def reset_parameters(self, positions: bool = True) -> None:
-        """The paper's initialisation: fan-in for keys and values, and for queries scaled by the key depth too."""
+        """Draw new weights: fan-in for keys and values, and for queries scaled by the key depth too, as in the paper.
+
+        New embeddings follow `embedding_std`; with positions=False (a table that others share) they stay.
+        """
         self.unfuse()
         nn.init.normal_(self.to_queries.weight, std=(self.key_depth * self.channels) ** -0.5)
         nn.init.normal_(self.to_values.weight, std=self.context_channels**-0.5)
@@ -359,7 +366,10 @@ class LambdaLayer2d(LambdaLayer):
         multi_head: keys, values and embeddings for each head.
         causal: False, True (m <= n) or "strict" (m < n; an empty context gives 0), in row-major order.
         positions: a RelativePositions to share; scope, dilation, input_size and embedding_std are then its own.
-        embedding_std: standard deviation of new embeddings; the paper's is 1.
+        embedding_std: standard deviation of new embeddings. "unit": such that the position part of the output starts
+            with a variance of 1 for inputs with a variance of 1, (q * intra_depth * positions) ** -0.5, where q is
+            `key_depth` with batch norm and 1 without, and `positions` is how many context positions a query reaches
+            (with an `input_size`, on a map of that size). The paper's is 1.0: then a norm must follow the layer.
         position_bias: a learned constant for each key channel that is added to every position lambda. The paper has
             none; weights of other implementations do.
         backend: which implementation runs, see `lambdanets.ops.lambda_op`.

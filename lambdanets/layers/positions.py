@@ -1,5 +1,6 @@
 """Learned relative position embeddings as a module of their own, so that layers can share them."""
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -8,6 +9,7 @@ from torch import nn
 from lambdanets.ops.positions import Kept, Relative, per_axis
 
 DEFAULT_SCOPE = {1: 23, 2: 23, 3: 7}
+UNIT = "unit"  # the embedding_std that gives the position part of the output a variance of 1
 
 
 class RelativePositions(nn.Module):
@@ -22,7 +24,10 @@ class RelativePositions(nn.Module):
         heads: for multi-head layers, how many heads have embeddings of their own.
         input_size: the largest map (height, width, ...), needed for a global scope.
         dilation: the step between neighbouring entries, in positions.
-        embedding_std: standard deviation at initialisation; the paper's is 1.
+        embedding_std: standard deviation at initialisation. "unit": such that the position part of a layer's output
+            starts with a variance of 1 (docs/operation.md has the derivation); the paper's is 1.0.
+        batch_norm, query_softmax, causal: as in the layers that will use the table; "unit" depends on them. By
+            default there is batch norm behind the queries, unless the layers are causal.
     """
 
     table: nn.Parameter
@@ -37,17 +42,23 @@ class RelativePositions(nn.Module):
         heads: int | None = None,
         input_size: int | Sequence[int] | None = None,
         dilation: int | Sequence[int] = 1,
-        embedding_std: float = 1.0,
+        embedding_std: float | str = UNIT,
+        batch_norm: bool | None = None,
+        query_softmax: bool = False,
+        causal: bool | str = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_embedding_std(embedding_std)
         self.dims = dims
         self.key_depth = key_depth
         self.intra_depth = intra_depth
         self.heads = heads
         self.dilation = per_axis(dilation, dims, "dilation")
         self.embedding_std = embedding_std
+        self.batch_norm = not causal if batch_norm is None else batch_norm
+        self.query_softmax, self.causal = query_softmax, causal
         self.input_size = None if input_size is None else per_axis(input_size, dims, "input_size")
         self.is_global = scope is None
         if scope is None:
@@ -66,7 +77,30 @@ class RelativePositions(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        nn.init.normal_(self.table, std=self.embedding_std)
+        """Draw new embeddings from a normal distribution."""
+        std = self.unit_std() if isinstance(self.embedding_std, str) else self.embedding_std
+        nn.init.normal_(self.table, std=std)
+
+    def unit_std(self) -> float:
+        """The standard deviation that "unit" stands for: (q * intra_depth * positions) ** -0.5."""
+        q = squared_query(self.key_depth, self.batch_norm, self.query_softmax)
+        positions = self.mean_reach()
+        return (q * self.intra_depth * positions) ** -0.5 if positions else 1.0  # nobody reaches anything: any will do
+
+    def mean_reach(self) -> float:
+        """Number of context positions that a query reaches: in the interior of a large map, or averaged over the
+        queries of a map of `input_size`.
+        """
+        everything, before = 1.0, 0.0  # before: earlier in row-major order, what a strictly causal query may see
+        for axis, (scope, step) in enumerate(zip(self.scope, self.dilation, strict=True)):
+            centre = (scope - 1) // 2
+            shares = [1.0] * scope  # of the queries, for which this entry of the table lies inside the map
+            if self.input_size is not None:
+                side = self.input_size[axis]
+                shares = [max(0, side - abs(i - centre) * step) / side for i in range(scope)]
+            before = before * sum(shares) + sum(shares[:centre])
+            everything *= sum(shares)
+        return everything if not self.causal else before + (self.causal != "strict")
 
     def forward(
         self,
@@ -88,4 +122,24 @@ class RelativePositions(nn.Module):
         return Relative(self.table, tuple(query_grid), tuple(context_grid), self.dilation, tuple(stride), kept=kept)
 
     def extra_repr(self) -> str:
-        return f"scope={self.scope}, key_depth={self.key_depth}, intra_depth={self.intra_depth}, heads={self.heads}"
+        options = f"scope={self.scope}, key_depth={self.key_depth}, intra_depth={self.intra_depth}, heads={self.heads}"
+        return options if self.embedding_std == UNIT else f"{options}, embedding_std={self.embedding_std}"
+
+
+def check_embedding_std(value: float | str) -> None:
+    """Refuse what is neither "unit" nor a standard deviation."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value != UNIT and not (number and 0 <= value < math.inf):  # type: ignore[operator]
+        raise ValueError(f"embedding_std must be 'unit' or a finite number from 0 on, got {value!r}")
+
+
+def squared_query(key_depth: int, batch_norm: bool, query_softmax: bool) -> float:
+    """The expected squared norm of a query at initialisation, in training, for inputs with a variance of 1.
+
+    Projections start with a variance of 1 / key_depth, batch norm makes it 1. With a softmax over normal logits of
+    variance v it is about e^v / (e^v + key_depth - 1), which is at most 1.22 times the true value.
+    """
+    if not query_softmax:
+        return key_depth if batch_norm else 1
+    spread = math.exp(1 if batch_norm else 1 / key_depth)
+    return spread / (spread + key_depth - 1)
