@@ -22,6 +22,7 @@ class SpatialOptions:
             width), None or "global" for the whole input (then `image_size` is the largest), or a tuple with one for
             each stage.
         key_norm: "softmax", "l2", None or "none" (command lines, and timm, have no None).
+        embedding_std: the paper's 1.0, another number, or "unit", the default of a layer outside of these networks.
         share_positions: one table of position embeddings for all lambda layers of a stage.
     The others are options of `LambdaLayer2d`.
     """
@@ -37,7 +38,7 @@ class SpatialOptions:
     query_softmax: bool = False
     batch_norm: bool = True
     multi_head: bool = False
-    embedding_std: float = 1.0
+    embedding_std: float | str = 1.0
     position_bias: bool = False
     share_positions: bool = False
     backend: str = "auto"

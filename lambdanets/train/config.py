@@ -37,8 +37,9 @@ class ModelConfig:
     """Which stages have lambda layers (L) and which convolutions (C); by default the network's own."""
     layer: Annotated[str | None, optional("LAYER")] = None
     """What stands where the placement says L: lambda (the default), axial_attention, ..."""
-    embedding_std: Annotated[float | None, optional("STD")] = None
-    """Standard deviation of new position embeddings; the paper's is 1, and short schedules learn faster with 0.02."""
+    embedding_std: Annotated[float | Literal["unit"] | None, optional("STD")] = None
+    """Standard deviation of new position embeddings, by default the paper's 1; short schedules learn faster with 0.02,
+    or with unit, which gives the position part of each layer's output a variance of 1."""
     drop_rate: float = 0.0
     """Dropout before the classifier."""
     drop_path_rate: float = 0.0

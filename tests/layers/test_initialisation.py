@@ -153,7 +153,11 @@ def test_descriptions_name_what_is_not_usual():
 
 
 def test_the_papers_networks_have_the_papers_embeddings():
-    for name, options in (("lambda_resnet_tiny", {}), ("mobilenet_v2", {"placement": (10,)}), ("lambda_patch_tiny", {})):
+    for name, options in (
+        ("lambda_resnet_tiny", {}),
+        ("mobilenet_v2", {"placement": (10,)}),
+        ("lambda_patch_tiny", {}),
+    ):
         network = create_model(name, **options)
         assert network.config.embedding_std == 1.0
         tables = torch.cat([module.table.flatten() for module in network.modules() if hasattr(module, "table")])

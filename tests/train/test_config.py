@@ -100,3 +100,10 @@ def test_model_options_reach_the_network():
     assert (row.scope, row.se, row.embedding_std, row.placement) == ((7, 7, 23, 23), True, 0.02, "CCLL")
     assert replace(config, image_size=96).size == 96
     assert config.size == 224
+
+
+def test_the_size_of_embeddings_may_be_a_rule():
+    config = TrainConfig(model=ModelConfig(embedding_std="unit"))
+    assert from_json(TrainConfig, to_json(config)).model.row().embedding_std == "unit"
+    with pytest.raises(ValueError, match=r"model.embedding_std .*'one'"):
+        from_json(TrainConfig, {"model": {"embedding_std": "one"}})
