@@ -12,6 +12,7 @@ import tyro
 from lambdanets import __version__
 from lambdanets.convert.command import Convert
 from lambdanets.data.command import Data
+from lambdanets.data.workers import loss_of_worker
 from lambdanets.export.command import Export
 from lambdanets.measure.bench import BenchLayer, BenchOp
 from lambdanets.measure.draw import BenchPlot
@@ -133,6 +134,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 141
     except (ValueError, OSError) as error:  # refused input: the sentence is for the user, the traceback is not
         print(f"lambdanets: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except RuntimeError as error:
+        sentence = loss_of_worker(error)
+        if sentence is None:
+            raise
+        print(f"lambdanets: {sentence}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]

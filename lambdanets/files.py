@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import platform
+import re
 import secrets
 import stat
 import time
@@ -15,6 +16,7 @@ from typing import Any
 
 MOST_JSON_BYTES = 64 * 2**20
 MOST_DIGITS = 19  # of an integer: what fits into 64 bits
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, a quota, or the largest file
 LOCK = ".lock"
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # of file systems without flock
 NO_LOCK_ADVICE = "make sure that no other process writes into it"
@@ -42,7 +44,10 @@ def whole_path(path: Path) -> Iterator[Path]:
     except BaseException as error:
         part.unlink(missing_ok=True)
         if type(error).__name__ == "SafetensorError":  # of its writer, for example on a full disk
-            raise OSError(f"{path} cannot be written: {error}") from error
+            failure = OSError(f"{path} cannot be written: {error}")
+            number = re.search(r"os error (\d+)", str(error))
+            failure.errno = int(number[1]) if number else None
+            raise failure from error
         raise
 
 

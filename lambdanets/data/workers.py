@@ -17,6 +17,17 @@ def obey_parent_only(worker: int = 0) -> None:
         threading.Thread(target=wait_for_parent, name="signals", daemon=True).start()
 
 
+def loss_of_worker(error: BaseException) -> str | None:
+    """What to tell the user if an error is torch's report of a killed worker process; otherwise None."""
+    text = " ".join(str(error).split())
+    if not isinstance(error, RuntimeError) or not text.startswith("DataLoader worker (pid"):
+        return None
+    return (
+        f"a process that reads images was killed, most often because memory or shared memory ran out: use fewer "
+        f"workers or free some memory ({text[:200]})"
+    )
+
+
 def wait_for_parent() -> None:
     while True:
         try:

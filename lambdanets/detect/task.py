@@ -24,6 +24,7 @@ from lambdanets.detect.weights import FILES, about, save_detector
 from lambdanets.models.hub import Preprocessing
 from lambdanets.train.classify import reader_options
 from lambdanets.train.distributed import World
+from lambdanets.train.identity import labels_digest
 from lambdanets.train.task import Outcome, Share, Task
 
 OWN_HELD_OUT = 0.1  # where there is nothing else to evaluate on
@@ -180,6 +181,16 @@ class Detect(Task):
             "masks": self.masks,
             "evaluated": {self.split: evaluated},
             "bad_annotations": len(self.problems),
+        }
+
+    def identity(self) -> dict[str, Any]:
+        pictures = [self.data.scenes.pictures[i] for i in self.indices]
+        objects = [array for picture in pictures for array in (picture.labels_N, picture.boxes_N4)]
+        return {
+            "classes": self.data.scenes.class_names,
+            "images": len(pictures),
+            "objects": sum(len(picture.labels_N) for picture in pictures),
+            "labels": labels_digest(*objects),
         }
 
     def save(

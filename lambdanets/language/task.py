@@ -111,6 +111,9 @@ class Language(Task):
     def describe(self) -> dict[str, Any]:
         return {"unit": f"windows of {self.config.length} bytes", **self.corpus.describe()}
 
+    def identity(self) -> dict[str, Any]:
+        return {"bytes": len(self.corpus.training), "text": self.corpus.digest}
+
     def save(self, folder: Path, moment: Literal["start", "end"], models: dict[str, nn.Module], scores: Any) -> None:
         if moment == "start":
             return

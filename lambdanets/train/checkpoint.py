@@ -1,6 +1,6 @@
-"""Complete checkpoints that are there or not, never half.
+"""Atomic checkpoints.
 
-A checkpoint is written under another name, synced, and renamed; the name holds its step and the start of its SHA-256.
+A checkpoint is written under a temporary name, synced, and renamed; the name has its step and the start of its SHA-256.
 Older ones are removed only when the new one is complete, so there is always a good one, also on a full disk.
 """
 
@@ -17,45 +17,56 @@ import torch
 
 NAME = re.compile(r"step-(\d{9})-([0-9a-f]{16})\.pt")
 PART = ".part"
-DAMAGED = ".damaged"
+DAMAGED, FOREIGN = ".damaged", ".foreign"  # suffixes of checkpoints that cannot be read, and of another run's
 
 State = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checkpoint that was found whole."""
+    """A usable checkpoint."""
 
     path: Path
     state: State
-    damaged: tuple[str, ...] = ()  # newer ones that were not, and why
+    damaged: tuple[str, ...] = ()  # newer ones that are not usable, and why
+
+
+class ForeignError(ValueError):
+    """The checkpoint belongs to another run."""
 
 
 def complete(folder: Path) -> list[Path]:
-    """The checkpoints of a folder by their names, oldest first."""
+    """Return the checkpoints of a folder by their names, oldest first."""
     found = [path for path in folder.glob("step-*.pt") if NAME.fullmatch(path.name)] if folder.is_dir() else []
     return sorted(found, key=lambda path: (path.name[:14], path.stat().st_mtime_ns))
 
 
 def save(state: State, folder: Path, step: int, *, keep: int = 2, write: Callable[..., None] = torch.save) -> Path:
-    """Writes a checkpoint and then removes all but the last `keep`. An OSError leaves what was there.
+    """Write a checkpoint and then remove all but the last `keep`. An OSError leaves what was there.
 
-    On a full disk all but the newest whole one make room for a second try.
+    On a full disk all but the newest whole one are removed for a second try.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)  # no parents: the folder of a run may have been deleted
     for left in folder.glob(f"*{PART}"):  # of a process that was killed
         left.unlink(missing_ok=True)
     try:
         path = put(state, folder, step, write)
     except OSError:
-        whole = next((path for path in reversed(complete(folder)) if is_whole(path)), None)
-        room = [path for path in [*folder.glob(f"*{DAMAGED}"), *complete(folder)] if path != whole]
-        if whole is None or not room:
+        if not make_room(folder):
             raise
-        remove(room)
         path = put(state, folder, step, write)
     remove([old for old in complete(folder) if old != path][: 1 - keep or None])
     return path
+
+
+def make_room(folder: Path) -> bool:
+    """Remove damaged checkpoints and all but the newest whole one; return whether there were any."""
+    whole = next((path for path in reversed(complete(folder)) if is_whole(path)), None)
+    room = [path for path in [*folder.glob(f"*{DAMAGED}"), *complete(folder)] if path != whole]
+    if whole is None or not room:
+        return False
+    remove(room)
+    return True
 
 
 def put(state: State, folder: Path, step: int, write: Callable[..., None]) -> Path:
@@ -77,41 +88,49 @@ def put(state: State, folder: Path, step: int, write: Callable[..., None]) -> Pa
         raise
 
 
-def load_newest(folder: Path) -> Loaded | None:
-    """The newest whole checkpoint, or None if there is none at all. A ValueError if all are damaged.
+def load_newest(folder: Path, check: Callable[[State], None] = lambda state: None) -> Loaded | None:
+    """Load the newest usable checkpoint; None if there is none at all. A ValueError if none of them is usable.
 
-    Damaged ones before it get another name, so that they are no longer among the last ones that are kept.
+    Args:
+        folder: where the checkpoints are.
+        check: raises ForeignError if a state belongs to another run, ValueError if it is not one of a run.
+
+    Newer ones that are not usable are renamed, so that they no longer count among the last ones that are kept.
     """
-    damaged: dict[Path, str] = {}
+    unusable: dict[Path, tuple[str, str]] = {}  # suffix and reason
     for path in reversed(complete(folder)):
-        wrong = None
+        suffix = DAMAGED
         try:
             if not is_whole(path):
-                wrong = f"{path.name} is damaged: its contents do not fit its name"
+                reason = "is damaged: its contents do not match the digest in its name"
             else:
                 state = torch.load(path, map_location="cpu", weights_only=True)
-                set_aside(list(damaged))
-                return Loaded(path, state, tuple(damaged.values()))
+                check(state)
+                set_aside(unusable)
+                return Loaded(path, state, tuple(reason for _, reason in unusable.values()))
+        except ForeignError as error:
+            suffix, reason = FOREIGN, str(error)
         except Exception as error:  # a damaged file raises anything
-            wrong = f"{path.name} cannot be read: {' '.join(str(error).split())[:200]}"
-        damaged[path] = wrong
-    if damaged:
-        raise ValueError(f"no checkpoint in {folder} is whole: {'; '.join(damaged.values())}")
+            reason = f"cannot be read: {' '.join(str(error).split())[:200]}"
+        unusable[path] = suffix, f"{path.name} {reason}"
+    if unusable:
+        reasons = "; ".join(reason for _, reason in unusable.values())
+        raise ValueError(f"no checkpoint in {folder} is usable: {reasons}")
     return None
 
 
 def is_whole(path: Path) -> bool:
-    """Whether the contents fit the name."""
+    """Whether the contents match the digest in the name."""
     try:
         return digest(path) == path.stem.rpartition("-")[2]
     except OSError:
         return False
 
 
-def set_aside(paths: list[Path]) -> None:
-    for path in paths:
+def set_aside(unusable: dict[Path, tuple[str, str]]) -> None:
+    for path, (suffix, _) in unusable.items():
         with contextlib.suppress(OSError):  # a folder that cannot be written can still be read from
-            path.rename(path.with_name(path.name + DAMAGED))
+            path.rename(path.with_name(path.name + suffix))
 
 
 def digest(path: Path) -> str:
@@ -125,7 +144,7 @@ def remove(paths: list[Path]) -> None:
 
 
 def sync(folder: Path) -> None:
-    """The names in a folder, onto the disk; where a folder can be opened."""
+    """Write the entries of a folder to the disk, where a folder can be opened."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:

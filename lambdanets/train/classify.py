@@ -24,6 +24,7 @@ from lambdanets.models.registry import create_model
 from lambdanets.options import chosen_device
 from lambdanets.train.config import RunConfig, TrainConfig
 from lambdanets.train.distributed import World
+from lambdanets.train.identity import labels_digest, names_digest
 from lambdanets.train.jsonable import to_json
 from lambdanets.train.task import RAW_WEIGHTS, WEIGHTS, Outcome, Share, Task
 
@@ -191,6 +192,15 @@ class Classify(Task):
         every = {"training": self.source} | {name: source for name, (source, _) in self.parts.items()}
         every.pop("held_out", None)  # a part of the training images
         return [note for split, source in every.items() if (note := unlabelled_note(split, source))]
+
+    def identity(self) -> dict[str, Any]:
+        labels, names = self.source.labels[self.indices], (self.source.name(int(i)) for i in self.indices)
+        return {
+            "classes": self.source.class_names,
+            "images": len(labels),
+            "labels": labels_digest(labels),
+            "names": names_digest(names),
+        }
 
     def save(
         self,

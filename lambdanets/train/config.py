@@ -17,6 +17,9 @@ from lambdanets.options import optional
 Precision = Literal["float32", "bfloat16", "float16", "float64"]
 
 
+MOST_MINUTES = 10_080  # a week
+
+
 def at_least(config: object, least: int, *names: str) -> None:
     for name in names:
         if not getattr(config, name) >= least:  # nor NaN
@@ -254,13 +257,17 @@ class RunConfig:
     keep: int = 2
     """Checkpoints."""
     max_skipped: int = 20
-    """Steps in a row with a gradient that is not finite before the run stops and says why."""
+    """Stop after this many consecutive steps with a non-finite gradient."""
+    timeout_minutes: float = 10.0
+    """With several processes: stop after waiting this long for another one."""
 
     def __post_init__(self) -> None:
         at_least(self, 1, "batch_size", "evaluate_every", "log_every", "keep", "max_skipped")
         at_least(self, 0, "clip_norm", "checkpoint_minutes", "early_stopping")
         if not 0 < self.epochs < math.inf:
             raise ValueError(f"epochs is more than 0, not {self.epochs}")
+        if not 0 < self.timeout_minutes <= MOST_MINUTES:
+            raise ValueError(f"timeout_minutes must be above 0 and at most {MOST_MINUTES}, got {self.timeout_minutes}")
         if self.micro_batch is not None and self.micro_batch < 1:
             raise ValueError(f"micro_batch is at least 1, not {self.micro_batch}")
 

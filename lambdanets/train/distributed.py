@@ -3,10 +3,11 @@
 import gc
 import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from lambdanets.options import chosen_device
 
+T = TypeVar("T")
 CPU = torch.device("cpu")
 GROUPS = itertools.count()  # that this process has been in
 
@@ -75,14 +77,34 @@ class World:
         dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
         return box[0]
 
+    def on_main(self, act: Callable[[], T]) -> T:
+        """The result of a call on the main process, on all processes. Its ValueError or OSError is raised on all."""
+        found: Any = None
+        error: ValueError | OSError | None = None
+        if self.main:
+            try:
+                found = act()
+            except (ValueError, OSError) as refused:
+                error = refused
+        kind = OSError if isinstance(error, OSError) else ValueError
+        found, failure = self.share((found, None if error is None else (kind, str(error))))
+        if error is not None:
+            raise error
+        if failure is not None:
+            raise failure[0](failure[1])
+        return found
+
     def wait(self) -> None:
         """Until all processes are here."""
         self.any(False)
 
 
 @contextmanager
-def join(device: str | None = None) -> Iterator[World]:
-    """The world that torchrun's environment describes, or this process alone."""
+def join(device: str | None = None, timeout_minutes: float = 10.0) -> Iterator[World]:
+    """The world that torchrun's environment describes, or this process alone.
+
+    A process that waits for another one for longer than `timeout_minutes` gets an error, see `loss_of_process`.
+    """
     chosen = chosen_device(device)
     size = int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -96,7 +118,7 @@ def join(device: str | None = None) -> Iterator[World]:
         yield World(device=chosen)
         return
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    start_group(chosen, restarts)
+    start_group(chosen, restarts, timedelta(minutes=timeout_minutes))
     try:
         yield World(dist.get_rank(), dist.get_world_size(), chosen, restarts)
     finally:
@@ -104,8 +126,8 @@ def join(device: str | None = None) -> Iterator[World]:
         dist.destroy_process_group()
 
 
-def start_group(device: torch.device, restarts: int) -> None:
-    """Meets the other processes.
+def start_group(device: torch.device, restarts: int, timeout: timedelta) -> None:
+    """Connect to the other processes.
 
     After a restart, torchrun's store still holds the addresses of the processes that died (torch issue 135712), so each
     try has a name of its own. Only on one machine: several count their restarts each for itself. There the variable
@@ -118,4 +140,4 @@ def start_group(device: torch.device, restarts: int) -> None:
     if number:  # a process that trains again must not find the addresses of its last group
         store = PrefixStore(f"group-{number}", store)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lambdanets.data.order import mix
@@ -36,6 +36,26 @@ def seed_all(*numbers: int, device: torch.device = CPU) -> None:
         torch.get_device_module(device).manual_seed(seed & (2**63 - 1))
     random.seed(seed)
     np.random.seed(seed & (2**32 - 1))
+
+
+def check_tensors(found: Any, wanted: dict[str, Any], what: str) -> None:
+    """Raise a ValueError if the names and shapes of tensors are not the wanted ones."""
+    if not isinstance(found, dict):
+        raise ValueError(f"{what} must be tensors by name, got {str(found)[:40]}")
+    if found.keys() != wanted.keys():
+        raise ValueError(
+            f"{what} has other tensors than this network: {sorted(map(str, found.keys() ^ wanted.keys()))[:3]}"
+        )
+    for name, tensor in wanted.items():
+        if not isinstance(tensor, Tensor):  # extra state of a module
+            continue
+        theirs = found[name]
+        usable = isinstance(theirs, Tensor) and theirs.layout == tensor.layout
+        if not usable or theirs.is_floating_point() != tensor.is_floating_point():
+            raise ValueError(f"{what} has no tensor of {tensor.dtype} named {name}")
+        if theirs.shape != tensor.shape:
+            shapes = f"{tuple(theirs.shape)} where this network has {tuple(tensor.shape)}"
+            raise ValueError(f"{what} has {name} of shape {shapes}")
 
 
 class Engine:
@@ -139,10 +159,17 @@ class Engine:
         }
 
     def load(self, state: dict[str, Any]) -> None:
+        """Take over what `state` returned; a ValueError if it is not that of this network and optimizer."""
+        missing = {"model", "ema", "optimizer", "scale", "names", "sums", "skipped"} - state.keys()
+        if missing:
+            raise ValueError(f"it has no {', '.join(sorted(missing))}")
         self.statistics.release()
+        check_tensors(state["model"], self.model.state_dict(), "model")
         self.model.load_state_dict(state["model"])
         if self.average is not None and state["ema"] is not None:
+            check_tensors(state["ema"], self.average.module.state_dict(), "ema")
             self.average.module.load_state_dict(state["ema"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        optim.load(self.optimizer, state["optimizer"])
+        check_tensors(state["scale"], self.scale.state(), "scale")
         self.scale.load(state["scale"])
         self.window.load(state)

@@ -6,12 +6,17 @@ import os
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-LOG, CONFIG, CHECKPOINTS, TENSORBOARD = "log.jsonl", "config.json", "checkpoints", "tensorboard"
+LOG, CONFIG, RUN, CHECKPOINTS, TENSORBOARD = "log.jsonl", "config.json", "run.json", "checkpoints", "tensorboard"
 CURVES = ("step", "evaluation")  # the events that become curves
+
+
+class FolderLostError(OSError):
+    """The folder of a run was deleted, renamed or replaced while the run wrote into it."""
 
 
 class RunLog:
@@ -43,7 +48,21 @@ class RunLog:
         """Since the run began, without the time between its parts."""
         return time.monotonic() - self.began
 
+    def check(self) -> None:
+        """Raise FolderLostError if the log's path no longer leads to the open file: nobody would find the results."""
+        if self.file is None:
+            return
+        with suppress(FileNotFoundError, NotADirectoryError):
+            if os.path.samestat(self.path.stat(), os.fstat(self.file.fileno())):
+                return
+        raise FolderLostError(
+            f"{self.path} was deleted, renamed or replaced during the run, which stops here. If the folder was only "
+            f"renamed, resume the run there"
+        )
+
     def write(self, event: str, **values: Any) -> dict[str, Any]:
+        """Append a record; FolderLostError if the file is no longer there."""
+        self.check()
         record = {"event": event, "time": round(self.seconds, 3), **values}
         if self.file is not None:
             try:

@@ -1,12 +1,10 @@
 """The training loop, for every task: steps, evaluations, checkpoints, the log."""
 
 import json
-import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,62 +12,57 @@ from torch import nn
 
 from lambdanets.data.broken import TooManyBrokenError
 from lambdanets.data.order import Epochs
+from lambdanets.files import write_text
 from lambdanets.measure.machine import describe
 from lambdanets.train import checkpoint
 from lambdanets.train.config import RunConfig
 from lambdanets.train.distributed import World, join
-from lambdanets.train.engine import Engine
+from lambdanets.train.engine import Engine, check_tensors
 from lambdanets.train.guard import NotFiniteError, diagnose
+from lambdanets.train.identity import check_processes, new_identity, write_identity
 from lambdanets.train.jsonable import to_json
 from lambdanets.train.log import CHECKPOINTS, CONFIG, RunLog
+from lambdanets.train.lost import LostProcessError, lost_process
 from lambdanets.train.memory import fitting_share, make_share
 from lambdanets.train.notes import notes
 from lambdanets.train.precision import autocast
 from lambdanets.train.prefetch import on_device
-from lambdanets.train.resume import find_checkpoint
+from lambdanets.train.result import Result, Scores, save_at_end
+from lambdanets.train.resume import FORMAT, find_checkpoint, own_folder
 from lambdanets.train.schedule import learning_rate
 from lambdanets.train.signals import WATCHED, StopRequests
 from lambdanets.train.task import Task
 
 AGREE_EVERY = 4  # steps after which several processes ask each other whether to stop or to save
 Watch = Callable[[dict[str, Any]], None]
-Scores = dict[str, dict[str, dict[str, float]]]  # "ema" or "raw": split: name: number
-
-
-@dataclass(frozen=True)
-class Result:
-    """How a run ended."""
-
-    folder: Path
-    step: int
-    steps: int
-    stopped_by: str | None = None  # a signal; None if it is finished
-    scores: Scores = field(default_factory=dict)
-    skipped: int = 0
-    seconds: float = 0.0
-    main: bool = True  # whether this is the process that writes
-
-    @property
-    def finished(self) -> bool:
-        return self.stopped_by is None
 
 
 def fit(
     task: Task, config: RunConfig, *, resume: bool = False, watch: Watch | None = None, listen: bool = True
 ) -> Result:
-    """Trains until the end, or until a signal asks to stop.
+    """Train until the end, or until a signal asks to stop.
+
+    The folder `config.out` is locked meanwhile: a second run in it is refused with a FolderInUseError.
 
     Args:
         task: what is trained.
         config: how.
-        resume: go on from the newest whole checkpoint in `config.out`, if there is one. Elastic restarts always do.
+        resume: resume from the newest usable checkpoint in `config.out`, if there is one. Elastic restarts always do.
         watch: is called with every record of the log, on the main process; and after every step with a "tick", which
             knows nothing but the step: a GPU may still be computing it.
         listen: signals ask to stop. If not, they do what they do anywhere else.
     """
-    with StopRequests(WATCHED if listen else ()) as stop, join(config.device) as world:
+    with StopRequests(WATCHED if listen else ()) as stop, join(config.device, config.timeout_minutes) as world:
         try:
-            return Run(task, config, world, stop, watch).go(resume)
+            run = Run(task, config, world, stop, watch)
+            check_processes(world, task, config)
+            with own_folder(config.out, world):
+                return run.go(resume)
+        except RuntimeError as error:
+            reason = lost_process(error, config.out, config.timeout_minutes)
+            if reason is None:
+                raise
+            raise LostProcessError(reason) from error
         finally:
             task.close()
 
@@ -87,10 +80,11 @@ class Run:
         self.since_best = 0
         self.waited = 0.0  # for data, since the log
         self.saved: int | None = None  # the step of the last checkpoint
+        self.id: str | None = None  # of the run, in its folder and its checkpoints
 
     def go(self, resume: bool) -> Result:
         epochs = Epochs(self.task.examples, self.config.batch_size, self.config.remainder)
-        loaded = find_checkpoint(self.config, self.world, resume, epochs)
+        loaded = find_checkpoint(self.config, self.task, self.world, resume, epochs)
         self.epochs = replace(epochs, remainder=loaded["remainder"]) if loaded else epochs
         self.steps = self.epochs.run(self.config.epochs)
         if self.world.device.type == "cuda":
@@ -116,12 +110,25 @@ class Run:
             except TooManyBrokenError as error:
                 self.give_up(str(error))
                 raise
+            except (RuntimeError, OSError) as error:  # may come in the middle of a step: no checkpoint
+                minutes = self.config.timeout_minutes
+                reason = str(error) if isinstance(error, OSError) else lost_process(error, self.config.out, minutes)
+                if reason is not None:
+                    self.write("end", step=self.step, reason=reason)
+                raise
 
     # The beginning
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.engine.load(state["engine"])
+        try:
+            self.engine.load(state["engine"])
+            if state["best"] is not None:
+                check_tensors(state["best"].get("model"), self.engine.model.state_dict(), "best")
+        except ValueError as error:
+            path = self.config.out / CHECKPOINTS / state["path"]
+            raise ValueError(f"{path} is not a checkpoint of this run: {error}. Remove it and resume again") from error
         self.step, self.best, self.since_best = state["step"], state["best"], state["since_best"]
+        self.id = state.get("run")
         self.saved = self.step
         micro = state["micro_batch"]  # batch norm sees micro-batches: they stay as they were, if they can
         if (self.config.batch_size // self.world.size) % micro:
@@ -130,12 +137,9 @@ class Run:
 
     def report_start(self, loaded: dict[str, Any] | None) -> None:
         config, share = self.config, self.share
-        if self.world.main and loaded is None:
-            text = json.dumps(to_json(config), indent=2) + "\n"
-            part = config.out / f"{CONFIG}.part"
-            part.write_text(text)
-            os.replace(part, config.out / CONFIG)
-            self.task.save(config.out, "start", self.models(), {})
+        if loaded is None:
+            models = self.models()
+            self.world.on_main(lambda: self.write_start(models))
         if loaded is not None:
             note = "; ".join(loaded["damaged"])
             self.write(
@@ -163,6 +167,14 @@ class Run:
             **self.task.describe(),
             **describe(self.world.device),
         )
+
+    def write_start(self, models: dict[str, nn.Module]) -> None:
+        folder = self.config.out
+        identity = new_identity(self.task)
+        self.id = identity["id"]
+        write_identity(folder, identity)
+        write_text(folder / CONFIG, json.dumps(to_json(self.config), indent=2) + "\n")
+        self.task.save(folder, "start", models, {})
 
     # The middle
 
@@ -316,8 +328,10 @@ class Run:
         if self.saved == self.step:
             return
         paused = time.monotonic()
+        self.log.check()
         state = {
-            "format": 1,
+            "format": FORMAT,
+            "run": self.id,
             "step": self.step,
             "steps": self.steps,
             "epoch_steps": self.epochs.steps,
@@ -360,8 +374,8 @@ class Run:
             if self.engine.average is not None:
                 self.engine.average.fixed = True
         scores = self.evaluate(final=True)
-        if self.world.main:
-            self.task.save(self.config.out, "end", self.models(), scores)
+        models = self.models()
+        self.world.on_main(lambda: save_at_end(self.task, self.config.out, models, scores))
         result = self.result(None, scores)
         reason = f"early stopping: the weights are those of step {self.best['step']}" if self.best else "finished"
         self.write(

@@ -44,6 +44,31 @@ def make_optimizer(model: nn.Module, config: Optimizer) -> torch.optim.Optimizer
     )
 
 
+def load(optimizer: torch.optim.Optimizer, state: Any) -> None:
+    """Take over the state of an optimizer of the same kind; a ValueError if it is another's."""
+    before = {p: set(optimizer.state[p]) for group in optimizer.param_groups for p in group["params"]}
+    options = [numbers_of(group) for group in optimizer.param_groups]
+    try:
+        optimizer.load_state_dict(state)
+    except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+        raise ValueError(f"optimizer is not the state of {type(optimizer).__name__}: {error!r}") from error
+    if [numbers_of(group) for group in optimizer.param_groups] != options:
+        raise ValueError(f"optimizer has other settings than this run: {options}")
+    for parameter, names in before.items():
+        found = optimizer.state[parameter]
+        if not names <= found.keys():
+            raise ValueError(f"optimizer has no {', '.join(sorted(names - found.keys()))}")
+        for name, value in found.items():
+            if isinstance(value, Tensor) and value.ndim and value.shape != parameter.shape:
+                shapes = f"{tuple(value.shape)} for a parameter of shape {tuple(parameter.shape)}"
+                raise ValueError(f"optimizer has a {name} of shape {shapes}")
+
+
+def numbers_of(group: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a group that shape a step; the rate is set in every step."""
+    return {key: group[key] for key in group if key != "lr" and type(group[key]) in (int, float, str, tuple)}
+
+
 def skips_on_device(optimizer: torch.optim.Optimizer) -> bool:
     """Whether it leaves everything as it is where `found_inf` is 1, without the host having to look."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))

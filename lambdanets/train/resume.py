@@ -1,52 +1,73 @@
-"""Where a run goes on: which checkpoint, and whether it is the same run."""
+"""Which checkpoint a run resumes from, and whether it is the same run."""
 
-import json
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from lambdanets.data.order import Epochs
-from lambdanets.models.hub import read_object
+from lambdanets.data.order import Epochs, Remainder
+from lambdanets.files import locked, parse_json, read_object
 from lambdanets.train import checkpoint
+from lambdanets.train.checkpoint import ForeignError
 from lambdanets.train.config import RunConfig
 from lambdanets.train.distributed import World
+from lambdanets.train.identity import data_change, flat, read_identity
 from lambdanets.train.jsonable import to_json
-from lambdanets.train.log import CHECKPOINTS, CONFIG, LOG
+from lambdanets.train.log import CHECKPOINTS, CONFIG, LOG, RUN
+from lambdanets.train.task import Task
 
 # What may differ when a run resumes: where things are, and how they are computed or shown.
 CHANGEABLE = (
     *("out", "micro_batch", "device", "compile", "channels_last", "evaluate_every", "log_every", "checkpoint_minutes"),
     *("keep", "max_skipped", "data.path", "data.validation", "data.workers", "data.cache", "data.max_broken"),
-    *("pseudo.images", "pseudo.epoch"),  # the number of steps says whether epochs are the same
+    *("pseudo.images", "timeout_minutes"),
+    "pseudo.epoch",  # the number of steps says whether epochs are the same
 )
+FORMAT = 1  # of a checkpoint
+RESTART_WAIT = 60.0  # seconds for which a restarted run waits for the lock of the processes that it replaces
+FIRST_LINE = 2**20  # most bytes of it
 
 
-def find_checkpoint(config: RunConfig, world: World, resume: bool, epochs: Epochs) -> dict[str, Any] | None:
-    """What the main process finds in the run's folder, on all processes; None for a new run."""
+@contextmanager
+def own_folder(folder: Path, world: World) -> Iterator[None]:
+    """Hold the lock of a run's folder on the main process; FolderInUseError if another process has it."""
+    (restarting,) = world.any(world.restarts > 0 or world.launch is not None)
+    with ExitStack() as stack:
+        lock = locked(folder, wait=RESTART_WAIT if restarting else 0.0)
+        world.on_main(lambda: stack.enter_context(lock))
+        yield
+
+
+def find_checkpoint(config: RunConfig, task: Task, world: World, resume: bool, epochs: Epochs) -> dict[str, Any] | None:
+    """The state that the main process finds in the run's folder, on all processes; None for a new run."""
     (resume,) = world.any(resume or world.restarts > 0)
-    found: dict[str, Any] | None = None
-    error: str | None = None
-    if world.main:
-        try:
-            found = read_checkpoint(config, resume or restarted(config.out, world), epochs)
-        except (ValueError, OSError) as refused:
-            error = str(refused)
-    found, error = world.share((found, error))
-    if error is not None:
-        raise ValueError(error)
-    return found
+    return world.on_main(lambda: read_checkpoint(config, task, resume or restarted(config.out, world), epochs))
 
 
-def read_checkpoint(config: RunConfig, resume: bool, epochs: Epochs) -> dict[str, Any] | None:
+def read_checkpoint(config: RunConfig, task: Task, resume: bool, epochs: Epochs) -> dict[str, Any] | None:
     folder = config.out
     if not resume:
-        if (folder / LOG).exists():
-            raise ValueError(f"{folder} already holds a run: --resume goes on with it, or choose another --out")
+        if (folder / LOG).exists() or checkpoint.complete(folder / CHECKPOINTS):
+            raise ValueError(f"{folder} already holds a run: resume it with --resume, or choose another --out")
         return None
-    loaded = checkpoint.load_newest(folder / CHECKPOINTS)
-    if loaded is None:
+    if not checkpoint.complete(folder / CHECKPOINTS):
         return None
+    identity = read_identity(folder)
+
+    def check(state: Any) -> None:
+        check_state(state)
+        if identity is not None and state.get("run") != identity["id"]:
+            raise ForeignError(f"belongs to another run: its id is {state.get('run')}, that in {RUN} {identity['id']}")
+
+    loaded = checkpoint.load_newest(folder / CHECKPOINTS, check)
+    assert loaded is not None
     check_config(config)
+    if identity is not None:
+        change = data_change(identity["data"], to_json(task.identity()))
+        if change is not None:
+            raise ValueError(f"{folder} cannot resume, because {change}: restore the data, or start a new run")
     state = loaded.state
     state = {"remainder": "drop"} | state  # as runs did that began before there was a choice
     epochs = replace(epochs, remainder=state["remainder"])
@@ -59,14 +80,42 @@ def read_checkpoint(config: RunConfig, resume: bool, epochs: Epochs) -> dict[str
     return state | {"path": loaded.path.name, "damaged": loaded.damaged}
 
 
+def check_state(state: Any) -> None:
+    """Raise a ValueError if a file is not a checkpoint of a run. `Engine.load` checks the tensors."""
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise ValueError(f"it is not a checkpoint of a run in format {FORMAT}")
+    for key, least in (("step", 0), ("steps", 1), ("micro_batch", 1), ("since_best", 0)):
+        if type(state.get(key)) is not int or state[key] < least:
+            raise ValueError(f"{key} must be a whole number of at least {least}, got {str(state.get(key))[:40]}")
+    for key in ("seconds", "epoch_steps"):
+        if type(state.get(key)) not in (int, float) or not 0 <= state[key] < math.inf:
+            raise ValueError(f"{key} must be a number of at least 0, got {str(state.get(key))[:40]}")
+    if state["step"] > state["steps"]:
+        raise ValueError(f"it has step {state['step']} of {state['steps']}")
+    if state.get("remainder", "drop") not in get_args(Remainder):
+        raise ValueError(f"remainder must be one of {get_args(Remainder)}, got {str(state['remainder'])[:40]}")
+    best = state.get("best")
+    if best is not None and not (
+        isinstance(best, dict) and type(best.get("score")) in (int, float) and type(best.get("step")) is int
+    ):
+        raise ValueError(f"best must be a score with its step and weights, got {str(best)[:40]}")
+    if not isinstance(state.get("engine"), dict):
+        raise ValueError("it has no weights")
+
+
 def check_config(config: RunConfig) -> None:
-    """The curve can only go on if nothing that shapes it has changed."""
-    before = flat(read_object(config.out / CONFIG))
+    """Raise a ValueError that names the settings that shape the training and have changed."""
+    path = config.out / CONFIG
+    if not path.is_file():
+        raise ValueError(f"{config.out} has checkpoints but no {CONFIG}: restore it, or start a new run elsewhere")
+    before = flat(read_object(path))
     now = flat(to_json(config))
     changed = [key for key in before if before[key] != now.get(key) and key not in CHANGEABLE]
     if changed:
         there = ", ".join(f"{key} was {before[key]!r} and is {now.get(key)!r}" for key in changed)
-        raise ValueError(f"{config.out} cannot go on, because {there}: resume it as it was, or start another")
+        raise ValueError(
+            f"{config.out} cannot resume, because {there}: resume with the old settings, or start a new run"
+        )
 
 
 def restarted(folder: Path, world: World) -> bool:
@@ -74,17 +123,9 @@ def restarted(folder: Path, world: World) -> bool:
     path = folder / LOG
     if world.launch is None or not path.exists():
         return False
-    with path.open(encoding="utf-8") as file:
-        first = file.readline()
+    with path.open("rb") as file:
+        first = file.readline(FIRST_LINE)
     try:
-        return json.loads(first)["launch"] == world.launch
-    except (ValueError, KeyError, TypeError):  # a line that a crash has torn
+        return parse_json(first, str(path))["launch"] == world.launch
+    except (ValueError, KeyError, TypeError):  # a line that a crash has cut off
         return False
-
-
-def flat(data: dict[str, Any], before: str = "") -> dict[str, Any]:
-    """{"model": {"name": 1}} as {"model.name": 1}."""
-    found: dict[str, Any] = {}
-    for key, value in data.items():
-        found |= flat(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}": value}
-    return found

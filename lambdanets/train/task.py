@@ -87,6 +87,13 @@ class Task(Protocol):
         """Sentences without a full stop, for the start of the log: what the reader should know about the data."""
         return []
 
+    def identity(self) -> dict[str, Any]:
+        """What identifies the training data wherever it is stored: lists of class names, numbers, digests.
+
+        A run resumes only, and processes train together only, if it is equal.
+        """
+        return {}
+
     def events(self) -> list[dict[str, Any]]:
         """What happened since the last call on this process, as records of the log with an "event"."""
         return []

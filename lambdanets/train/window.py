@@ -114,6 +114,18 @@ class Window:
 
     def load(self, state: dict[str, Any]) -> None:
         self.names, self.waiting, sums, skipped = list(state["names"]), [], state["sums"], state["skipped"]
+        counts = ("total", "in_a_row")
+        if not all(isinstance(name, str) for name in self.names):
+            raise ValueError(f"the names of its sums are not text: {str(self.names)[:40]}")
+        if sums is not None and not (isinstance(sums, Tensor) and sums.shape == (len(self.names) + 2,)):
+            raise ValueError(f"it must have one sum for each of {', '.join(map(str, self.names))}")
+        if not (
+            isinstance(skipped, dict)
+            and all(isinstance(skipped.get(name), Tensor) for name in ("flags", *counts))
+            and skipped["flags"].ndim == 1
+            and all(skipped[name].numel() == 1 for name in counts)
+        ):
+            raise ValueError("it does not say which steps were skipped")
         # The sums are those of all processes: one goes on with them.
         self.sums = None if sums is None else (sums * float(self.world.main)).tolist()
         fits = len(skipped["flags"]) == self.length

@@ -40,9 +40,9 @@ def test_a_damaged_one_is_passed_over_and_named(tmp_path, damage):
     assert newest.with_name(newest.name + ".damaged").exists()
     for path in complete(tmp_path):
         path.write_bytes(b"")
-    with pytest.raises(ValueError, match=r"no checkpoint in .* is whole"):
+    with pytest.raises(ValueError, match=r"no checkpoint in .* is usable"):
         load_newest(tmp_path)
-    with pytest.raises(ValueError, match="is whole"):  # nor is it a new run the second time
+    with pytest.raises(ValueError, match="is usable"):  # nor is it a new run the second time
         load_newest(tmp_path)
 
 

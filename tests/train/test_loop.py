@@ -298,9 +298,9 @@ def test_early_stopping_keeps_the_best_weights(tmp_path, monkeypatch):
 
 def test_a_folder_with_a_run_is_not_overwritten(tmp_path):
     fit(Numbers(), config(tmp_path, epochs=1.0))
-    with pytest.raises(ValueError, match="already holds a run: --resume"):
+    with pytest.raises(ValueError, match="already holds a run: resume it with --resume"):
         fit(Numbers(), config(tmp_path, epochs=1.0))
-    with pytest.raises(ValueError, match=r"cannot go on, because epochs was 1.0 and is 2.0"):
+    with pytest.raises(ValueError, match=r"cannot resume, because epochs was 1.0 and is 2.0"):
         fit(Numbers(), config(tmp_path, epochs=2.0), resume=True)
 
 

@@ -1,0 +1,134 @@
+"""What makes a run the same run: its id, its classes and labels, and equal settings on all of its processes."""
+
+import hashlib
+import json
+import re
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lambdanets.files import read_object, write_text
+from lambdanets.train.config import RunConfig
+from lambdanets.train.distributed import World
+from lambdanets.train.jsonable import to_json
+from lambdanets.train.log import RUN
+from lambdanets.train.task import Task
+
+# Settings that may differ between the processes of a run: places and resources of a machine.
+PER_MACHINE = (
+    *("out", "device", "timeout_minutes", "text", "model.pretrained", "data.path", "data.images", "data.workers"),
+    *("data.validation", "data.validation_images", "data.cache", "pseudo.path", "pseudo.images"),
+)
+WORDS = {"examples": "training examples", "images": "training images", "objects": "objects", "bytes": "bytes of text"}
+
+
+def new_identity(task: Task) -> dict[str, Any]:
+    """The contents of run.json: a random id and what identifies the training data."""
+    return {"id": secrets.token_hex(8), "data": to_json(task.identity())}
+
+
+def write_identity(folder: Path, identity: dict[str, Any]) -> None:
+    write_text(folder / RUN, json.dumps(identity) + "\n")
+
+
+def read_identity(folder: Path) -> dict[str, Any] | None:
+    """The contents of run.json; None in runs that have none, which began before it was introduced."""
+    path = folder / RUN
+    if not path.exists():
+        return None
+    remedy = "restore it, or remove it to resume without checking the classes and labels"
+    try:
+        found = read_object(path)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{error}: {remedy}") from error
+    if not isinstance(found.get("id"), str) or not isinstance(found.get("data"), dict):
+        raise ValueError(f"{path} has no id and data of a run: {remedy}")
+    return found
+
+
+def labels_digest(*arrays: np.ndarray) -> str:
+    """A digest of integers, or of other numbers, that does not depend on where they are stored."""
+    found = hashlib.blake2b(digest_size=16)
+    for array in arrays:
+        found.update(np.ascontiguousarray(array).astype("<i8" if array.dtype.kind in "iub" else "<f8").tobytes())
+    return found.hexdigest()
+
+
+def names_digest(names: Iterable[str]) -> str:
+    """A digest of file names, without folders, archives and extensions: the images may be stored elsewhere."""
+    stems = (re.split(r"[/:]", name)[-1].partition(".")[0] for name in names)
+    return hashlib.blake2b("\n".join(stems).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+
+
+def data_change(before: dict[str, Any], now: dict[str, Any]) -> str | None:
+    """The first difference between the training data of two identities, in words; None if there is none."""
+    for key in before:
+        was, is_now = before[key], now.get(key)
+        if was == is_now:
+            continue
+        if isinstance(was, list) and isinstance(is_now, list):
+            return class_change(was, is_now)
+        if key in WORDS:
+            return f"there were {was} {WORDS[key]} and there are {is_now}"
+        return f"the {key} of the training images changed, or their order"
+    return None
+
+
+def class_change(before: list[Any], now: list[Any]) -> str:
+    if sorted(map(str, before)) == sorted(map(str, now)):
+        number = next(i for i, (was, is_now) in enumerate(zip(before, now, strict=True)) if was != is_now)
+        return f"the order of the classes changed: class {number} was {before[number]!r} and is {now[number]!r}"
+    if len(before) != len(now):
+        gone, new = ([name for name in one if name not in other] for one, other in ((before, now), (now, before)))
+        named = f"; gone: {gone[:3]}, new: {new[:3]}"
+        return f"there were {len(before)} classes and there are {len(now)}{named}"
+    number = next(i for i, (was, is_now) in enumerate(zip(before, now, strict=True)) if was != is_now)
+    return f"class {number} was {before[number]!r} and is {now[number]!r}"
+
+
+def check_processes(world: World, task: Task, config: RunConfig) -> None:
+    """Raise a ValueError on all processes if their settings, numbers of images or classes differ."""
+    if world.size == 1:
+        return
+    mine = {key: value for key, value in flat(to_json(config)).items() if key not in PER_MACHINE}
+    data = {"examples": task.examples, **to_json(task.identity())}
+    mine |= {f"data: {key}": digest(value) if isinstance(value, list) else value for key, value in data.items()}
+    everyone = world.gather(mine)
+
+    def compare() -> None:
+        for rank, theirs in enumerate(everyone):
+            for key in mine | theirs:
+                if theirs.get(key) != mine.get(key):
+                    raise ValueError(process_difference(rank, key, theirs.get(key), mine.get(key)))
+
+    world.on_main(compare)
+
+
+def process_difference(rank: int, key: str, theirs: Any, mine: Any) -> str:
+    name = key.removeprefix("data: ")
+    if name == key:
+        found, remedy = f"rank {rank} has {key} {theirs!r} and rank 0 has {mine!r}", "start all of them with the same"
+    elif name in WORDS:
+        found, remedy = f"rank {rank} has {theirs} {WORDS[name]} and rank 0 has {mine}", "give all machines the same"
+    else:
+        found, remedy = (
+            f"rank {rank} has other training images than rank 0 (their {name} differ)",
+            "give all machines the same",
+        )
+    what = "settings" if name == key else "training data"
+    return f"{found}: {remedy} {what}"
+
+
+def digest(values: list[Any]) -> str:
+    return hashlib.blake2b(json.dumps(values).encode(), digest_size=16).hexdigest()
+
+
+def flat(data: dict[str, Any], before: str = "") -> dict[str, Any]:
+    """{"model": {"name": 1}} as {"model.name": 1}."""
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        found |= flat(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}": value}
+    return found
