@@ -59,10 +59,9 @@ def fit(
             with own_folder(config.out, world):
                 return run.go(resume)
         except RuntimeError as error:
-            reason = lost_process(error, config.out, config.timeout_minutes)
-            if reason is None:
-                raise
-            raise LostProcessError(reason) from error
+            if reason := lost_process(error, config):
+                raise LostProcessError(reason) from error
+            raise
         finally:
             task.close()
 
@@ -111,9 +110,7 @@ class Run:
                 self.give_up(str(error))
                 raise
             except (RuntimeError, OSError) as error:  # may come in the middle of a step: no checkpoint
-                minutes = self.config.timeout_minutes
-                reason = str(error) if isinstance(error, OSError) else lost_process(error, self.config.out, minutes)
-                if reason is not None:
+                if reason := lost_process(error, self.config):
                     self.write("end", step=self.step, reason=reason)
                 raise
 

@@ -1,21 +1,23 @@
 """Processes of a run that were killed or hang, in words."""
 
 import re
-from pathlib import Path
 
 import torch.distributed as dist
 
 from lambdanets.data.workers import loss_of_worker
+from lambdanets.train.config import RunConfig
 
 
 class LostProcessError(ValueError):
     """A worker process or another process of the run was killed or hangs."""
 
 
-def lost_process(error: RuntimeError, folder: Path, timeout_minutes: float) -> str | None:
-    """What to tell the user if another process is gone; None for other errors."""
-    reason = loss_of_worker(error) or loss_of_process(error, timeout_minutes)
-    return reason and f"{reason}. The run in {folder} resumes from its last checkpoint"
+def lost_process(error: RuntimeError | OSError, config: RunConfig) -> str | None:
+    """What to tell the user if another process is gone, or a file; None for other errors."""
+    if isinstance(error, OSError):
+        return str(error)
+    reason = loss_of_worker(error) or loss_of_process(error, config.timeout_minutes)
+    return reason and f"{reason}. The run in {config.out} resumes from its last checkpoint"
 
 
 def loss_of_process(error: BaseException, timeout_minutes: float) -> str | None:
