@@ -25,13 +25,11 @@ PER_MACHINE = (
 WORDS = {"examples": "training examples", "images": "training images", "objects": "objects", "bytes": "bytes of text"}
 
 
-def new_identity(task: Task) -> dict[str, Any]:
-    """The contents of run.json: a random id and what identifies the training data."""
-    return {"id": secrets.token_hex(8), "data": to_json(task.identity())}
-
-
-def write_identity(folder: Path, identity: dict[str, Any]) -> None:
+def write_identity(folder: Path, task: Task) -> str:
+    """Write run.json: a new random id, which is returned, and what identifies the training data."""
+    identity = {"id": secrets.token_hex(8), "data": to_json(task.identity())}
     write_text(folder / RUN, json.dumps(identity) + "\n")
+    return identity["id"]
 
 
 def read_identity(folder: Path) -> dict[str, Any] | None:

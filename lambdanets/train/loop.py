@@ -19,7 +19,7 @@ from lambdanets.train.config import RunConfig
 from lambdanets.train.distributed import World, join
 from lambdanets.train.engine import Engine, check_tensors
 from lambdanets.train.guard import NotFiniteError, diagnose
-from lambdanets.train.identity import check_processes, new_identity, write_identity
+from lambdanets.train.identity import check_processes, write_identity
 from lambdanets.train.jsonable import to_json
 from lambdanets.train.log import CHECKPOINTS, CONFIG, RunLog
 from lambdanets.train.lost import LostProcessError, lost_process
@@ -167,9 +167,7 @@ class Run:
 
     def write_start(self, models: dict[str, nn.Module]) -> None:
         folder = self.config.out
-        identity = new_identity(self.task)
-        self.id = identity["id"]
-        write_identity(folder, identity)
+        self.id = write_identity(folder, self.task)
         write_text(folder / CONFIG, json.dumps(to_json(self.config), indent=2) + "\n")
         self.task.save(folder, "start", models, {})
 
