@@ -48,10 +48,9 @@ class Case:
         if self.positions != "relative" or self.mask:
             return ["gemm"]
         planar = ["dft"] if len(self.grid) == 2 else []
-        depthwise = ["depthwise"] if len(self.grid) < 3 else []  # in 3-d it is what "conv" runs
         if len(self.grid) > 3:
             return ["gemm", "fft"]
-        return ["gemm", "conv", *depthwise, *planar, "fft"]
+        return ["gemm", "conv", "depthwise", *planar, "fft"]
 
 
 class Inputs:

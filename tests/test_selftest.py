@@ -37,7 +37,7 @@ def break_backend(monkeypatch, name, change):
 def test_all_backends_pass():
     code, text = run(cases=60, seed=7)
     assert code == 0, text
-    for name in ("auto", "reference", "gemm", "conv", "dft", "fft"):
+    for name in ("auto", "reference", "gemm", "conv", "depthwise", "dft", "fft"):
         row = next(line for line in text.splitlines() if f" {name} " in line)
         assert int(re.findall(r"\d+", row)[0]) >= 10
 

@@ -1,6 +1,14 @@
 """Networks as data: rows of the paper, built by one small class per family."""
 
-from lambdanets.models.config import MobileNetConfig, NetworkConfig, PatchConfig, ResNetConfig, SpatialOptions
+from lambdanets.models.attention_network import AttentionNetwork
+from lambdanets.models.config import (
+    AttentionNetworkConfig,
+    MobileNetConfig,
+    NetworkConfig,
+    PatchConfig,
+    ResNetConfig,
+    SpatialOptions,
+)
 from lambdanets.models.hub import Card, Preprocessing, from_pretrained, load_weights, read_card, save_weights
 from lambdanets.models.mobilenet import MobileNetV2
 from lambdanets.models.network import FeatureInfo, FeatureNetwork, Network
@@ -13,6 +21,8 @@ from lambdanets.models.spatial import LAYERS
 __all__ = [
     "LAYERS",
     "ROWS",
+    "AttentionNetwork",
+    "AttentionNetworkConfig",
     "Bottleneck",
     "Card",
     "FeatureInfo",

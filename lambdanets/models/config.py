@@ -148,6 +148,28 @@ class PatchConfig(NetworkConfig):
     expansion: int = 4
 
 
+@dataclass(frozen=True, kw_only=True)
+class AttentionNetworkConfig(NetworkConfig):
+    """Self-attention networks (Zhao et al. 2020): five stages of residual blocks without any spatial convolution.
+
+    Attributes:
+        depths: blocks of each stage.
+        widths: channels of each stage; the layer of a block puts out a quarter of them.
+        layer: "patchwise_attention", "pairwise_attention" or another layer by its name.
+    """
+
+    layer: str | Callable[[int], nn.Module] = "patchwise_attention"
+    scope: ScopePerStage = (3, 7, 7, 7, 7)
+    depths: tuple[int, int, int, int, int]
+    widths: tuple[int, int, int, int, int] = (64, 256, 512, 1024, 2048)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("depths", "widths"):
+            if not are_whole(getattr(self, name), 5):
+                raise ValueError(f"{name} must be 5 numbers from 1 on, one for each stage, got {getattr(self, name)!r}")
+
+
 def are_whole(values: Any, count: int = 2, least: int = 1) -> bool:
     """Whether it is a tuple of so many ints, none of them smaller than `least`."""
     return isinstance(values, tuple) and len(values) == count and all(isinstance(v, int) and v >= least for v in values)

@@ -8,7 +8,15 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal, overload
 
-from lambdanets.models.config import MobileNetConfig, NetworkConfig, PatchConfig, ResNetConfig, SpatialOptions
+from lambdanets.models.attention_network import AttentionNetwork
+from lambdanets.models.config import (
+    AttentionNetworkConfig,
+    MobileNetConfig,
+    NetworkConfig,
+    PatchConfig,
+    ResNetConfig,
+    SpatialOptions,
+)
 from lambdanets.models.hub import load_weights
 from lambdanets.models.mobilenet import MobileNetV2
 from lambdanets.models.network import FeatureNetwork, Network
@@ -21,6 +29,7 @@ FAMILIES: dict[type[NetworkConfig], type[Network]] = {
     ResNetConfig: ResNet,
     MobileNetConfig: MobileNetV2,
     PatchConfig: PatchNetwork,
+    AttentionNetworkConfig: AttentionNetwork,
 }
 SPATIAL = frozenset(f.name for f in fields(SpatialOptions))
 NO_WEIGHTS = (

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from lambdanets.models.config import MobileNetConfig, NetworkConfig, PatchConfig, ResNetConfig
+from lambdanets.models.config import AttentionNetworkConfig, MobileNetConfig, NetworkConfig, PatchConfig, ResNetConfig
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,13 @@ PATCHES = {
     "lambda_patch_base": PatchConfig(width=768, depth=12),
 }
 
+# Zhao et al. 2020, patchwise as in the row that the paper cites; layer="pairwise_attention" is their other form.
+ATTENTION_NETWORKS = {
+    "san10": AttentionNetworkConfig(depths=(2, 1, 2, 4, 1)),
+    "san15": AttentionNetworkConfig(depths=(3, 2, 3, 5, 2)),
+    "san19": AttentionNetworkConfig(depths=(3, 3, 4, 6, 3)),
+}
+
 ROWS: dict[str, NetworkConfig] = {
     **VANILLA,
     **RESNET_D,
@@ -82,4 +89,5 @@ ROWS: dict[str, NetworkConfig] = {
     **MOBILENETS,
     **SMALL_IMAGES,
     **PATCHES,
+    **ATTENTION_NETWORKS,
 }

@@ -9,10 +9,13 @@ from torch import nn
 from lambdanets.layers import (
     AugmentedConvolution2d,
     AxialAttention2d,
+    ConvolutionLinearAttention2d,
     GlobalAttention2d,
     LambdaLayer2d,
     LinearAttention,
     LocalAttention2d,
+    PairwiseAttention2d,
+    PatchwiseAttention2d,
     RelativePositions,
 )
 from lambdanets.models.config import Scope, ScopePerStage, SpatialOptions
@@ -34,10 +37,13 @@ LAYERS = {
     "lambda": Kind(LambdaLayer2d, LAMBDA_OPTIONS),
     "linear_attention": Kind(LinearAttention),
     "multi_query_linear_attention": Kind(partial(LinearAttention, multi_query=True)),
+    "convolution_linear_attention": Kind(ConvolutionLinearAttention2d),
     "augmented_convolution": Kind(AugmentedConvolution2d, needs_size=True),
     "global_attention": Kind(GlobalAttention2d, needs_size=True),
     "axial_attention": Kind(AxialAttention2d, needs_size=True),
     "local_attention": Kind(LocalAttention2d, frozenset({"key_depth", "heads", "scope"})),
+    "pairwise_attention": Kind(PairwiseAttention2d, frozenset({"key_depth", "scope"})),
+    "patchwise_attention": Kind(PatchwiseAttention2d, frozenset({"key_depth", "scope"})),
 }
 
 
@@ -79,17 +85,22 @@ def spatial_layer(
     scope: Scope | str,
     input_size: tuple[int, int],
     positions: RelativePositions | None = None,
+    *,
+    out_channels: int | None = None,
 ) -> nn.Module:
-    """A layer [B, channels, height, width] -> the same shape.
+    """A layer [B, channels, height, width] -> [B, out_channels, height, width].
 
     Args:
-        channels: in and out.
+        channels: in, and out if `out_channels` is None.
         options: which layer, and its options.
         scope: of this stage.
         input_size: the largest map it will see, as (height, width).
         positions: the stage's, if they are shared.
+        out_channels: of the output; a layer given as a function keeps the channels.
     """
     if not isinstance(options.layer, str):
+        if out_channels is not None:
+            raise ValueError("this network's layers change the number of channels: give layer a name, not a function")
         return options.layer(channels)
     kind = kind_of(options.layer)
     chosen = {name: getattr(options, name) for name in kind.options - {"scope", "share_positions"}}
@@ -106,4 +117,6 @@ def spatial_layer(
         chosen["scope"] = scope
     if kind.needs_size or chosen.get("scope", 0) is None:
         chosen["input_size"] = input_size
+    if out_channels is not None:
+        chosen["out_channels"] = out_channels
     return kind.build(channels, **chosen)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lambdanets.ops import conv, dft, fft, gemm
+from lambdanets.ops import conv, depthwise, dft, fft, gemm
 from lambdanets.ops.fused import backend as fused_backend
 from lambdanets.ops.problem import Problem
 
@@ -39,9 +39,10 @@ class Rates:
     elements: float
 
 
+MODULES = {"gemm": gemm, "conv": conv, "depthwise": depthwise, "dft": dft, "fft": fft, "fused": fused_backend}
 BACKENDS = {
     name: Backend(name, module.why_not, module.work, module.position_output, getattr(module, "whole_output", None))
-    for name, module in {"gemm": gemm, "conv": conv, "dft": dft, "fft": fft, "fused": fused_backend}.items()
+    for name, module in MODULES.items()
 }
 NAMES = ("auto", "reference", *BACKENDS)
 
@@ -50,6 +51,7 @@ NAMES = ("auto", "reference", *BACKENDS)
 CPU_RATES = {
     "gemm": (Rates(1.6e5, 32.6, 352.0), Rates(5.11e5, 68.4, 3310.0)),
     "conv": (Rates(2.5e5, 17.0, 920.0), Rates(6.8e5, 184.0, 5420.0)),
+    "depthwise": (Rates(2.5e5, 17.0, 920.0), Rates(6.8e5, 184.0, 5420.0)),
     "dft": (Rates(5.69e5, 36.1, 248.0), Rates(1.37e6, 118.0, 775.0)),
     "fft": (Rates(1.76e5, 594.0, 308.0), Rates(7.24e5, 1200.0, 883.0)),
     "fused": (Rates(1e12, 0.0, 0.0), Rates(1e12, 0.0, 0.0)),  # Triton's interpreter: for tests, never chosen

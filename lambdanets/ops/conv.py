@@ -4,8 +4,12 @@ Letters: B batch, N queries, M context positions, H heads, K key depth, V value 
 
 The table is the kernel: `(n+1)-d`, with the value depth as one more spatial axis of size-1 kernels, or `n-d`
 depthwise with a channel multiplier, the table repeated for every value channel. Memory: lambdas, B N K V.
+
+The backend "conv" is the first form on one or two axes, and the second on three, as torch has no 4-d convolution;
+"depthwise" (depthwise.py) is the second form on any number of axes.
 """
 
+from collections.abc import Callable
 from math import prod
 
 import torch
@@ -32,6 +36,12 @@ def why_not(problem: Problem) -> str | None:
 
 def position_output(problem: Problem) -> Tensor:
     """[B, N, H, V]."""
+    assert isinstance(problem.positions, Relative)
+    return convolved(problem, extra_axis if problem.positions.dims < 3 else depthwise)
+
+
+def convolved(problem: Problem, convolve: Callable[[Tensor, Tensor, list[Axis]], Tensor]) -> Tensor:
+    """[B, N, H, V] by one of the two forms, `extra_axis` or `depthwise`."""
     positions = problem.positions
     assert isinstance(positions, Relative)
     if problem.causal:
@@ -40,7 +50,6 @@ def position_output(problem: Problem) -> Tensor:
         table, axes = positions.table, positions.axes()
     else:
         table, axes = positions.clipped()
-    convolve = extra_axis if positions.dims < 3 else depthwise
     lambdas_BKVN = convolve(problem.values_BMVU, table, axes)
     return torch.einsum("bnhk,bkvn->bnhv", problem.queries_BNHK, lambdas_BKVN)
 

@@ -46,8 +46,9 @@ def lambda_op(
         mask: bool [N, M], True where query n may look at context m; shared by the batch.
         context_mask: bool [B, M], True where an example has context and False where it has padding.
         causal: True: m <= n; "strict": m < n, in row-major order. An empty context gives 0.
-        backend: "auto", or one of "reference", "gemm", "conv", "dft", "fft", "fused"; one that cannot run says why.
-            It computes the position part, some of them content with it; without positions all are the same.
+        backend: "auto", or one of "reference", "gemm", "conv", "depthwise", "dft", "fft", "fused"; one that cannot
+            run says why. It computes the position part, and some of them the content part with it; without positions
+            all are the same.
 
     Half-precision inputs are summed in float32; the result has the dtype of queries and values.
     """

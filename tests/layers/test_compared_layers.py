@@ -10,11 +10,16 @@ from torch import Tensor, nn
 from lambdanets.layers import (
     AugmentedConvolution2d,
     AxialAttention2d,
+    ConvolutionLinearAttention2d,
     GlobalAttention2d,
     LinearAttention,
     LocalAttention2d,
+    PairwiseAttention2d,
+    PatchwiseAttention2d,
     SqueezeExcitation2d,
 )
+from lambdanets.layers.vector_attention import reflected
+from tests.models.helpers import randomized
 
 HEIGHT, WIDTH = 3, 5
 
@@ -129,6 +134,62 @@ def augmented_convolution(layer: AugmentedConvolution2d, x: Tensor) -> Tensor:
     return torch.cat([F.conv2d(x, layer.conv.weight, padding=1), projected], dim=1)
 
 
+def convolution_linear_attention(layer: ConvolutionLinearAttention2d, x: Tensor) -> Tensor:
+    y = F.conv2d(x, layer.conv.weight, padding=1)
+    return y + torch.einsum("oc,bcyx->boyx", layer.project.weight[:, :, 0, 0], linear_attention(layer.attention, y))
+
+
+def mirrored(place: int, size: int) -> int:
+    """A coordinate outside 0 to size - 1, walked back into the map: the edge itself is not repeated."""
+    while not 0 <= place < size:
+        place = -place if place < 0 else 2 * (size - 1) - place
+    return place
+
+
+def affine(conv: nn.Conv2d, vector: Tensor) -> Tensor:
+    """A 1x1 convolution of one pixel's [B, C]."""
+    weighted = vector @ conv.weight[:, :, 0, 0].T
+    return weighted if conv.bias is None else weighted + conv.bias
+
+
+def mapped(mapping: nn.Sequential, vector: Tensor) -> Tensor:
+    """norm, ReLU, 1x1, norm, ReLU, 1x1 of one vector [B, C] in eval mode."""
+    for norm, conv in ((mapping[0], mapping[2]), (mapping[3], mapping[5])):
+        vector = (vector - norm.running_mean) / torch.sqrt(norm.running_var + norm.eps) * norm.weight + norm.bias
+        vector = affine(conv, torch.clamp(vector, min=0))
+    return vector
+
+
+def vector_attention(layer: PairwiseAttention2d | PatchwiseAttention2d, x: Tensor) -> Tensor:
+    height, width = x.shape[2:]
+    pixel = {(y, x0): x[:, :, y, x0] for y in range(height) for x0 in range(width)}
+    outputs = {}
+    for y0, x0 in pixel:
+        footprint = [
+            (mirrored(y0 + i - layer.scope[0] // 2, height), mirrored(x0 + j - layer.scope[1] // 2, width))
+            for i in range(layer.scope[0])
+            for j in range(layer.scope[1])
+        ]
+        query = affine(layer.to_queries, pixel[y0, x0])
+        keys = [affine(layer.to_keys, pixel[place]) for place in footprint]
+        if isinstance(layer, PairwiseAttention2d):
+
+            def position(y: int, x: int, layer: PairwiseAttention2d = layer) -> Tensor:
+                place = [2 * x / (width - 1) - 1, 2 * y / (height - 1) - 1]
+                return affine(layer.to_positions, torch.tensor([place], dtype=torch.float64))
+
+            here = position(y0, x0)
+            places = [(here - position(*place)).expand(len(query), -1) for place in footprint]
+            relations = [torch.cat([query - key, place], 1) for key, place in zip(keys, places, strict=True)]
+            weights = torch.stack([mapped(layer.mapping, relation) for relation in relations]).softmax(0)  # [S, B, G]
+        else:
+            patch = torch.cat([query, torch.stack(keys, 2).flatten(1)], 1)
+            weights = mapped(layer.mapping, patch).unflatten(1, (layer.groups, -1)).permute(2, 0, 1)
+        values = torch.stack([affine(layer.to_values, pixel[place]) for place in footprint])
+        outputs[y0, x0] = (weights.repeat_interleave(layer.group, 2) * values).sum(0)[:, None]
+    return assemble(outputs, height, width)
+
+
 SIZE = (HEIGHT, WIDTH)
 CASES = {
     "squeeze_excitation": (SqueezeExcitation2d, (8,), {}, squeeze_excitation),
@@ -158,6 +219,16 @@ CASES = {
         {"heads": 2, "value_ratio": 0.4, "key_depth": 3, "input_size": 6},
         augmented_convolution,
     ),
+    "convolution and linear": (
+        ConvolutionLinearAttention2d,
+        (6, 8),
+        {"heads": 2, "key_depth": 3},
+        convolution_linear_attention,
+    ),
+    "pairwise": (PairwiseAttention2d, (6, 8), {"scope": 3, "group": 4}, vector_attention),
+    "pairwise rectangle": (PairwiseAttention2d, (4,), {"scope": (1, 5), "key_depth": 3, "group": 2}, vector_attention),
+    "patchwise": (PatchwiseAttention2d, (6, 8), {"scope": 3, "group": 4}, vector_attention),
+    "patchwise beyond the map": (PatchwiseAttention2d, (4,), {"scope": (7, 3), "group": 2}, vector_attention),
 }
 
 
@@ -166,7 +237,7 @@ CASES = {
 def test_values_and_gradients(case: str, channels_last: bool) -> None:
     build, sizes, options, oracle = CASES[case]
     torch.manual_seed(1)
-    layer = build(*sizes, **options).double()
+    layer = randomized(build(*sizes, **options)).double().eval()
     x = torch.randn(2, sizes[0], HEIGHT, WIDTH, dtype=torch.float64, requires_grad=True)
     given = x.contiguous(memory_format=torch.channels_last) if channels_last else x
     got, expected = layer(given), oracle(layer, x)
@@ -174,14 +245,39 @@ def test_values_and_gradients(case: str, channels_last: bool) -> None:
     if case != "augmented":  # its parts are a convolution's and an attention's
         assert got.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
     weights = torch.randn_like(expected)
-    inputs = [x, *layer.parameters()]
-    for g, e in zip(
+    names, inputs = ["x", *dict(layer.named_parameters())], [x, *layer.parameters()]
+    for name, g, e in zip(
+        names,
         torch.autograd.grad((got * weights).sum(), inputs),
         torch.autograd.grad((expected * weights).sum(), inputs),
         strict=True,
     ):
         torch.testing.assert_close(g, e)
-        assert e.abs().sum() > 0
+        assert e.abs().sum() > 0 or name == "to_positions.bias"  # cancels in differences of positions
+
+
+@pytest.mark.parametrize("size", [(4, 5), (2, 3), (1, 2), (1, 1)], ids=str)
+def test_footprints_are_mirrored_at_the_border(size: tuple[int, int]) -> None:
+    x = torch.randn(1, 2, *size)
+    padded = reflected(x, (3, 2))
+    if size == (4, 5):
+        torch.testing.assert_close(padded, F.pad(x, (2, 2, 3, 3), mode="reflect"))
+    for y in range(padded.shape[2]):
+        for column in range(padded.shape[3]):
+            inside = mirrored(y - 3, size[0]) if size[0] > 1 else 0, mirrored(column - 2, size[1]) if size[1] > 1 else 0
+            assert torch.equal(padded[:, :, y, column], x[:, :, *inside])
+
+
+def test_patchwise_attention_can_be_a_convolution_that_ignores_the_content() -> None:
+    """With the last map at its bias, the weights are a fixed depthwise kernel for each group of channels."""
+    layer = PatchwiseAttention2d(8, scope=3, group=4).double().eval()
+    last = layer.mapping[5]
+    assert isinstance(last, nn.Conv2d)
+    nn.init.zeros_(last.weight)
+    x = torch.randn(2, 8, 6, 7, dtype=torch.float64)
+    kernel = last.bias.view(2, 1, 3, 3).repeat_interleave(4, 0)
+    expected = F.conv2d(F.pad(layer.to_values(x), (1, 1, 1, 1), mode="reflect"), kernel, groups=8)
+    torch.testing.assert_close(layer(x), expected)
 
 
 def test_linear_attention_takes_sequences_and_volumes() -> None:
@@ -215,6 +311,10 @@ def test_local_attention_with_a_full_window_is_global_attention() -> None:
         (lambda: LocalAttention2d(6, heads=2), "key_depth=3 is odd"),
         (lambda: AugmentedConvolution2d(8, heads=8, input_size=4), "fewer heads"),
         (lambda: SqueezeExcitation2d(3), "give hidden="),
+        (lambda: PatchwiseAttention2d(12), "not divisible by group=8"),
+        (lambda: PairwiseAttention2d(8, scope=4), "odd scope"),
+        (lambda: PatchwiseAttention2d(8)(torch.zeros(8, 5, 5)), r"\[batch, 8, height, width\]"),
+        (lambda: ConvolutionLinearAttention2d(10, heads=2), "not divisible by twice heads=2"),
         (lambda: GlobalAttention2d(8, heads=2, input_size=4)(torch.zeros(1, 8, 5, 4)), "larger input_size"),
         (lambda: AxialAttention2d(8, heads=2, input_size=4)(torch.zeros(1, 8, 4, 5)), "larger input_size"),
         (lambda: SqueezeExcitation2d(8)(torch.zeros(1, 4, 5, 5)), r"\[batch, 8, height, width\]"),

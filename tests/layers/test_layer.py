@@ -250,7 +250,7 @@ def test_batch_of_one_pixel_in_training_raises_as_batch_norm_does():
 
 def test_explain_says_what_could_run():
     found = build().explain(image(2, 8, 5, 6))
-    assert found.keys() >= {"gemm", "conv", "dft", "fft"}
+    assert found.keys() >= {"gemm", "conv", "depthwise", "dft", "fft"}
     assert not isinstance(next(iter(found.values())), str)  # the chosen one first
     assert isinstance(build(dims=1).explain(image(2, 8, 9))["dft"], str)
 

@@ -82,7 +82,9 @@ def test_layer_takes_own_shapes_and_all_backends(tmp_path):
     )
     assert code == 0
     assert {row["shape"] for row in result["rows"]} == {"5x4x12"}
-    assert {f"ours, {name}" for name in ("gemm", "conv", "dft", "fft")} <= {r["contender"] for r in result["rows"]}
+    assert {f"ours, {name}" for name in ("gemm", "conv", "depthwise", "dft", "fft")} <= {
+        r["contender"] for r in result["rows"]
+    }
 
 
 def test_missing_peers_are_named(tmp_path, monkeypatch, capsys):

@@ -44,5 +44,5 @@ def test_prints_constants_for_every_backend():
     text = out.getvalue()
     pasted = eval(text[text.index("RATES = {") + len("RATES = ") :], {"Rates": Rates})
     assert set(pasted) <= set(BACKENDS)
-    assert {"gemm", "conv", "dft", "fft"} <= set(pasted)
+    assert {"gemm", "conv", "depthwise", "dft", "fft"} <= set(pasted)
     assert source(pasted) in text

@@ -19,6 +19,7 @@ SMALL = {
     "small images": ("lambda_resnet_tiny", {"scope": (3, 3, (5, 7), None)}),
     "mobilenet": ("lambda_mobilenet_v2", {"num_classes": 7}),
     "patch": ("lambda_patch_tiny", {"share_positions": True}),
+    "attention": ("san10", {"depths": (1, 1, 2, 1, 1), "widths": (32, 32, 64, 64, 64), "scope": 3, "num_classes": 7}),
 }
 # Odd rectangles; "small images" has one global stage, for images up to 32x32.
 SIZES = {name: (31, 21) if name in ("small images", "patch") else (61, 83) for name in SMALL}

@@ -1,23 +1,9 @@
-"""What several tests of the operation share: a form of the lambda convolution, memory that shows what nobody wrote."""
+"""What several tests of the operation share: memory that shows what nobody wrote, kernels for small cases."""
 
 import pytest
 import torch
 
-from lambdanets.ops import conv
 from lambdanets.ops.fused import beside, narrow
-
-
-@pytest.fixture
-def prepare(monkeypatch):
-    """Turns "depthwise" into the backend that has it, with that form in place of the other."""
-
-    def prepared(name: str) -> str:
-        if name != "depthwise":
-            return name
-        monkeypatch.setattr(conv, "extra_axis", conv.depthwise)
-        return "conv"
-
-    return prepared
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("case", "backend"), PAIRS)
-def test_variant(case, backend, prepare):
-    assert_agree(case, prepare(backend))
+def test_variant(case, backend):
+    assert_agree(case, backend)
 
 
 @st.composite
@@ -54,9 +54,8 @@ def cases(draw, dims=(1, 2, 3)):
 
 @pytest.mark.parametrize("backend", ["gemm", "conv", "depthwise", "fft", "auto"])
 @given(case=cases(), seed=st.integers(0, 2**16))
-def test_any_relative_case(prepare, backend, case, seed):
-    backend = "conv" if backend == "depthwise" and len(case.grid) == 3 else backend
-    assert_agree(case, prepare(backend), seed)
+def test_any_relative_case(backend, case, seed):
+    assert_agree(case, backend, seed)
 
 
 @given(case=cases(dims=(2,)), seed=st.integers(0, 2**16), tile=st.integers(1, 4))

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from lambdanets.ops import choose, explain
 from tests.cases import VARIANTS, Case, Inputs
 
-PLAIN_TORCH = {"gemm", "conv", "dft", "fft"}
+PLAIN_TORCH = {"gemm", "conv", "depthwise", "dft", "fft"}
 REASONS = {  # backend, case: words of the reason
     ("conv", "mask"): "mask differs from query to query",
+    ("depthwise", "mask"): "mask differs from query to query",
     ("dft", "mask"): "mask differs from query to query",
     ("fft", "mask"): "mask differs from query to query",
     ("conv", "dense"): "relative positions",
@@ -21,6 +22,8 @@ REASONS = {  # backend, case: words of the reason
     ("dft", "1d"): "2-d maps, got 1-d",
     ("dft", "3d"): "2-d maps, got 3-d",
     ("conv", "4d"): "up to 3 axes, got 4",
+    ("depthwise", "dense"): "relative positions",
+    ("depthwise", "4d"): "up to 3 axes, got 4",
 }
 
 

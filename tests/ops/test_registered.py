@@ -88,7 +88,7 @@ def test_fake_has_the_real_dtype_and_shape(dtype):
     assert (fake.shape, fake.dtype) == (real.shape, real.dtype) == (real.shape, dtype)
 
 
-@pytest.mark.parametrize("backend", ["gemm", "conv", "dft", "fft"])
+@pytest.mark.parametrize("backend", ["gemm", "conv", "depthwise", "dft", "fft"])
 def test_every_implementation_is_right_below_the_compiler(backend):
     inputs = finite("plain")
     options = {**inputs.options, "backend": backend}

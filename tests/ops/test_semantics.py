@@ -36,16 +36,14 @@ def test_softmax_runs_over_the_context(backend, masked):
 
 @pytest.mark.parametrize("backend", RELATIVE)
 @pytest.mark.parametrize("scope", [(3, 5), (4, 2)], ids=["odd", "even"])
-def test_position_lambdas_move_with_the_image(backend, scope, prepare):
+def test_position_lambdas_move_with_the_image(backend, scope):
     table, query = normal(*scope, 4), normal(4)
     queries = query.expand(1, 64, 1, 4)  # equal queries: only the image tells places apart
     image = normal(1, 8, 8, 3)
     moved = image.roll((1, 2), dims=(1, 2))
 
     def output(image):
-        found = lambda_op(
-            queries, None, image.flatten(1, 2), Relative(table, (8, 8)), content=False, backend=prepare(backend)
-        )
+        found = lambda_op(queries, None, image.flatten(1, 2), Relative(table, (8, 8)), content=False, backend=backend)
         return found.view(8, 8, 3)
 
     interior = slice(2, 6)
@@ -57,8 +55,7 @@ def test_position_lambdas_move_with_the_image(backend, scope, prepare):
 @pytest.mark.parametrize("backend", RELATIVE)
 @pytest.mark.parametrize("scope", [(3, 3), (4, 2), (1, 5), (6, 5)], ids=str)
 @pytest.mark.parametrize("dilation", [1, 2])
-def test_single_entry_looks_in_its_direction(backend, scope, dilation, prepare):
-    backend = prepare(backend)
+def test_single_entry_looks_in_its_direction(backend, scope, dilation):
     side, queries, image = 5, normal(1, 25, 1, 2), normal(1, 5, 5, 3)
     for i, j in [(0, 0), (scope[0] - 1, 0), (scope[0] // 2, scope[1] - 1)]:
         table = torch.zeros(*scope, 2, dtype=torch.float64)
@@ -83,12 +80,10 @@ def test_single_entry_looks_in_its_direction(backend, scope, dilation, prepare):
 
 @pytest.mark.parametrize("backend", RELATIVE)
 @pytest.mark.parametrize("scope", [(3, 3), (4, 4), (2, 5), (6, 1)], ids=str)
-def test_equals_torch_convolution_with_same_padding(backend, scope, prepare):
+def test_equals_torch_convolution_with_same_padding(backend, scope):
     table, image = normal(*scope, 1), normal(1, 7, 6, 1)
     queries = normal(1, 42, 1, 1)
-    found = lambda_op(
-        queries, None, image.flatten(1, 2), Relative(table, (7, 6)), content=False, backend=prepare(backend)
-    )
+    found = lambda_op(queries, None, image.flatten(1, 2), Relative(table, (7, 6)), content=False, backend=backend)
     # padding="same" puts (scope - 1) // 2 zeros in front: an even scope reaches one further forward.
     expected = F.conv2d(image.permute(0, 3, 1, 2), table.permute(2, 0, 1)[None], padding="same")
     close(found.flatten(), expected.flatten() * queries.flatten())
@@ -96,8 +91,7 @@ def test_equals_torch_convolution_with_same_padding(backend, scope, prepare):
 
 @pytest.mark.parametrize("backend", RELATIVE)
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"key_norm": "l2"}], ids=["plain", "causal", "l2"])
-def test_intra_depth_is_a_sum_of_lambdas(backend, options, prepare):
-    backend = prepare(backend)
+def test_intra_depth_is_a_sum_of_lambdas(backend, options):
     queries, keys, values, table = normal(2, 12, 2, 3), normal(2, 12, 3, 2), normal(2, 12, 4, 2), normal(3, 3, 3, 2)
     found = lambda_op(queries, keys, values, Relative(table, (3, 4)), backend=backend, **options)
     parts = [
@@ -108,8 +102,7 @@ def test_intra_depth_is_a_sum_of_lambdas(backend, options, prepare):
 
 
 @pytest.mark.parametrize("backend", RELATIVE)
-def test_linear_in_queries_and_in_values(backend, prepare):
-    backend = prepare(backend)
+def test_linear_in_queries_and_in_values(backend):
     keys, positions = normal(2, 12, 3), Relative(normal(3, 3, 3), (3, 4))
 
     def run(queries, values):
@@ -126,9 +119,9 @@ def test_linear_in_queries_and_in_values(backend, prepare):
 @pytest.mark.parametrize("backend", RELATIVE)
 @pytest.mark.parametrize("causal", [True, "strict"])
 @pytest.mark.parametrize("grid", [(4, 5), (3, 3)], ids=str)
-def test_nothing_leaks_from_the_future(backend, causal, grid, prepare):
+def test_nothing_leaks_from_the_future(backend, causal, grid):
     inputs = Inputs(Case(grid=grid, scope=(5, 4), causal=causal, intra_depth=2))
-    output = inputs.forward(prepare(backend))
+    output = inputs.forward(backend)
     count = grid[0] * grid[1]
     for n in range(count):
         grads = torch.autograd.grad(
@@ -146,7 +139,7 @@ def test_nothing_leaks_from_the_future(backend, causal, grid, prepare):
 @pytest.mark.parametrize("backend", RELATIVE)
 @pytest.mark.parametrize("causal", [True, "strict"])
 @pytest.mark.parametrize("intra_depth", [1, 2])
-def test_huge_keys_stay_finite_and_right(backend, causal, intra_depth, prepare):
+def test_huge_keys_stay_finite_and_right(backend, causal, intra_depth):
     # float32: exp(200) overflows, and exp(-400) of a maximum over everything underflows to 0/0.
     case = Case(grid=(8, 8), causal=causal, intra_depth=intra_depth)
     exact = Inputs(case)
@@ -157,7 +150,7 @@ def test_huge_keys_stay_finite_and_right(backend, causal, intra_depth, prepare):
     inputs.leaves = {name: leaf.detach().float().requires_grad_() for name, leaf in exact.leaves.items()}
     # float32 rounds keys of 200 to 1e-5: give the oracle the same ones.
     exact.leaves = {name: leaf.detach().double().requires_grad_() for name, leaf in inputs.leaves.items()}
-    expected, found = exact.results("oracle"), inputs.results(prepare(backend))
+    expected, found = exact.results("oracle"), inputs.results(backend)
     for name, wanted in expected.items():
         assert found[name].isfinite().all(), name
         close(found[name].double(), wanted, 1e-3)
@@ -165,8 +158,7 @@ def test_huge_keys_stay_finite_and_right(backend, causal, intra_depth, prepare):
 
 @pytest.mark.parametrize("backend", RELATIVE)
 @pytest.mark.parametrize("options", [{}, {"key_norm": "l2"}, {"key_norm": None}, {"causal": True}], ids=str)
-def test_padded_image_equals_the_image(backend, options, prepare):
-    backend = prepare(backend)
+def test_padded_image_equals_the_image(backend, options):
     queries, keys, values = normal(1, 4, 5, 2, 3), normal(1, 4, 5, 3), normal(1, 4, 5, 4)
     table = normal(5, 4, 3)
     alone = lambda_op(
@@ -199,9 +191,9 @@ def test_padded_image_equals_the_image(backend, options, prepare):
 
 
 @pytest.mark.parametrize("backend", RELATIVE)
-def test_fully_padded_example_gives_zero(backend, prepare):
+def test_fully_padded_example_gives_zero(backend):
     inputs = Inputs(Case(context_mask=True, batch=3))
-    output = inputs.forward(prepare(backend))
+    output = inputs.forward(backend)
     assert output[1].abs().max() < 1e-14
     assert output[0].abs().max() > 0.1
 
@@ -223,8 +215,7 @@ def test_mask_of_ones_changes_nothing():
 
 
 @pytest.mark.parametrize("backend", RELATIVE)
-def test_multi_head_is_one_operation_for_each_head(backend, prepare):
-    backend = prepare(backend)
+def test_multi_head_is_one_operation_for_each_head(backend):
     queries, keys, values, table = normal(2, 12, 2, 3), normal(2, 12, 2, 3), normal(2, 12, 2, 4), normal(3, 3, 2, 3)
     found = lambda_op(queries, keys, values, Relative(table, (3, 4)), multi_head=True, backend=backend)
     for h in range(2):
@@ -235,8 +226,7 @@ def test_multi_head_is_one_operation_for_each_head(backend, prepare):
 
 
 @pytest.mark.parametrize("backend", RELATIVE)
-def test_stride_takes_every_other_query(backend, prepare):
-    backend = prepare(backend)
+def test_stride_takes_every_other_query(backend):
     queries, keys, values = normal(2, 5, 6, 2, 3), normal(2, 30, 3), normal(2, 30, 4)
     table = normal(4, 3, 3)
     dense = lambda_op(queries.flatten(1, 2), keys, values, Relative(table, (5, 6)), backend="reference")

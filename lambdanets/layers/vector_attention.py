@@ -1,0 +1,159 @@
+"""Vector self-attention in a footprint (Zhao et al. 2020): weights that differ from channel to channel.
+
+Letters: B batch, C channels, K depth of queries and keys, G groups of value channels that share a weight, S positions
+of a footprint, N positions of the map, Y and X its height and width.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from lambdanets.layers.attention import keep_format
+from lambdanets.ops.positions import per_axis
+
+
+def reflected(x: Tensor, margin: tuple[int, int]) -> Tensor:
+    """x [B, C, Y, X] with a border of `margin` rows and columns on each side, mirrored at the edge pixels.
+
+    As torch's reflection padding, and also where the border is wider than the map.
+    """
+    for dim, extra in zip((2, 3), margin, strict=True):
+        last = x.shape[dim] - 1
+        place = torch.arange(-extra, last + 1 + extra, device=x.device) % max(2 * last, 1)
+        x = x.index_select(dim, torch.minimum(place, 2 * last - place).clamp(min=0))
+    return x
+
+
+class VectorAttention2d(nn.Module):
+    """What pairwise and patchwise attention share: projections, footprints and the weighted sum, with biases."""
+
+    def __init__(
+        self,
+        channels: int,
+        out_channels: int | None,
+        scope: int | Sequence[int],
+        key_depth: int | None,
+        group: int,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        out_channels = channels if out_channels is None else out_channels
+        if out_channels % group:
+            raise ValueError(f"out_channels={out_channels} is not divisible by group={group}: use another of the two")
+        self.scope = per_axis(scope, 2, "scope")
+        if any(s % 2 == 0 for s in self.scope):
+            raise ValueError(f"the footprint needs a middle: give an odd scope, got {self.scope}")
+        self.channels, self.out_channels, self.group = channels, out_channels, group
+        self.key_depth = max(out_channels // 4, 1) if key_depth is None else key_depth
+        self.groups, self.positions = out_channels // group, self.scope[0] * self.scope[1]
+        self.to_queries = nn.Conv2d(channels, self.key_depth, 1, device=device, dtype=dtype)
+        self.to_keys = nn.Conv2d(channels, self.key_depth, 1, device=device, dtype=dtype)
+        self.to_values = nn.Conv2d(channels, out_channels, 1, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim != 4 or x.shape[1] != self.channels:
+            raise ValueError(f"x must be [batch, {self.channels}, height, width], got {list(x.shape)}")
+        weights = self.weights(x)  # [B, G, S, N]
+        values = self.footprints(self.to_values(x)).unflatten(1, (self.groups, self.group))
+        output = torch.einsum("bgsn,bgcsn->bgcn", weights, values)
+        return keep_format(output.flatten(1, 2).unflatten(2, x.shape[2:]), x)
+
+    def weights(self, x: Tensor) -> Tensor:
+        """[B, G, S, N]: the weight of each position of a footprint, for each group of channels."""
+        raise NotImplementedError
+
+    def footprints(self, features: Tensor) -> Tensor:
+        """[B, C, Y, X] -> [B, C, S, N]: what each position has in its footprint, mirrored outside the map."""
+        margin = (self.scope[0] // 2, self.scope[1] // 2)
+        return nn.functional.unfold(reflected(features, margin), self.scope).unflatten(1, (-1, self.positions))
+
+    def extra_repr(self) -> str:
+        return f"scope={self.scope}, key_depth={self.key_depth}, group={self.group}"
+
+
+class PairwiseAttention2d(VectorAttention2d):
+    """y_i = sum_j softmax_j(gamma([phi(x_i) - psi(x_j), p_i - p_j])) * beta(x_j), over a footprint around i.
+
+    gamma is norm, ReLU, 1x1, norm, ReLU, 1x1 with one output for each group of channels. p is a learned linear map of
+    the coordinates, which go from -1 to 1.
+
+    Args:
+        channels: channels of x [B, channels, height, width].
+        out_channels: channels of the output, `channels` if None; a multiple of `group`.
+        scope: the footprint, odd: an int or (height, width).
+        key_depth: channels of phi and psi; out_channels / 4 if None.
+        group: how many channels share a weight.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        out_channels: int | None = None,
+        *,
+        scope: int | Sequence[int] = 7,
+        key_depth: int | None = None,
+        group: int = 8,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(channels, out_channels, scope, key_depth, group, device, dtype)
+        depth, factory = self.key_depth, {"device": device, "dtype": dtype}
+        self.to_positions = nn.Conv2d(2, 2, 1, **factory)
+        self.mapping = nn.Sequential(
+            nn.BatchNorm2d(depth + 2, **factory),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(depth + 2, depth, 1, bias=False, **factory),
+            nn.BatchNorm2d(depth, **factory),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(depth, self.groups, 1, **factory),
+        )
+
+    def weights(self, x: Tensor) -> Tensor:
+        rows, columns = (torch.linspace(-1, 1, side, device=x.device, dtype=x.dtype) for side in x.shape[2:])
+        places = self.to_positions(torch.stack(torch.meshgrid(columns, rows, indexing="xy"))[None])  # [1, 2, Y, X]
+        places = self._differences(places, places)
+        relations = self._differences(self.to_queries(x), self.to_keys(x))
+        return self.mapping(torch.cat([relations, places.expand(len(x), -1, -1, -1)], 1)).softmax(2)
+
+    def _differences(self, here: Tensor, there: Tensor) -> Tensor:
+        """[B, C, S, N]: each position minus those of its footprint."""
+        return here.flatten(2)[:, :, None] - self.footprints(there)
+
+
+class PatchwiseAttention2d(VectorAttention2d):
+    """y_i = sum_j gamma([phi(x_i), psi(x_k) for every k of the footprint])_j * beta(x_j), over a footprint around i.
+
+    All weights of a footprint come from the whole patch at once, and no softmax follows: a convolution whose kernel the
+    content makes. gamma is norm, ReLU, 1x1 to one channel for each group, norm, ReLU, 1x1.
+
+    Args: as for PairwiseAttention2d.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        out_channels: int | None = None,
+        *,
+        scope: int | Sequence[int] = 7,
+        key_depth: int | None = None,
+        group: int = 8,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(channels, out_channels, scope, key_depth, group, device, dtype)
+        patch, factory = self.key_depth * (self.positions + 1), {"device": device, "dtype": dtype}
+        self.mapping = nn.Sequential(
+            nn.BatchNorm2d(patch, **factory),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(patch, self.groups, 1, bias=False, **factory),
+            nn.BatchNorm2d(self.groups, **factory),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(self.groups, self.groups * self.positions, 1, **factory),
+        )
+
+    def weights(self, x: Tensor) -> Tensor:
+        keys = self.footprints(self.to_keys(x)).flatten(1, 2).unflatten(2, x.shape[2:])  # [B, K S, Y, X]
+        weights = self.mapping(torch.cat([self.to_queries(x), keys], 1))
+        return weights.flatten(2).unflatten(1, (self.groups, self.positions))
