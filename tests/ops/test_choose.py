@@ -104,3 +104,16 @@ def test_auto_always_finds_one(case, grid, scope, stride, batch):
     found = explained(Inputs(case, dtype=torch.float32))
     assert any(not isinstance(time, str) for time in found.values())
     assert not isinstance(found["gemm"], str)  # the one that takes everything
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("side", [5, 28, 56])
+def test_depthwise_is_never_chosen_on_a_gpu(monkeypatch, side, grad):
+    """It is not measured there. On the CPU it is fast on small scopes."""
+    inputs = Inputs(Case(grid=(side, side), scope=(7, 7), key_depth=16, value_depth=16), dtype=torch.float32)
+    with torch.set_grad_enabled(grad):
+        on_cpu = explained(inputs)
+        monkeypatch.setitem(choose.RATES, "cpu", choose.CUDA_RATES)
+        names = [name for name, time in explained(inputs).items() if not isinstance(time, str) and name != "fused"]
+    assert on_cpu["depthwise"] < 1
+    assert names[-1] == "depthwise"
