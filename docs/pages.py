@@ -98,6 +98,7 @@ def measurements() -> str:
 def counts() -> str:
     """The paper's counts that its text does not give, as `lambdanets reproduce` finds them."""
     from lambdanets.reproduce import TABLES, compare
+    from lambdanets.reproduce.compare import MARKS
 
     titles = {table.name: table.title for table in TABLES.values()}
     lines = ["| table | row | paper | as written | another reading | |", "| --- | --- | ---: | ---: | ---: | --- |"]
@@ -105,6 +106,6 @@ def counts() -> str:
         if one.mark not in ("reading", "misprint"):
             continue
         ours, reading = (f"{value:.4g}" if value is not None else "" for value in (one.ours, one.reading))
-        note = one.note or "no reading gives it"
+        note = one.note or MARKS["misprint"]
         lines.append(f"| {titles[one.table]} | {one.label} | {one.paper} {one.unit} | {ours} | {reading} | {note} |")
     return "\n".join(lines) + "\n"

@@ -51,8 +51,8 @@ NEVER = Rates(1e12, 0.0, 0.0)  # can run, for tests and where it is asked for; "
 # `python -m lambdanets.measure.calibrate --threads 1`, float32, a core with AVX-512: (inference, training step). Those
 # of inference are from before `dft` had content for nothing and `gemm` made maps in parts: both are a little faster.
 # "depthwise" was measured later on a busy machine, where the others took 1.1 to 2.3 times as long as their constants
-# say. Its constants are not scaled, so that it is chosen only where it wins clearly (inference, scope 7, small batches);
-# the call of a training step is that of "conv", as the fit gave it less time than the call of inference.
+# say. Its constants are not scaled, so that it is chosen only where it wins clearly (inference, scope 7); the call
+# of a training step is that of "conv", as the fit gave it less time than the call of inference.
 CPU_RATES = {
     "gemm": (Rates(1.6e5, 32.6, 352.0), Rates(5.11e5, 68.4, 3310.0)),
     "conv": (Rates(2.5e5, 17.0, 920.0), Rates(6.8e5, 184.0, 5420.0)),

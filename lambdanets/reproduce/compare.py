@@ -11,12 +11,14 @@ from lambdanets.reproduce.rows import Row
 from lambdanets.reproduce.tables import ROWS, TABLES, unit
 
 Quantity = Literal["params", "flops", "memory"]
+UNPRINTED = "-"
 NEAR = 0.003  # a counter that includes biases or pooling is this far away
 MARKS = {
     "match": "equal at the paper's rounding",
     "near": f"within {NEAR:.1%}",
     "reading": "not as it is written; equal, or near, under another reading",
-    "misprint": "no reading gives it",
+    "misprint": "none of the readings that we tried gives it",
+    "unprinted": "the paper prints no number",
     "cited": "another paper's number; the network is not here, or is timm's",
 }
 DEFAULT_SIZE = 224
@@ -58,7 +60,7 @@ def compare(quantity: Quantity) -> list[Comparison]:
 
 
 def compare_row(row: Row, quantity: Quantity) -> Comparison:
-    printed = getattr(row, quantity)
+    printed = getattr(row, quantity) or UNPRINTED
     name, size = unit(row, quantity)
     ours = value_of(row, quantity, row.arguments)
     cited = f"as cited from {row.cited}" if row.cited else ""
@@ -69,6 +71,8 @@ def compare_row(row: Row, quantity: Quantity) -> Comparison:
 
     if ours is None:
         return comparison("cited", cited)
+    if printed == UNPRINTED:
+        return comparison("unprinted", cited)
     mark = fits(ours / size, printed)
     if mark == "match":
         return comparison(mark, cited)

@@ -1,4 +1,4 @@
-"""What a reproduce.json holds, for the documents: headlines, and one table with a line for each row of the paper's."""
+"""Documents from a reproduce.json: headlines, and one table for each of the paper's."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,8 +9,16 @@ from lambdanets.reproduce.numbers import MISSING, Number, from_json
 from lambdanets.reproduce.page import GROWTH, comments, count, is_missing, markdown_line
 
 Data = Mapping[str, Any]
+EXTRA_DATA = "extra-data"
 # Parts of notes that the table shows by itself.
-PLAIN = ("match", "cited", "not measured yet", "the paper's own, not trained here", "published, not trained here")
+PLAIN = (
+    "match",
+    "cited",
+    "unprinted",
+    "not measured yet",
+    "the paper's own, not trained here",
+    "published, not trained here",
+)
 
 
 def machine(data: Data) -> str:
@@ -43,13 +51,19 @@ def tables(data: Data) -> str:
             continue
         lines = from_json(data["experiments"][name])
         parts.append(f"\n## {EXPERIMENTS[name].title}\n\n`lambdanets reproduce {name}`: {count(lines)}.\n\n")
-        parts.append(table(lines, formula=name in GROWTH))
+        parts.append(table(lines, formula=name in GROWTH, slower=name == EXTRA_DATA))
         parts.append(notes(lines, formula=name in GROWTH))
+        if name == EXTRA_DATA:
+            parts.append(extra_data(lines))
     return "".join(parts)
 
 
-def table(lines: Sequence[Number], *, formula: bool) -> str:
-    """A line for each row, and for each quantity the paper's number, or what its formula says, and ours."""
+def table(lines: Sequence[Number], *, formula: bool, slower: bool = False) -> str:
+    """A line for each row, and for each quantity the paper's number, or what its formula says, and ours.
+
+    In brackets: speeds as multiples of the first row; with `slower` how many times faster the first row is, as the
+    paper prints it.
+    """
     quantities = list(dict.fromkeys((one.quantity, one.unit) for one in lines))
     found = {(one.row, one.quantity, one.unit): one for one in lines}
     columns = []  # title, which side, quantity and unit
@@ -61,7 +75,7 @@ def table(lines: Sequence[Number], *, formula: bool) -> str:
             columns.append((f"{title}, {'formula' if formula else 'paper'}", "paper", (quantity, unit)))
         if both[1] or mine[0].kind == "measured":
             columns.append((f"{title}, ours", "ours", (quantity, unit)))
-    ratios = {} if formula else beside_the_first(lines)
+    ratios = {} if formula else beside_the_first(lines, slower=slower)
 
     def cell(row: str, side: str, quantity: tuple[str, str]) -> str:
         one = found.get((row, *quantity))
@@ -73,8 +87,11 @@ def table(lines: Sequence[Number], *, formula: bool) -> str:
     return "".join(text)
 
 
-def beside_the_first(lines: Sequence[Number]) -> dict[tuple[str, str, str, str], str]:
-    """Measured numbers where the paper has them too, as multiples of the first such row: its hardware is another."""
+def beside_the_first(lines: Sequence[Number], *, slower: bool = False) -> dict[tuple[str, str, str, str], str]:
+    """Measured numbers where the paper has them too, as multiples of the first such row: its hardware is another.
+
+    With `slower` the other way round, and nothing for the first row.
+    """
     found = {}
     firsts: dict[tuple[str, str], tuple[float, float]] = {}
     for one in lines:
@@ -83,8 +100,30 @@ def beside_the_first(lines: Sequence[Number]) -> dict[tuple[str, str, str, str],
         values = (float(one.paper), one.value)
         first = firsts.setdefault((one.quantity, one.unit), values)
         for side, value, start in zip(("paper", "ours"), values, first, strict=True):
-            found[one.row, one.quantity, one.unit, side] = f" ({value / start:.2f})"
+            ratio = f" ({value / start:.2f})"
+            if slower:
+                ratio = "" if values == first else f" ({start / value:.1f}x)"
+            found[one.row, one.quantity, one.unit, side] = ratio
     return found
+
+
+def extra_data(lines: Sequence[Number]) -> str:
+    """Why our ratios to ViT are smaller than the paper's, from FLOPs and measured speeds; empty without these."""
+    found = {(one.row, one.quantity): one.value for one in lines if one.value is not None}
+    rows = [row for row, quantity in found if quantity == "flops" and (row, "inference") in found]
+    vit = next((row for row in rows if row.startswith("ViT")), None)
+    if vit is None or rows[0] == vit:
+        return ""
+    ours, flops = rows[0], {row: found[row, "flops"] for row in rows}
+    rates = {row: flops[row] * found[row, "inference"] / 1e3 for row in rows}  # TFLOP/s
+    return (
+        f"\nAn image costs {vit} {flops[vit] / flops[ours]:.1f} times as many FLOPs as {ours}, and on the paper's TPUs "
+        f"it is 9.0 times slower in training and 9.5 times in inference: there, both run at about the same FLOP/s. On "
+        f"this hardware they do not: in inference {vit} runs at {rates[vit]:.0f} TFLOP/s and {ours} at "
+        f"{rates[ours]:.0f}, so that our ratios are smaller. The likely reason (not profiled): nearly all work of {vit} "
+        f"is large matrix products and a fused attention kernel, whereas norms, activations and small convolutions, "
+        f"which memory limits, take much of the time of an eager ResNet.\n"
+    )
 
 
 def notes(lines: Sequence[Number], *, formula: bool) -> str:

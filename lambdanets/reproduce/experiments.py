@@ -1,7 +1,7 @@
 """One experiment for each table and figure of the paper: which numbers it has, and what each of ours comes from."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, Literal
 
@@ -9,7 +9,7 @@ from lambdanets.measure.flops import paper_flops
 from lambdanets.measure.networks import Entry
 from lambdanets.models.registry import configure
 from lambdanets.reproduce import growth
-from lambdanets.reproduce.compare import Comparison, Quantity, compare_row, fits
+from lambdanets.reproduce.compare import UNPRINTED, Comparison, Quantity, compare_row, fits
 from lambdanets.reproduce.jobs import GrowthJob, Job, NetworkJob
 from lambdanets.reproduce.pareto import published
 from lambdanets.reproduce.rows import DetectionRow, Row
@@ -27,7 +27,7 @@ DETECTION_SIZE = 1024
 SPEED, LATENCY, PEAK = "ex/s", "s / 1024", "GB"
 HALF = ("tab:pseudo_labels", "tab:pareto_curve_details")  # where the paper says, or must mean, bfloat16
 PEERS = {  # networks of other papers, by timm
-    ("tab:pseudo_labels", "EfficientNet-B7"): ("timm:efficientnet_b7", 600),
+    ("tab:pseudo_labels", "EfficientNet-B7, Noisy Student"): ("timm:efficientnet_b7", 600),
     ("tab:pseudo_labels", "ViT-L/16"): ("timm:vit_large_patch16_384", 384),
     ("tab:parameter_efficient", "EfficientNet-B6"): ("timm:efficientnet_b6", 528),
     ("tab:flops_efficient", "EfficientNet-B6"): ("timm:efficientnet_b6", 528),
@@ -105,11 +105,13 @@ def row_cells(row: Row) -> list[Cell]:
     quantities: tuple[Quantity, ...] = ("params", "flops", "memory")
     for quantity in quantities:
         printed = getattr(row, quantity)
-        if printed is not None:
+        if printed is not None or quantity in row.counted:
             compute = partial(compare_row, row, quantity)
             if row.model is None and network is not None:
                 compute = partial(compare_peer, row, quantity, network, size)
             cells.append(Cell(label, quantity, unit(row, quantity)[0], printed, "exact", compute))
+    if row.space is not None and row.our_space is not None:
+        cells.append(text_cell(row.table, label, "space complexity", row.space, row.our_space, other="reading"))
     if network is not None:
         infer = "OOM" if (row.table, row.label) == PAPER_OOM else row.infer
         inference = NetworkJob(network, size, "inference", half)
@@ -128,16 +130,19 @@ def row_cells(row: Row) -> list[Cell]:
     for quantity, printed in (("top-1", row.top1), ("top-1, pseudo-labels", row.pseudo_top1)):
         if printed is not None:
             same = contestant(row) if quantity == "top-1" else None
-            cells.append(Cell(label, quantity, "%", printed, "paper", contestant=same, note=note))
+            text = printed if row.gain is None else f"{printed} ({row.gain})"
+            cells.append(Cell(label, quantity, "%", text, "paper", contestant=same, note=note))
+    if row.remark is not None:
+        cells[0] = replace(cells[0], note="; ".join(filter(None, [cells[0].note, row.remark])))
     return cells
 
 
 def compare_peer(row: Row, quantity: Quantity, network: str, size: int) -> Comparison:
-    """timm's network beside what the paper cites."""
-    printed = getattr(row, quantity)
+    """timm's network and what the paper cites."""
+    printed = getattr(row, quantity) or UNPRINTED
     name = unit(row, quantity)[0]
     ours = peer_counts(network, size)[0 if quantity == "params" else 1] / UNITS[name]
-    mark = fits(ours, printed)
+    mark = "unprinted" if printed == UNPRINTED else fits(ours, printed)
     note = f"as cited from {row.cited}; ours is {network}"
     if mark is None:
         note += f", {ours / float(printed) - 1:+.1%}"
@@ -207,11 +212,13 @@ BLOCKS = {  # as printed: blocks of c2 to c5, and which of c4 have a lambda laye
 }
 
 
-def text_cell(table: str, label: str, quantity: str, paper: str, ours: str) -> Cell:
-    """What is no measure but a setting: equal, or not."""
-    mark = "match" if ours == paper else "misprint"
+def text_cell(
+    table: str, label: str, quantity: str, paper: str, ours: str, *, other: str = "misprint", note: str = ""
+) -> Cell:
+    """A setting or a formula: equal, or marked with `other`."""
+    mark = "unprinted" if paper == UNPRINTED else "match" if ours == paper else other
     one = Comparison(table, label, "", paper, None, None, mark, ours)
-    return Cell(label, quantity, "", paper, "exact", partial(lambda c: c, one))
+    return Cell(label, quantity, "", paper, "exact", partial(lambda c: c, one), note=note)
 
 
 def block_cells() -> tuple[Cell, ...]:

@@ -9,6 +9,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from lambdanets.reproduce import growth
+from lambdanets.reproduce.compare import UNPRINTED
 from lambdanets.reproduce.experiments import EXPERIMENTS, Cell, Kind
 from lambdanets.reproduce.jobs import OUT_OF_MEMORY, GrowthJob, NetworkJob, Settings, Store, hardware
 from lambdanets.reproduce.pareto import Headline, headlines, published
@@ -102,12 +103,12 @@ def exact(cell: Cell) -> Number:
     assert cell.compute is not None
     one = cell.compute()
     if one.unit == "" and one.ours is None:  # blocks: the number is a text
-        return number(cell, one.note, note=one.mark)
+        return number(cell, one.note, note=join(one.mark, cell.note))
     if one.ours is None:
-        return number(replace(cell, kind="paper"), MISSING, note=join(one.mark, one.note))
-    digits = len(one.paper.partition(".")[2]) + 1
+        return number(replace(cell, kind="paper"), MISSING, note=join(one.mark, one.note, cell.note))
+    digits = 2 if one.paper == UNPRINTED else len(one.paper.partition(".")[2]) + 1
     reading = "" if one.reading is None else f"{one.reading:.{digits}f}: "
-    note = join(one.mark, reading + one.note)
+    note = join(one.mark, reading + one.note, cell.note)
     return number(cell, f"{one.ours:.{digits}f}", note=note, value=one.ours)
 
 

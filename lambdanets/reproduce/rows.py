@@ -40,9 +40,14 @@ class Row:
         infer, train: examples per second on 8 TPUv3 cores: inference in float32 (pseudo-labels: as printed), training.
         latency: seconds of a training step for 1024 images on 8 TPUv3 cores, bfloat16.
         top1, pseudo_top1: ImageNet accuracy, supervised and with pseudo-labels, in percent.
+        gain: points of top-1 over a convolutional baseline, as printed; cited rows have baselines of their own.
+        speedups: of infer and train, as printed: how many times faster the first network of the table is.
+        space, our_space: space complexity of the interactions, as printed and as we count it.
+        counted: quantities that we count though the paper prints none.
         cited: whose numbers these are, if not the paper's own.
         reading: what a number that does not fit does fit.
         reason: why a number does not fit.
+        remark: what else is to be said about the row.
     """
 
     table: str
@@ -60,9 +65,15 @@ class Row:
     latency: str | None = None
     top1: str | None = None
     pseudo_top1: str | None = None
+    gain: str | None = None
+    speedups: Mapping[str, str] = field(default_factory=dict)
+    space: str | None = None
+    our_space: str | None = None
+    counted: tuple[str, ...] = ()
     cited: str | None = None
     reading: Reading | None = None
     reason: str | None = None
+    remark: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

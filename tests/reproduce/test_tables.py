@@ -10,6 +10,7 @@ from lambdanets.cli import main
 from lambdanets.models.registry import configure
 from lambdanets.reproduce import DETECTION, ROWS, TABLES, compare
 from lambdanets.reproduce.compare import MARKS, fits, rounded
+from tests.models.helpers import parameters
 
 PAPER = Path(__file__).resolve().parents[3] / "shared" / "paper" / "lambdanetworks.tex"
 
@@ -35,7 +36,7 @@ def test_rounding():
 @pytest.mark.parametrize(
     ("what", "counts"),
     [
-        ("params", {"match": 37, "reading": 1, "misprint": 8, "cited": 6}),
+        ("params", {"match": 38, "reading": 1, "misprint": 8, "cited": 5}),
         ("flops", {"match": 3, "near": 1, "reading": 8, "cited": 1}),
         ("memory", {"match": 5, "reading": 4}),
     ],
@@ -56,6 +57,7 @@ def test_the_misprints_are_those_we_know(found):
 def test_what_does_not_fit_says_why(found):
     for one in (one for comparisons in found.values() for one in comparisons):
         assert bool(one.note) or one.mark == "match", one
+        assert one.mark != "unprinted"  # only rows that print a number are compared
         assert (one.reading is not None) == (one.mark == "reading")
 
 
@@ -97,6 +99,66 @@ def test_every_printed_number_is_in_the_papers_table():
         # one line has them all, but the table of scopes has a column for each row
         lines = [body] if row.table == "tab:scope_sizes" else body.split("\\\\")
         assert any(all(re.search(number, line) for number in numbers) for line in lines), (row.table, row.label)
+
+
+def test_gains_are_those_over_the_papers_own_baseline_or_over_a_cited_one():
+    rows = [row for row in ROWS if row.table == "tab:resnet50"]
+    baseline = float(rows[0].top1)
+    for row in rows:
+        if row.gain is not None and row.cited is None:
+            assert f"{float(row.top1) - baseline:+.1f}" == row.gain, row.label
+    assert [row.gain for row in rows] == [None, "+0.7", None, "+1.2", "+1.3", "+0.5", "+1.0", "+1.3", "+1.5", "+2.0"]
+
+
+def test_printed_speedups_follow_from_the_printed_speeds():
+    first, *others = (row for row in ROWS if row.table == "tab:pseudo_labels")
+    for row in others:
+        for what, printed in row.speedups.items():
+            assert f"{float(getattr(first, what)) / float(getattr(row, what)):.1f}x" == printed
+        assert set(row.speedups) == {"train", "infer"}
+
+
+@pytest.mark.skipif(not PAPER.exists(), reason="the paper's source is not here")
+def test_gains_and_complexities_are_in_the_papers_tables():
+    source = PAPER.read_text()
+    latex = {"Θ": r"\Theta", "²": "^2", "√n": r"\sqrt{n}"}
+    for row in ROWS:
+        space = row.space or ""
+        for letter, command in latex.items():
+            space = space.replace(letter, command)
+        for printed in filter(None, (row.gain, space, *row.speedups.values())):
+            end = source.index(f"\\label{{{row.table}}}")
+            lines = source[source.rindex("\\begin{table}", 0, end) : end].split("\\\\")
+            assert any(printed in line and (row.top1 or row.train or "") in line for line in lines), (row, printed)
+
+
+REMARKS = {  # a number of a remark: the network that has so many million parameters
+    "35.64M": ("resnet50", {"se": True, "se_reduction": 4}),
+    "19.18M": ("resnet50", {"placement": "LLLL", "layer": "patchwise_attention"}),
+    "47.38M": ("lambda_resnet101", {"se": True}),
+    "67.17M": ("lambda_resnet152", {"se": True}),
+}
+
+
+def test_numbers_of_remarks_are_counted():
+    said = " ".join(row.remark or "" for row in ROWS)
+    for printed, (name, arguments) in REMARKS.items():
+        assert said.count(printed) == 1
+        assert f"{parameters(name, **arguments) / 1e6:.2f}M" == printed
+    assert set(re.findall(r"[\d.]+M", said)) == REMARKS.keys()
+
+
+def test_about_ten_percent_of_mobilenet(found):
+    remark = next(row.remark for row in ROWS if row.model == "lambda_mobilenet_v2")
+    small, large = "MobileNet-v2 with 2 lightweight lambda blocks", "MobileNet-v2"
+    both = [[of(found[what], "tab:mobilenets", row) for what in ("params", "flops")] for row in (large, small)]
+    for values in (
+        [(float(one.paper), float(other.paper)) for one, other in zip(*both, strict=True)],
+        [(one.ours, other.ours) for one, other in zip(*both, strict=True)],
+        [(one.ours, other.reading) for one, other in zip(*both, strict=True)],
+    ):
+        params, flops = (f"{1 - after / before:.1%}" for before, after in values)
+        assert f"{params} and {flops}" in remark
 
 
 def test_how_many_rows_each_table_has():
