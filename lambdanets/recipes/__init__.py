@@ -1,17 +1,26 @@
 """Training setups as typed functions: each returns a configuration, and says what it costs and what to expect."""
 
-from lambdanets.recipes.imagenet import ROWS_350, imagenet_90, imagenet_350, mobilenet_350
+from lambdanets.recipes.imagenet import (
+    ROWS_350,
+    UNPUBLISHED_350,
+    imagenet_90,
+    imagenet_350,
+    imagenet_350_unpublished,
+    mobilenet_350,
+)
 from lambdanets.recipes.pseudo import cotrain, cotrain_350
 from lambdanets.recipes.small import debug, demo, imagenette
 
 __all__ = [
     "ROWS_350",
+    "UNPUBLISHED_350",
     "cotrain",
     "cotrain_350",
     "debug",
     "demo",
     "imagenet_90",
     "imagenet_350",
+    "imagenet_350_unpublished",
     "imagenette",
     "mobilenet_350",
 ]

@@ -14,7 +14,14 @@ from rich.console import Console
 
 from lambdanets.models.hub import read_object
 from lambdanets.pseudo.config import CoTrainConfig
-from lambdanets.recipes.imagenet import ROWS_350, imagenet_90, imagenet_350, mobilenet_350
+from lambdanets.recipes.imagenet import (
+    ROWS_350,
+    UNPUBLISHED_350,
+    imagenet_90,
+    imagenet_350,
+    imagenet_350_unpublished,
+    mobilenet_350,
+)
 from lambdanets.recipes.pseudo import PSEUDO_TOP1, cotrain, cotrain_350
 from lambdanets.recipes.small import debug, demo, imagenette
 from lambdanets.train.config import RunConfig, TrainConfig
@@ -51,6 +58,13 @@ RECIPES = {
             + (f": top-1 {row.top1}" if row.top1 else ""),
         )
         for row in ROWS_350
+    },
+    **{
+        row.name: Recipe(
+            functools.partial(imagenet_350_unpublished, row.network, row.image_size),
+            f"{row.network} at {row.image_size} pixels: top-1 {row.top1} in the paper, settings not published",
+        )
+        for row in UNPUBLISHED_350
     },
     **{
         f"cotrain_350_{depth}_{size}": Recipe(

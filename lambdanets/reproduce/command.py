@@ -40,9 +40,9 @@ class Reproduce:
     """The paper's tables and figures, its numbers beside ours: counts, speed and memory on this machine.
 
     NAME is a table or figure (--list has them all), `all`, or one of params, flops and memory: every such count of all
-    tables. Where a number fits another reading of the paper, or none that we tried, a note says so. Accuracies on ImageNet and COCO
-    are the paper's own and are labelled so. Results are kept in --out: what was measured is not measured again, so that
-    the same command goes on where it was stopped.
+    tables. Where a number fits another reading of the paper, or none that we tried, a note says so. Accuracies on
+    ImageNet and COCO are the paper's own and are labelled so. Results are kept in --out: what was measured is not
+    measured again, so that the same command goes on where it was stopped.
     """
 
     names: Annotated[tuple[str, ...], tyro.conf.Positional, optional("NAME ...")] = ()

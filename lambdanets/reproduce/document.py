@@ -120,9 +120,9 @@ def extra_data(lines: Sequence[Number]) -> str:
         f"\nAn image costs {vit} {flops[vit] / flops[ours]:.1f} times as many FLOPs as {ours}, and on the paper's TPUs "
         f"it is 9.0 times slower in training and 9.5 times in inference: there, both run at about the same FLOP/s. On "
         f"this hardware they do not: in inference {vit} runs at {rates[vit]:.0f} TFLOP/s and {ours} at "
-        f"{rates[ours]:.0f}, so that our ratios are smaller. The likely reason (not profiled): nearly all work of {vit} "
-        f"is large matrix products and a fused attention kernel, whereas norms, activations and small convolutions, "
-        f"which memory limits, take much of the time of an eager ResNet.\n"
+        f"{rates[ours]:.0f}, so that our ratios are smaller. The likely reason (not profiled): {vit} is nearly only "
+        f"large matrix products and a fused attention kernel, whereas norms, activations and small convolutions, which "
+        f"memory limits, take much of the time of an eager ResNet.\n"
     )
 
 

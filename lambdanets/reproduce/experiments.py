@@ -1,6 +1,6 @@
 """One experiment for each table and figure of the paper: which numbers it has, and what each of ours comes from."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from lambdanets.reproduce.jobs import GrowthJob, Job, NetworkJob
 from lambdanets.reproduce.pareto import published
 from lambdanets.reproduce.rows import DetectionRow, Row
 from lambdanets.reproduce.tables import DETECTION, ROWS, UNITS, unit
+from lambdanets.train.config import TrainConfig
 
 Kind = Literal["exact", "measured", "paper"]
 KINDS = {
@@ -244,17 +245,24 @@ TRAINING = (  # as printed: depth, image size; RandAugment magnitude, dropout, s
 
 
 def training_cells() -> tuple[Cell, ...]:
-    """The paper's settings beside those of our recipes."""
-    from lambdanets.recipes.imagenet import imagenet_350
+    """The paper's settings and those of our recipes, also where the paper has none."""
+    from lambdanets.recipes.imagenet import UNPUBLISHED_350, imagenet_350, imagenet_350_unpublished
 
     cells = []
-    for depth, size, *printed in TRAINING:
-        config = imagenet_350(depth, size)
+
+    def add(label: str, config: TrainConfig, printed: Sequence[str], note: str = "") -> None:
         ours = (config.augment.randaugment_magnitude, config.model.drop_rate, config.model.drop_path_rate)
         names = ("RandAugment magnitude", "dropout", "stochastic depth")
-        label, table = f"LambdaResNet-{depth}, {size} px", "tab:pareto_curve_hparams"
         for name, paper, value in zip(names, printed, ours, strict=True):
-            cells.append(text_cell(table, label, name, paper, f"{value:g}"))
+            cells.append(text_cell("tab:pareto_curve_hparams", label, name, paper, f"{value:g}", note=note))
+
+    for depth, size, *printed in TRAINING:
+        add(f"LambdaResNet-{depth}, {size} px", imagenet_350(depth, size), printed)
+    for row in UNPUBLISHED_350:
+        config = imagenet_350_unpublished(row.network, row.image_size)
+        words = [row.network.replace("lambda_resnet", "LambdaResNet-").replace("_c4", "-C4"), *row.options]
+        note = f"the paper has no settings: those of LambdaResNet-{row.like[0]} at {row.like[1]} px"
+        add(f"{' '.join(words)}, {row.image_size} px", config, [UNPRINTED] * 3, note)
     return tuple(cells)
 
 

@@ -11,19 +11,23 @@ from lambdanets.models.registry import configure
 from lambdanets.pseudo import cotrain as _cotrain  # noqa: F401  # its base class is replaced below
 from lambdanets.recipes import (
     ROWS_350,
+    UNPUBLISHED_350,
     cotrain,
     cotrain_350,
     imagenet_90,
     imagenet_350,
+    imagenet_350_unpublished,
     imagenette,
     mobilenet_350,
 )
 from lambdanets.recipes.coco import coco_mask_rcnn, coco_one_gpu
-from lambdanets.recipes.command import RECIPES
+from lambdanets.recipes.command import RECIPES, Resume
 from lambdanets.recipes.detect import RECIPES as DETECTORS
 from lambdanets.recipes.small import debug
+from lambdanets.reproduce import ROWS
 from lambdanets.train.config import TrainConfig
 from lambdanets.train.jsonable import from_json, to_json
+from lambdanets.train.resume import check_config
 
 IMAGES = 1_281_167 * 0.98
 
@@ -45,7 +49,7 @@ def test_every_recipe_is_whole(name):
         assert steps > 20_000  # or the decays of 0.9999 would not settle
         assert config.model.batch_norm_momentum == 1e-4
         assert config.ema.decay == 0.9999
-        assert config.data.held_out == 0.02
+        assert config.data.held_out == (0.0 if name == "imagenet_90" else 0.02)  # the paper says it for 350 epochs
 
 
 def test_the_90_epoch_setup_is_the_papers():
@@ -95,6 +99,35 @@ def test_the_350_epoch_setup_is_the_papers():
     assert {imagenet_350(row.depth, row.image_size).batch_size for row in ROWS_350} == {2048, 4096}
     with pytest.raises(ValueError, match="no row of depth 50 at 224"):
         imagenet_350(50, 224)
+
+
+def test_rows_without_published_settings_take_those_of_a_row_that_has_them():
+    row_of_the_table = r"\| LambdaResNet-(\S+)(?: with scope (\d+))? at (\d+) \| ([\d.]+) \| (\d+) at (\d+) \|"
+    table = re.findall(row_of_the_table, imagenet_350_unpublished.__doc__ or "")
+    assert len(table) == len(UNPUBLISHED_350)
+    for name, scope, size, top1, *like in table:
+        config = RECIPES[f"imagenet_350_{name.lower().replace('-', '_')}_{size}"].make()
+        published = imagenet_350(*map(int, like))
+        assert (config.model.name, config.model.size) == (f"lambda_resnet{name.lower().replace('-', '_')}", int(size))
+        assert config.model.options == ((f"scope={scope}",) if scope else ())
+        same = replace(config.model, name=published.model.name, image_size=published.model.image_size, options=())
+        assert replace(config, recipe=published.recipe, out=published.out, model=same) == published
+        row = next(r for r in ROWS if r.top1 == top1 and r.model == config.model.name and r.image_size == int(size))
+        assert (dict(row.arguments) == {"scope": 7}) == bool(scope)
+        assert "not published" in RECIPES[config.recipe].title
+        assert "does NOT publish" in RECIPES[config.recipe].document
+    with pytest.raises(ValueError, match="lambda_resnet152_c4 at 320"):
+        imagenet_350_unpublished("lambda_resnet152_c4", 224)
+
+
+def test_a_run_of_90_epochs_that_held_out_images_goes_on_doing_so(tmp_path):
+    """Its config.json has the value written out; the recipe had it before."""
+    before = replace(imagenet_90(), out=tmp_path)
+    before = replace(before, data=replace(before.data, held_out=0.02))
+    (tmp_path / "config.json").write_text(json.dumps(to_json(before)))
+    assert Resume(tmp_path).config() == before
+    with pytest.raises(ValueError, match=r"data.held_out was 0.02 and is 0.0"):
+        check_config(replace(imagenet_90(), out=tmp_path))  # nor does --resume change it silently
 
 
 def test_the_hours_in_the_text_follow_from_the_papers_seconds():
