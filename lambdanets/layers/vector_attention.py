@@ -100,14 +100,14 @@ class PairwiseAttention2d(VectorAttention2d):
     ) -> None:
         super().__init__(channels, out_channels, scope, key_depth, group, device, dtype)
         depth, factory = self.key_depth, {"device": device, "dtype": dtype}
-        self.to_positions = nn.Conv2d(2, 2, 1, **factory)
+        self.to_positions = nn.Conv2d(2, 2, 1, bias=False, **factory)  # a bias would cancel in differences
         self.mapping = nn.Sequential(
             nn.BatchNorm2d(depth + 2, **factory),
             nn.ReLU(inplace=True),
             nn.Conv2d(depth + 2, depth, 1, bias=False, **factory),
             nn.BatchNorm2d(depth, **factory),
             nn.ReLU(inplace=True),
-            nn.Conv2d(depth, self.groups, 1, **factory),
+            nn.Conv2d(depth, self.groups, 1, bias=False, **factory),  # ... and in the softmax
         )
 
     def weights(self, x: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """The paper's ImageNet setups.
 
 Those of 350 epochs hold out 2% of the training images, as the paper did to choose: the validation images are looked at
-once, at the end. The paper does not say so for 90 epochs: that setup trains on all images. `data.path` is a folder with train/ and val/, or shards (`lambdanets data pack`).
+once, at the end. The paper does not say so for 90 epochs: that setup trains on all images. `data.path` is a folder with
+train/ and val/, or shards (`lambdanets data pack`).
 """
 
 from dataclasses import dataclass, replace

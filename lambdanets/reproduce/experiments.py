@@ -103,6 +103,8 @@ def row_cells(row: Row) -> list[Cell]:
     label = row.label if row.table != "tab:pareto_curve_details" else f"{row.label}, {row.image_size} px"
     half = row.table in HALF
     cells = []
+    if row.space is not None and row.our_space is not None:
+        cells.append(text_cell(row.table, label, "space complexity", row.space, row.our_space, other="reading"))
     quantities: tuple[Quantity, ...] = ("params", "flops", "memory")
     for quantity in quantities:
         printed = getattr(row, quantity)
@@ -111,8 +113,6 @@ def row_cells(row: Row) -> list[Cell]:
             if row.model is None and network is not None:
                 compute = partial(compare_peer, row, quantity, network, size)
             cells.append(Cell(label, quantity, unit(row, quantity)[0], printed, "exact", compute))
-    if row.space is not None and row.our_space is not None:
-        cells.append(text_cell(row.table, label, "space complexity", row.space, row.our_space, other="reading"))
     if network is not None:
         infer = "OOM" if (row.table, row.label) == PAPER_OOM else row.infer
         inference = NetworkJob(network, size, "inference", half)

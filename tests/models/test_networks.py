@@ -174,9 +174,10 @@ def test_shared_positions_are_shared_in_a_stage_only() -> None:
 @pytest.mark.parametrize("layer", LAYERS)
 def test_hybrids_of_every_layer(layer: str) -> None:
     """Outputs depend on the layer's own parameters, and its options arrive."""
-    arguments = {"placement": ("C", "C", (2,), "L"), "heads": 2, "image_size": (61, 83), "num_classes": 7}
+    arguments = {"placement": ("C", "C", (2,), "L"), "image_size": (61, 83), "num_classes": 7}
+    options = {name: value for name, value in {"heads": 2, "key_depth": 6}.items() if name in LAYERS[layer].options}
     x = torch.randn(2, 3, 61, 83)
-    network = settled(randomized(create_model("resnet26", layer=layer, key_depth=6, **arguments)), x).eval()
+    network = settled(randomized(create_model("resnet26", layer=layer, **options, **arguments)), x).eval()
     layers = [network.layer3[1].conv2, network.layer4[0].conv2, network.layer4[1].conv2]  # type: ignore[index]
     assert isinstance(network.layer3[0].conv2, nn.Conv2d)  # type: ignore[index]
     scores = network(x)
@@ -185,7 +186,7 @@ def test_hybrids_of_every_layer(layer: str) -> None:
     grads = torch.autograd.grad((scores * torch.randn_like(scores)).sum(), own)
     assert all(g.abs().max() > 0 for g in grads)
     inner = getattr(layers[0], "attention", getattr(layers[0], "rows", layers[0]))
-    assert (inner.heads, inner.key_depth) == (2, 6)
+    assert {name: getattr(inner, name) for name in options} == options
 
 
 def test_options_arrive_in_the_lambda_layers() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lambdanets.cli import main
-from lambdanets.reproduce.document import beside_the_first, notes, summary, table, tables
+from lambdanets.reproduce.document import beside_the_first, extra_data, notes, summary, table, tables
 from lambdanets.reproduce.experiments import EXPERIMENTS, KINDS
 from lambdanets.reproduce.numbers import Number
 from lambdanets.reproduce.page import count
@@ -63,7 +63,9 @@ def test_headlines_and_tables_come_from_the_file(folder):
     assert all(f"| {row} |" in text for row in rows)
     for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
         assert len({line.count("|") for line in block.splitlines()}) == 1
-    assert "| Global self-attention | 120 | 122.8 | OOM | OOM |" in text
+    assert "| Global self-attention | Θ(blhn²) | Θ(blhn²) | 120 | 122.8 | OOM | OOM |" in text
+    assert "| Lambda convolution (7x7) | Θ(lknm) | Θ(lkr) |" in text
+    assert "reading; Θ(lknm) has an embedding for each pair" in text
 
 
 def test_a_block_shows_the_folder_and_its_figure(folder, monkeypatch):
@@ -99,6 +101,40 @@ def test_speeds_are_beside_the_first_row_that_both_have():
     text = table(lines, formula=False)
     assert "| A | OOM | 9 |\n| B | 100 (1.00) | 20 (1.00) |\n| C | 300 (3.00) | 30 (1.50) |\n| D | 400 | - |\n" in text
     assert notes(lines, formula=False) == "\n- float32, batch 2. For: B; C.\n"
+
+
+def test_with_extra_data_the_first_network_is_so_many_times_faster():
+    """As the paper prints it: 9.5x for 170 where the first network has 1620."""
+    lines = [number("A", "training", "1620", 100.0), number("B", "training", "170", 20.0)]
+    assert "| A | 1620 | 100 |\n| B | 170 (9.5x) | 20 (5.0x) |\n" in table(lines, formula=False, slower=True)
+
+
+def test_why_ratios_to_vit_differ_is_said_with_the_measured_numbers():
+    lines = [
+        number("LambdaResNet", "flops", "-", 40.0, unit="G"),
+        number("LambdaResNet", "inference", "6100", 3000.0),
+        number("ViT-L/16", "flops", "-", 360.0, unit="G"),
+        number("ViT-L/16", "inference", "640", 1000.0),
+    ]
+    said = extra_data(lines)
+    assert "costs ViT-L/16 9.0 times as many FLOPs as LambdaResNet" in said
+    assert "ViT-L/16 runs at 360 TFLOP/s and LambdaResNet at 120" in said
+    assert extra_data(lines[:3]) == "" == extra_data(lines[1:])
+
+
+def test_the_committed_tables_have_gains_citations_and_readings():
+    data = json.loads((DOCS.parent / "benchmarks" / "results" / "reproduce-h200" / "reproduce.json").read_text())
+    text = tables(data)
+    assert re.search(r"\| Lambda layer \(u=4\) \|.* 78.9 \(\+2.0\) \|", text)
+    assert re.search(r"\| Local relative self-attention \(Zhao et al.\) \| 20.5 \| 20.52 \|.* 78.2 \(\+1.3\) \|", text)
+    assert re.search(r"\| Conv \+ linear attention \(Shen et al.\) \| - \| 28.05 \|.* 77.3 \(\+1.2\) \|", text)
+    assert re.search(r"\| EfficientNet-B7, Noisy Student \|.*980 \(6.2x\).*170 \(9.5x\)", text)
+    assert "as cited from Xie et al. 2020" in text
+    assert "none of the readings that we tried" in text
+    assert "no reading" not in text
+    assert "reduces parameters and flops by ~10%" in text
+    assert "times as many FLOPs as LambdaResNet-152" in text
+    assert "| LambdaResNet-200-C4, 320 px | - | 15 | - | 0.3 | - | 0.1 |" in text
 
 
 def test_one_quantity_in_two_units_has_two_columns():
