@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from lambdanets.files import read_object, write_text
+from lambdanets.models.hub import shorten
 from lambdanets.train.config import RunConfig
 from lambdanets.train.distributed import World
 from lambdanets.train.jsonable import to_json
@@ -76,15 +77,11 @@ def data_change(before: dict[str, Any], now: dict[str, Any]) -> str | None:
 
 
 def class_change(before: list[Any], now: list[Any]) -> str:
-    if sorted(map(str, before)) == sorted(map(str, now)):
-        number = next(i for i, (was, is_now) in enumerate(zip(before, now, strict=True)) if was != is_now)
-        return f"the order of the classes changed: class {number} was {before[number]!r} and is {now[number]!r}"
-    if len(before) != len(now):
-        gone, new = ([name for name in one if name not in other] for one, other in ((before, now), (now, before)))
-        named = f"; gone: {gone[:3]}, new: {new[:3]}"
-        return f"there were {len(before)} classes and there are {len(now)}{named}"
-    number = next(i for i, (was, is_now) in enumerate(zip(before, now, strict=True)) if was != is_now)
-    return f"class {number} was {before[number]!r} and is {now[number]!r}"
+    gone, new = ([name for name in one if name not in other] for one, other in ((before, now), (now, before)))
+    if gone or new:
+        return f"the {len(before)} classes are {len(now)} now; gone: {shorten(gone)}; new: {shorten(new)}"
+    number = next(i for i, (was, is_now) in enumerate(zip(before, now, strict=False)) if was != is_now)
+    return f"the order of the classes changed: class {number} was {before[number]!r} and is {now[number]!r}"
 
 
 def check_processes(world: World, task: Task, config: RunConfig) -> None:

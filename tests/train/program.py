@@ -15,15 +15,16 @@ from tests.train.tasks import Numbers, config
 
 
 class Slow(Numbers):
-    """Kills itself in one epoch, once: `crash` is a file that says it has happened."""
+    """Sends itself a signal in one epoch, once: `crash` is a file that says it has happened."""
 
     crash: Path | None = None
+    signal = signal.SIGKILL
 
     def batches(self, epoch, first_step, share):
         for number, batch in enumerate(super().batches(epoch, first_step, share)):
             if self.crash is not None and share.rank == 1 and epoch == 2 and number == 3 and not self.crash.exists():
                 self.crash.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
+                os.kill(os.getpid(), self.signal)
             yield batch
 
 
@@ -34,10 +35,16 @@ def main(out: str, settings: str) -> int:
     task = Slow(**options)
     if "crash" in given:
         task.crash = Path(given.pop("crash"))
+    task.signal = getattr(signal, given.pop("signal", "SIGKILL"))
+    given |= given.pop("of_ranks", {}).get(os.environ.get("RANK"), {})
     resume = given.pop("resume", False)
     if "ema" in given:
         given["ema"] = Ema(decay=given["ema"])
-    result = fit(task, replace(config(out), **given), resume=resume)
+    try:
+        result = fit(task, replace(config(out), **given), resume=resume)
+    except (ValueError, OSError) as error:  # as the command line does
+        print(error, file=sys.stderr)
+        return 2
     return 0 if result.finished else 143
 
 

@@ -1,8 +1,10 @@
 """Runs that are killed, and data that is broken, through the command's own task. Nothing is lost and nothing stops."""
 
 import json
+import multiprocessing
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,11 +19,15 @@ from PIL import Image
 from lambdanets.cli import main
 from lambdanets.data.augment import Augment
 from lambdanets.data.broken import TooManyBrokenError
+from lambdanets.data.workers import loss_of_worker
+from lambdanets.files import FolderInUseError
 from lambdanets.train.checkpoint import complete, load_newest
 from lambdanets.train.classify import Classify
 from lambdanets.train.config import DataConfig, Ema, ModelConfig, Schedule, TrainConfig
 from lambdanets.train.loop import fit
-from tests.train.tasks import final, same
+from lambdanets.train.lost import LostProcessError
+from tests.train.tasks import Numbers, config, final, same
+from tests.train.test_log import limit, unlimited_afterwards
 from tests.train.test_loop import records
 from tests.train.test_processes import ROOT, environment
 
@@ -99,6 +105,27 @@ def test_sigterm_writes_a_checkpoint_first(tmp_path):
     assert same(final(whole), final(parts))
 
 
+@pytest.mark.slow
+def test_a_second_run_in_a_folder_is_refused_until_the_first_one_ends(tmp_path):
+    """Whether it would start or resume; at once after SIGKILL."""
+    settings = dict(epochs=5000.0, log_every=2)
+    process = program(tmp_path, **settings)
+    try:
+        assert wait_for(process, tmp_path, 3)
+        for resume in (False, True):
+            with pytest.raises(FolderInUseError, match=rf"in use by another process \(process {process.pid} on .*\)"):
+                fit(Numbers(), config(tmp_path, **settings), resume=resume)
+    finally:
+        process.kill()
+        process.communicate()
+
+    def stop(record):
+        if record["event"] == "step":
+            signal.raise_signal(signal.SIGTERM)
+
+    assert fit(Numbers(), config(tmp_path, **settings), resume=True, watch=stop).stopped_by == "SIGTERM"
+
+
 # Images
 
 
@@ -163,6 +190,116 @@ def test_images_stop_and_resume_to_the_last_bit(tmp_path, workers):
     assert fit(Classify(first), first, watch=stop).step == 8
     assert fit(Classify(first), first, resume=True).finished
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "lambdanets", "train", *map(str, arguments)]
+
+
+@pytest.mark.slow
+def test_two_commands_with_one_folder_and_a_resume_at_once_after_sigkill(tmp_path):
+    """The processes that read images outlive SIGKILL of their parent for a moment, and do not keep its lock."""
+    images, out = folder_of_images(tmp_path / "images"), tmp_path / "run"
+    options = ("demo", "--data.path", images, "--data.workers", 2, "--out", out, "--epochs", 40, "--log-every", 1)
+    options += ("--batch-size", 8, "--device", "cpu")
+    first = subprocess.Popen(command(*options), cwd=ROOT, env=environment(), stdout=subprocess.PIPE)
+    try:
+        assert wait_for(first, out, 5)
+        second = subprocess.run(
+            command(*options, "--resume"), cwd=ROOT, env=environment(), capture_output=True, text=True
+        )
+        assert second.returncode == 2
+        assert f"lambdanets: {out} is in use by another process (process {first.pid} on" in second.stderr
+        assert "Traceback" not in second.stderr
+    finally:
+        first.kill()
+        first.communicate()
+    third = subprocess.run(command(*options, "--resume"), cwd=ROOT, env=environment(), capture_output=True, text=True)
+    assert third.returncode == 0, third.stderr
+    assert records_of(out, "end")[0]["reason"] == "finished"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["step", "evaluation"])
+def test_a_killed_worker_is_a_sentence_and_the_run_resumes(tmp_path, moment):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    images = folder_of_images(tmp_path / "images")
+    fit(Classify(c := image_config(images, whole)), c)
+    settings = image_config(images, parts, data=DataConfig(path=str(images), workers=1), checkpoint_minutes=0.0)
+
+    def kill(record):
+        if record["event"] == moment and record["step"] >= 6:
+            for worker in multiprocessing.active_children():
+                os.kill(worker.pid, signal.SIGKILL)
+
+    with pytest.raises(LostProcessError, match=r"reads images was killed.*resumes from its last checkpoint"):
+        fit(Classify(settings), settings, watch=kill)
+    assert "reads images was killed" in records(parts, "end")[0]["reason"]
+    assert fit(Classify(settings), settings, resume=True).finished
+    assert same(weights(whole), weights(parts))
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that"), True),
+        (RuntimeError("DataLoader worker (pid(s) 7, 8) exited unexpectedly"), True),
+        (RuntimeError("Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback"), False),
+        (ValueError("DataLoader worker (pid 7) is killed by signal: Killed."), False),
+    ],
+)
+def test_which_errors_mean_that_a_worker_was_killed(error, said):
+    sentence = loss_of_worker(error)
+    assert (sentence is not None) == said
+    assert sentence is None or str(error)[:30] in sentence
+
+
+def test_weights_that_the_disk_has_no_room_for(tmp_path):
+    """Safetensors fails with an exception of its own; once there is room, a resume writes the weights."""
+    whole, full = tmp_path / "whole", tmp_path / "full"
+    images = folder_of_images(tmp_path / "images")
+    fit(Classify(c := image_config(images, whole)), c)
+    settings = image_config(images, full)
+
+    def fill(record):
+        if record["event"] == "evaluation" and record["step"] == 18:
+            limit((full / "log.jsonl").stat().st_size + 5000)
+
+    with unlimited_afterwards(), pytest.raises(OSError, match=r"weights cannot be written: .*File too large.*is kept"):
+        fit(Classify(settings), settings, watch=fill)
+    assert not list(full.glob("*weights*"))
+    assert fit(Classify(settings), settings, resume=True).finished
+    assert records(full, "resumed")[0]["step"] == 18
+    assert same(weights(whole), weights(full))
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        ({"class1": "klass1"}, "the 3 classes are 3 now; gone: class1; new: klass1"),
+        ({"class0": "class2", "class2": "class0"}, "the names of the training images changed"),
+    ],
+)
+def test_renamed_and_exchanged_classes_are_refused(tmp_path, names, words):
+    images, moved, run = folder_of_images(tmp_path / "images"), tmp_path / "moved", tmp_path / "run"
+    settings = image_config(images, run)
+
+    def stop(record):
+        if record["event"] == "step" and record["step"] == 8:
+            signal.raise_signal(signal.SIGTERM)
+
+    fit(Classify(settings), settings, watch=stop)
+    for split in ("train", "val"):
+        for name in names:
+            (images / split / name).rename(images / split / f"was-{name}")
+        for name, new in names.items():
+            (images / split / f"was-{name}").rename(images / split / new)
+    with pytest.raises(ValueError, match=f"cannot resume, because {words}"):
+        fit(Classify(settings), settings, resume=True)
+    shutil.rmtree(images)
+    folder_of_images(moved)
+    elsewhere = image_config(moved, run)
+    assert fit(Classify(elsewhere), elsewhere, resume=True).finished
 
 
 def test_a_run_of_images_leaves_what_others_read(tmp_path):

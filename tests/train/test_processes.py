@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -92,6 +94,59 @@ def test_an_elastic_run_whose_worker_is_killed_finishes(tmp_path):
     assert len(resumed) == 1
     assert resumed[0]["step"] >= 12
     close(final(tmp_path / "whole"), final(tmp_path / "killed"), 0.0)
+
+
+def ranks(out, **settings):
+    """Two processes without torchrun, which would end one with the other."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    command = [sys.executable, "-m", "tests.train.program", str(out), json.dumps(settings)]
+    variables = environment() | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    return [
+        subprocess.Popen(command, cwd=ROOT, env=variables | {"RANK": rank}, stderr=subprocess.PIPE, text=True)
+        for rank in ("0", "1")
+    ]
+
+
+@pytest.mark.slow
+def test_ranks_with_other_settings_all_end_with_a_sentence(tmp_path):
+    processes = ranks(tmp_path / "run", of_ranks={"1": {"seed": 3}})
+    for process in processes:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 2
+        assert "rank 1 has seed 3 and rank 0 has 0: start all of them with the same settings" in errors
+        assert "Traceback" not in errors
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("SIGKILL", "the connection to another process of this run is lost"),
+        ("SIGSTOP", r"another process of this run did not answer for 0\.4 minutes \(--timeout-minutes\)"),
+    ],
+)
+def test_a_rank_that_is_killed_or_stopped_ends_the_run_with_a_sentence(tmp_path, name, words):
+    whole, run = tmp_path / "whole", tmp_path / "run"
+    settings = dict(checkpoint_minutes=0.0, timeout_minutes=0.4)  # also for the start of both
+    main, other = ranks(run, crash=str(tmp_path / "crash"), signal=name, **settings)
+    try:
+        _, errors = main.communicate(timeout=120)
+    finally:
+        other.kill()
+        other.communicate()
+    assert main.returncode == 2, errors
+    assert re.search(words, errors)
+    assert f"The run in {run} resumes from its last checkpoint" in errors
+    assert "Traceback" not in errors
+    assert re.search(words, records(run, "end")[0]["reason"])
+    for out in (whole, run):
+        for process in ranks(out, resume=True):
+            _, errors = process.communicate(timeout=120)
+            assert process.returncode == 0, errors
+    close(final(whole), final(run), 0.0)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from typing import ClassVar
 import pytest
 import torch
 
+from lambdanets.files import FolderInUseError, locked
 from lambdanets.train import checkpoint
 from lambdanets.train.checkpoint import complete
 from lambdanets.train.config import DataConfig, TrainConfig
@@ -54,6 +55,17 @@ def test_only_checkpoints_of_another_run_are_refused(tmp_path):
         fit(Numbers(), config(parts))
 
 
+def test_a_run_in_use_is_refused_and_left_as_it_is(tmp_path):
+    fit(Numbers(), config(tmp_path), watch=StopAt(10))
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+    with locked(tmp_path):
+        before[tmp_path / ".lock"] = (tmp_path / ".lock").stat().st_mtime_ns
+        for resume in (False, True):
+            with pytest.raises(FolderInUseError, match="is in use by another process"):
+                fit(Numbers(), config(tmp_path), resume=resume)
+    assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+
+
 def test_a_copied_run_and_a_run_from_before_ids_resume(tmp_path):
     whole, parts, copied, old = (tmp_path / name for name in ("whole", "parts", "copied", "old"))
     fit(Numbers(), config(whole))
@@ -84,9 +96,9 @@ class Named(Numbers):
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (dict(classes=("cat", "wolf", "fox")), "class 1 was 'dog' and is 'wolf'"),
+        (dict(classes=("cat", "wolf", "fox")), r"the 3 classes are 3 now; gone: dog; new: wolf"),
         (dict(classes=("dog", "cat", "fox")), "order of the classes changed: class 0 was 'cat' and is 'dog'"),
-        (dict(classes=("cat", "dog")), r"there were 3 classes and there are 2; gone: \['fox'\], new: \[\]"),
+        (dict(classes=("cat", "dog")), r"the 3 classes are 2 now; gone: fox; new: "),
         (dict(images=95), "there were 96 training images and there are 95"),
         (dict(labels="0c"), "the labels of the training images changed"),
         (dict(names="0c"), "the names of the training images changed"),
