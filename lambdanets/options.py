@@ -6,6 +6,7 @@ from typing import Any
 import torch
 import tyro
 
+LARGEST = 1_000_000_000  # any number of a configuration that has no range of its own
 BENCHES = Path("runs/bench")  # measurements, unless --output says where; the documents are made from none of these
 
 
@@ -24,6 +25,22 @@ def chosen_device(name: str | None) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {name!r}: torch finds no CUDA GPU here; use --device cpu")
     return device
+
+
+def check_numbers(config: Any, where: str = "", **ranges: tuple[float, float]) -> None:
+    """Refuse numbers of a dataclass, also in tuples, that are outside of their range, infinite, or NaN.
+
+    Args:
+        config: the dataclass.
+        where: what precedes the names of its fields in a message: "schedule.".
+        ranges: least and largest value by the name of the field; without one it is -LARGEST and LARGEST.
+    """
+    ranges = {"seed": (-(2**63), 2**63 - 1)} | ranges
+    for name, given in vars(config).items():
+        low, high = ranges.get(name, (-LARGEST, LARGEST))
+        for number in given if isinstance(given, tuple) else (given,):
+            if isinstance(number, int | float) and not isinstance(number, bool) and not low <= number <= high:
+                raise ValueError(f"{where}{name} is between {low:,} and {high:,}, not {str(number)[:40]}")
 
 
 def check_positive(**numbers: float | None) -> None:

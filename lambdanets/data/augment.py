@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from lambdanets.options import check_numbers
+
 INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
 
 
@@ -44,3 +46,5 @@ class Augment:
             raise ValueError(f"randaugment_probability is between 0 and 1, not {self.randaugment_probability}")
         if min(self.padding, self.randaugment_layers, self.randaugment_magnitude) < 0:
             raise ValueError("padding, randaugment_layers and randaugment_magnitude are not negative")
+        most = {"padding": 1024, "randaugment_layers": 100, "randaugment_magnitude": 100}
+        check_numbers(self, "augment.", crop_ratio=(1e-3, 1e3), **{name: (0, limit) for name, limit in most.items()})

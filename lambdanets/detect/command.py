@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lambdanets.options import chosen_device, optional
-from lambdanets.train.config import Precision
+from lambdanets.options import check_numbers, chosen_device, optional
+from lambdanets.train.config import LARGEST_BATCH, LARGEST_IMAGE, Precision
 from lambdanets.train.use import STDIN
 
 MOST_SHOWN = 20
@@ -37,8 +37,7 @@ class Using:
     def open(self, what: str) -> Any:
         from lambdanets.detect.use import open_detector
 
-        if self.size is not None and self.size < 32:
-            raise ValueError(f"--size {self.size}: at least 32")
+        check_numbers(self, "--", size=(32, LARGEST_IMAGE))
         return open_detector(what, weights=self.weights, device=self.device, precision=self.precision)
 
     def workers(self) -> int:
@@ -75,6 +74,7 @@ class EvaluateDetector:
 
         if self.batch_size < 1:
             raise ValueError(f"--batch-size {self.batch_size}: at least 1")
+        check_numbers(self, "--", batch_size=(1, LARGEST_BATCH))
         if self.results is None and not precision.available():
             raise ValueError(f"{precision.MISSING}; or write what is found with --results")
         trained = self.using.open(self.what)
@@ -157,6 +157,7 @@ class ScoreResults:
         from lambdanets.detect.precision import average_precision
         from lambdanets.detect.results import read_results
 
+        check_numbers(self, "--", detections=(1, 100_000))
         results = read_results(self.results)
         boxes, masks = (any(key in one for one in results) for key in ("bbox", "segmentation"))
         scenes = read_scenes(self.annotations, None, masks="auto" if masks else "no")
@@ -240,6 +241,7 @@ class PredictObjects:
         from lambdanets.detect.predict import predict
         from lambdanets.train.predict import gather
 
+        check_numbers(self, "--", score=(0, 1))
         words = self.images or (STDIN,)
         if STDIN in words and sys.stdin.isatty():
             raise ValueError("which pictures? Give files or folders, or pipe a list of them in")
@@ -316,5 +318,6 @@ class ReportDetector:
     def run(self) -> int:
         from lambdanets.detect.page import write_report
 
+        check_numbers(self, "--", pictures=(0, 10_000))
         print(write_report(self.run_folder, self.pictures))
         return 0

@@ -5,8 +5,15 @@ from typing import Annotated, Literal
 
 import tyro
 
-from lambdanets.options import optional
-from lambdanets.train.config import ModelConfig, RunConfig, at_least
+from lambdanets.options import check_numbers, optional
+from lambdanets.train.config import (
+    LARGEST_BATCH,
+    LARGEST_IMAGE,
+    ModelConfig,
+    RunConfig,
+    at_least,
+    check_reading,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +59,16 @@ class Heads:
         at_least(self, 1, "canonical")
         if len(self.anchors) != 5:
             raise ValueError(f"heads.anchors has one side for each of the 5 levels, not {len(self.anchors)}")
+        most = {"channels": 16_384, "hidden": 65_536, "convolutions": 100, "mask_convolutions": 100}
+        most |= {"proposals": 100_000, "sampled": 100_000, "detections": 100_000}
+        check_numbers(
+            self,
+            "heads.",
+            anchors=(1e-3, 1e6),
+            ratios=(1e-3, 1e3),
+            canonical=(1, 1e6),
+            **{name: (0, limit) for name, limit in most.items()},
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +98,9 @@ class DetectData:
     max_broken: float = 0.05
     """The fraction of unreadable pictures that stops the run; below it they are replaced, counted and named."""
 
+    def __post_init__(self) -> None:
+        check_reading(self)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Jitter:
@@ -96,6 +116,7 @@ class Jitter:
             raise ValueError(f"jitter.scale is two positive numbers, the smaller one first, not {self.scale}")
         if not 0 <= self.flip <= 1:
             raise ValueError(f"jitter.flip is between 0 and 1, not {self.flip}")
+        check_numbers(self, "jitter.", scale=(1e-3, 100))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,3 +139,4 @@ class DetectConfig(RunConfig):
         super().__post_init__()
         at_least(self, 32, "size")
         at_least(self, 1, "evaluate_batch")
+        check_numbers(self, size=(32, LARGEST_IMAGE), evaluate_batch=(1, LARGEST_BATCH))

@@ -24,6 +24,7 @@ from torch import Tensor
 from lambdanets.language.corpus import Corpus, read_corpus
 from lambdanets.language.network import ByteModel, Kind, State, state_bytes
 from lambdanets.language.task import (
+    LARGEST_LENGTH,
     About,
     Language,
     LanguageConfig,
@@ -35,7 +36,7 @@ from lambdanets.language.task import (
 )
 from lambdanets.measure.machine import describe
 from lambdanets.measure.timing import interleaved, threads
-from lambdanets.options import BENCHES, optional
+from lambdanets.options import BENCHES, check_numbers, optional
 from lambdanets.train.distributed import World
 from lambdanets.train.engine import Engine
 from lambdanets.train.jsonable import to_json
@@ -92,6 +93,8 @@ def compare(options: CompareLanguage, corpus: Corpus, base: LanguageConfig, cons
         for value in given if isinstance(given, tuple) else (given,):
             if value is not None and value <= 0:
                 raise ValueError(f"--{name} {value:g}: above 0")
+    check_numbers(options, "--", turn=(1, 10**6), evaluations=(1, 10**6), threads=(1, 4096))
+    check_numbers(options, "--", context=(1, LARGEST_LENGTH), lengths=(1, LARGEST_LENGTH))
     if not options.context or not options.lengths:
         raise ValueError("--context and --lengths: at least one each")
     base = replace(base, schedule=replace(base.schedule, kind="constant"), ema=replace(base.ema, horizon=0.0))

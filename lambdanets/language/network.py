@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lambdanets.layers import LambdaLayer1d, StreamState
+from lambdanets.options import check_numbers
 
 BYTES = 256
 ROOM = 256  # bytes that a new cache has room for; then it doubles
@@ -47,6 +48,9 @@ class ByteModelConfig:
         for name in ("width", "depth", "attention_heads", "heads", "key_depth", "intra_depth", "reach"):
             if getattr(self, name) < 1:
                 raise ValueError(f"model.{name} is at least 1, not {getattr(self, name)}")
+        most = {"width": 65_536, "depth": 1000, "attention_heads": 1024, "heads": 1024, "key_depth": 1024}
+        most |= {"intra_depth": 1024, "reach": 1_000_000}
+        check_numbers(self, "model.", **{name: (1, limit) for name, limit in most.items()})
         unit = math.lcm(2 * self.attention_heads, self.heads)  # rotary positions turn pairs of channels
         if self.width % unit:
             raise ValueError(

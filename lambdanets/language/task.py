@@ -19,12 +19,13 @@ from lambdanets.files import whole_path
 from lambdanets.language.corpus import PYTHON, Corpus, read_corpus
 from lambdanets.language.network import BYTES, ByteModel, ByteModelConfig
 from lambdanets.models.hub import LANGUAGE_KEY, read_state
-from lambdanets.options import optional
+from lambdanets.options import check_numbers, optional
 from lambdanets.train.config import Ema, Optimizer, RunConfig, Schedule
 from lambdanets.train.distributed import World
 from lambdanets.train.jsonable import from_json, to_json
 from lambdanets.train.task import RAW_WEIGHTS, WEIGHTS, Outcome, Share, Task
 
+LARGEST_LENGTH = 2**20  # bytes of a window
 REGION = 4096  # bytes of validation text in a row, so that windows of any length up to this see the same bytes
 
 
@@ -66,6 +67,7 @@ class LanguageConfig(RunConfig):
             raise ValueError(f"length is at least 1, not {self.length}")
         if self.evaluated < 0:
             raise ValueError(f"evaluated is at least 0, not {self.evaluated}")
+        check_numbers(self, length=(1, LARGEST_LENGTH))
 
 
 class Language(Task):

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.progress import Progress as Bar
 from rich.progress import TextColumn
 
-from lambdanets.options import chosen_device, optional
+from lambdanets.options import check_numbers, chosen_device, optional
 from lambdanets.train.use import Using
 
 if TYPE_CHECKING:
@@ -71,6 +71,7 @@ class Labelling:
     def __post_init__(self) -> None:
         if self.soft_classes < 1 or self.unit < 1:
             raise ValueError(f"--soft-classes {self.soft_classes} and --unit {self.unit}: at least 1")
+        check_numbers(self, guard_distance=(-1, 64), max_broken=(0, 1))
 
     def options(self, batch_size: int) -> Any:
         from lambdanets.pseudo.label import LabelOptions

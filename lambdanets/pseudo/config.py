@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from lambdanets.options import optional
+from lambdanets.options import check_numbers, optional
 from lambdanets.train.config import TrainConfig
 
 
@@ -33,6 +33,7 @@ class PseudoData:
             raise ValueError(f"pseudo.ratio is more than 0, not {self.ratio}: without pseudo-labels use another recipe")
         if self.weight < 0 or self.labelled_weight < 0:
             raise ValueError(f"weights are 0 or more, not {self.weight} and {self.labelled_weight}")
+        check_numbers(self, "pseudo.", ratio=(1e-6, 1e6))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from lambdanets.data import order
+from lambdanets.options import check_numbers
 from lambdanets.pseudo.files import (
     SELECTION,
     Manifest,
@@ -33,6 +34,7 @@ from lambdanets.pseudo.files import (
 BINS = 20  # of the confidence histograms
 KEY_BITS = 64
 COUNTERS = 2**24  # of a pass: 128 MiB, whatever the number of classes
+MOST_IMAGES = 10**12  # of a class
 MOST_REPEATS = 2**15 - 1
 
 
@@ -58,6 +60,7 @@ class Selection:
             raise ValueError(f"most {self.most} and least {self.least} are 0 or more")
         if self.most and self.least > self.most:
             raise ValueError(f"at least {self.least} and at most {self.most} images of a class cannot both be")
+        check_numbers(self, most=(0, MOST_IMAGES), least=(0, MOST_IMAGES))
 
 
 @dataclass(frozen=True)

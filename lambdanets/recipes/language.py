@@ -8,6 +8,7 @@ import tyro
 
 from lambdanets.language.compare import CompareLanguage
 from lambdanets.language.task import Language, LanguageConfig, load_language
+from lambdanets.options import check_numbers
 from lambdanets.recipes.command import RunFolder, train_task
 from lambdanets.train.jsonable import from_json
 
@@ -57,6 +58,7 @@ class GenerateText:
     """Another seed, another text."""
 
     def run(self) -> int:
+        check_numbers(self, "--", count=(0, 10**9), temperature=(0, 1e6))
         model, _ = load_language(self.run_folder)
         sys.stdout.write(self.prompt)
         prompt = b"\0" + self.prompt.encode()

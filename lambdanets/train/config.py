@@ -12,9 +12,11 @@ from lambdanets.data.augment import Augment
 from lambdanets.data.order import Remainder
 from lambdanets.models.config import NetworkConfig
 from lambdanets.models.hub import Preprocessing
-from lambdanets.options import optional
+from lambdanets.options import LARGEST, check_numbers, optional
 
 Precision = Literal["float32", "bfloat16", "float16", "float64"]
+LARGEST_IMAGE = 8192  # pixels of a side
+LARGEST_BATCH = 2**20
 
 
 MOST_MINUTES = 10_080  # a week
@@ -24,6 +26,11 @@ def at_least(config: object, least: int, *names: str) -> None:
     for name in names:
         if not getattr(config, name) >= least:  # nor NaN
             raise ValueError(f"{name} is at least {least}, not {getattr(config, name)}")
+
+
+def check_reading(data: Any) -> None:
+    """What all configurations of images have."""
+    check_numbers(data, "data.", workers=(0, 1024), max_broken=(0, 1), std=(1e-6, LARGEST))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +66,8 @@ class ModelConfig:
             raise ValueError(f"model.batch_norm_momentum is in (0, 1], not {self.batch_norm_momentum}")
         for word in self.options:
             parse_option(word)
+        chance = (0, 1 - 1e-6)
+        check_numbers(self, "model.", image_size=(1, LARGEST_IMAGE), drop_rate=chance, drop_path_rate=chance)
 
     def arguments(self) -> dict[str, Any]:
         """What `create_model` takes beside the name; classes and channels come from the data."""
@@ -137,6 +146,7 @@ class DataConfig:
             raise ValueError(
                 f"data.mean {self.mean} and data.std {self.std}: one number for each of {self.channels} channels"
             )
+        check_reading(self)
 
     def preprocessing(self, size: int) -> Preprocessing:
         return Preprocessing(self.mean, self.std, size, self.crop, self.interpolation, self.exif_orientation)
@@ -164,6 +174,7 @@ class Optimizer:
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"optimizer.{name} is at least 0 and below 1, not {getattr(self, name)}")
         at_least(self, 0, "weight_decay", "eps")
+        check_numbers(self, "optimizer.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,6 +203,7 @@ class Schedule:
         at_least(self, 0, "per_batch", "warmup_epochs")
         if not all(0 < drop < 1 for drop in self.drops):
             raise ValueError(f"schedule.drops are between 0 and 1, fractions of the run, not {self.drops}")
+        check_numbers(self, "schedule.", factor=(0, 1), every=(1e-6, LARGEST))
 
     def peak(self, batch_size: int) -> float:
         return self.rate * batch_size / self.per_batch if self.per_batch else self.rate
@@ -211,6 +223,7 @@ class Ema:
     def __post_init__(self) -> None:
         if not 0 <= self.decay < 1:
             raise ValueError(f"ema.decay is at least 0 and below 1, not {self.decay}")
+        check_numbers(self, "ema.", horizon=(0, LARGEST))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,6 +283,13 @@ class RunConfig:
             raise ValueError(f"timeout_minutes must be above 0 and at most {MOST_MINUTES}, got {self.timeout_minutes}")
         if self.micro_batch is not None and self.micro_batch < 1:
             raise ValueError(f"micro_batch is at least 1, not {self.micro_batch}")
+        check_numbers(
+            self,
+            epochs=(0, 1_000_000),
+            batch_size=(1, LARGEST_BATCH),
+            micro_batch=(1, LARGEST_BATCH),
+            log_every=(1, 1_000_000),  # which steps of a window were skipped is kept in memory and in checkpoints
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,7 +56,10 @@ def read(kind: Any, data: Any, where: str) -> Any:
     if kind is Path and isinstance(data, str):
         return Path(data)
     if kind is float and isinstance(data, int) and not isinstance(data, bool):
-        return float(data)
+        try:
+            return float(data)
+        except OverflowError:
+            raise wrong(where, "a number", data) from None
     if type(data) is not kind:
         raise wrong(where, WORDS.get(kind, str(kind)), data)
     return data
@@ -107,4 +110,5 @@ def join(where: str, key: object) -> str:
 
 
 def wrong(where: str, expected: str, data: Any) -> ValueError:
-    return ValueError(f"{where or 'the configuration'} is {expected}, not {data!r}")
+    given = repr(data)
+    return ValueError(f"{where or 'the configuration'} is {expected}, not {given[:80]}{'...' * (len(given) > 80)}")

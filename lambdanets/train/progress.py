@@ -75,7 +75,8 @@ class Watcher:
         self.bar.update(self.task, completed=record["step"])
 
     def step(self, record: Record) -> None:
-        numbers = f"{record['examples_per_second']:,.0f} ex/s  loss {record['loss']:.3f}"
+        speed = record["examples_per_second"]
+        numbers = f"{speed:{',.0f' if speed >= 10 else '.2g'}} ex/s  loss {record['loss']:.3f}"
         if "top1" in record:
             numbers += f"  top-1 {record['top1']:.1%}"
         if record["data_wait"] > 0.2:

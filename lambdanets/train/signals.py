@@ -5,6 +5,8 @@ Only a second Ctrl-C ends at once: a scheduler and torchrun may both pass on one
 Where there is nothing to save, `Interrupts` end at once.
 """
 
+import contextlib
+import os
 import signal
 import threading
 from collections.abc import Sequence
@@ -13,6 +15,7 @@ from typing import Any, Self
 
 import torch
 
+AGAIN = "press Ctrl-C again to stop at once (the steps since the last checkpoint are lost)"
 WATCHED = ("SIGTERM", "SIGINT", "SIGUSR1")  # SIGUSR1: SLURM's --signal=USR1@120, before the time is up
 SIGNAL_STATUS = {"SIGINT": 130, "SIGTERM": 143, "SIGUSR1": 138}  # what a command that they ended returns
 
@@ -38,6 +41,10 @@ class StopRequests:
         if name == "SIGINT" == self.name:
             raise KeyboardInterrupt
         self.name = name
+        if os.environ.get("RANK", "0") == "0":  # of several processes one says it
+            again = f"; {AGAIN}" if name == "SIGINT" else ""
+            with contextlib.suppress(OSError):  # unlike print, os.write may be called in a signal handler
+                os.write(2, f"\n{name}: stopping after this step, with a checkpoint{again}\n".encode())
 
     def restore(self) -> None:
         for number, handler in self.before.items():

@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 import tyro
 from rich.console import Console
 
-from lambdanets.options import chosen_device, optional
-from lambdanets.train.config import Precision
+from lambdanets.options import check_numbers, chosen_device, optional
+from lambdanets.train.config import LARGEST_BATCH, LARGEST_IMAGE, Precision
 
 SHOWN_CLASSES = 10
 STDIN = "-"
@@ -45,6 +45,7 @@ class Using:
             raise ValueError(f"--batch-size {self.batch_size}: at least 1")
         if self.image_size is not None and self.image_size < 1:
             raise ValueError(f"--image-size {self.image_size}: at least 1")
+        check_numbers(self, "--", batch_size=(1, LARGEST_BATCH), image_size=(1, LARGEST_IMAGE), workers=(0, 1024))
 
     def loader_workers(self, images: int) -> int:
         if self.workers is not None:

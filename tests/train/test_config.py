@@ -1,5 +1,6 @@
 """Configurations: JSON and back, and sentences for what is wrong in one."""
 
+import dataclasses
 import json
 import math
 import re
@@ -8,7 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from lambdanets.cli import main
 from lambdanets.data.augment import Augment
+from lambdanets.detect.config import DetectConfig, DetectData
+from lambdanets.language.task import LanguageConfig
+from lambdanets.pseudo.config import CoTrainConfig
 from lambdanets.train.config import DataConfig, Ema, ModelConfig, Optimizer, RunConfig, Schedule, TrainConfig
 from lambdanets.train.jsonable import from_json, to_json
 
@@ -39,6 +44,7 @@ def test_json_and_back(config):
         ("model.nme", "x", ["model.nme", "did you mean model.name?"]),
         ("batch_size", "many", ["batch_size is a whole number", "'many'"]),
         ("batch_size", 2.5, ["batch_size is a whole number", "2.5"]),
+        ("epochs", 10**400, ["epochs is a number", "000..."]),
         ("batch_size", True, ["batch_size is a whole number", "True"]),
         ("epochs", "long", ["epochs is a number", "'long'"]),
         ("compile", 1, ["compile is true or false", "1"]),
@@ -90,6 +96,73 @@ def test_what_is_wrong_is_named(path, value, words):
 def test_values_that_cannot_be(make, words):
     with pytest.raises(ValueError, match=words):
         make()
+
+
+def numbers_of(config, path=()):
+    """Where the numbers of a configuration are: paths of names, and whether each is whole."""
+    for name, value in vars(config).items():
+        one = value[0] if isinstance(value, tuple) and value else value
+        if dataclasses.is_dataclass(value):
+            yield from numbers_of(value, (*path, name))
+        elif isinstance(one, float | int) and not isinstance(one, bool):
+            yield (*path, name), value
+
+
+def changed(config, path, value):
+    name, *rest = path
+    return replace(config, **{name: changed(getattr(config, name), rest, value) if rest else value})
+
+
+def absurd(config):
+    for path, value in numbers_of(config):
+        one = value[0] if isinstance(value, tuple) else value
+        worst = [10**12 + 1, -(10**12) - 1, 10**400] if isinstance(one, int) else [1e300, -1e300, math.inf, math.nan]
+        for bad in worst if path[-1] != "seed" else [10**400]:
+            yield path, (bad,) * len(value) if isinstance(value, tuple) else bad
+
+
+WITH_NUMBERS = {
+    "train": replace(TrainConfig(), micro_batch=8, model=ModelConfig(image_size=64), data=DataConfig(workers=1)),
+    "detect": replace(DetectConfig(), data=DetectData(workers=1)),
+    "cotrain": CoTrainConfig(),
+    "language": LanguageConfig(),
+}
+
+
+@pytest.mark.parametrize("config", WITH_NUMBERS.values(), ids=WITH_NUMBERS)
+def test_every_number_of_every_configuration_is_bounded(config):
+    count = 0
+    for path, bad in absurd(config):
+        with pytest.raises(ValueError, match=path[-1]) as refused:
+            changed(config, path, bad)
+        assert len(str(refused.value)) < 600
+        count += 1
+    assert count > 60
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "train demo --epochs 1e300",
+        "train demo --epochs nan",
+        "train demo --batch-size 1000000000000",
+        "train demo --log-every 10000000000",
+        "train demo --model.image-size 100000",
+        "train imagenette --schedule.rate inf",
+        "train cotrain --pseudo.ratio nan",
+        "detect train shapes --size 100000",
+        "detect train shapes --heads.hidden 1000000000000",
+        "language train start --length 10000000000",
+        "language generate nowhere --seed 99999999999999999999",
+    ],
+)
+def test_the_command_line_refuses_them_with_a_sentence(words, capsys):
+    try:
+        status = main(words.split())
+    except SystemExit as error:
+        status = error.code
+    assert status == 2
+    assert re.search("is (between|more than 0)", " ".join(capsys.readouterr().err.split()))
 
 
 def test_model_options_reach_the_network():

@@ -24,3 +24,12 @@ def test_the_bar_moves_with_every_step_and_the_log_does_not(tmp_path):
     text = (tmp_path / "log.jsonl").read_text()
     assert text.count("\n") == len(written)
     assert "tick" not in text
+
+
+def test_slow_steps_have_a_speed():
+    console = Console(file=StringIO(), width=200)
+    watcher = Watcher(console)
+    for speed in (0.0123, 3.456, 1234.5):
+        watcher.step({"step": 1, "epoch": 0.1, "lr": 0.1, "loss": 1.0, "examples_per_second": speed, "data_wait": 0.0})
+    lines = console.file.getvalue().splitlines()
+    assert [line.split("  ")[2] for line in lines] == ["0.012 ex/s", "3.5 ex/s", "1,234 ex/s"]
