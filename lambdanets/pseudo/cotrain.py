@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lambdanets.data.loader import Loader
 from lambdanets.data.transforms import training
+from lambdanets.files import read_json, write_text
 from lambdanets.pseudo.config import CoTrainConfig
 from lambdanets.pseudo.source import PseudoSource
 from lambdanets.train.classify import Classify
@@ -108,7 +109,7 @@ class CoTrain(Classify):
     def check_selection(self, folder: Path) -> None:
         """A run goes on only with the images that it began with."""
         path = folder / PSEUDO
-        if path.is_file() and json.loads(path.read_text()) != {"selection": self.unlabelled.digest}:
+        if path.is_file() and read_json(path) != {"selection": self.unlabelled.digest}:
             raise ValueError(
                 f"the pseudo-labels in {self.pseudo.path} have changed since the run in {folder} began: start another"
             )
@@ -116,7 +117,7 @@ class CoTrain(Classify):
     def save(self, folder: Path, moment: Literal["start", "end"], models: dict[str, nn.Module], scores: Any) -> None:
         super().save(folder, moment, models, scores)
         if moment == "start":
-            (folder / PSEUDO).write_text(json.dumps({"selection": self.unlabelled.digest}) + "\n")
+            write_text(folder / PSEUDO, json.dumps({"selection": self.unlabelled.digest}) + "\n")
 
     def describe(self) -> dict[str, Any]:
         return super().describe() | {

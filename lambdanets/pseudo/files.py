@@ -16,9 +16,14 @@ from typing import Any
 import numpy as np
 
 from lambdanets.data.places import whole_file
+from lambdanets.files import as_object, parse_json, read_object
+from lambdanets.pseudo.checks import AGAIN, digest, what_is_wrong, what_is_wrong_with_rows
+from lambdanets.train.jsonable import from_json
 
 MANIFEST, LABELS, SELECTED, SELECTION = "labels.json", "labels", "selected", "selection.json"
-KEY = "lambdanets"
+KEY, DIGESTS = "lambdanets", "digests"
+KINDS = ("shards", "list")
+COLUMNS = {"position", "label", "confidence", "classes", "probabilities", "offset", "size"}
 FORMAT = 1
 
 
@@ -99,7 +104,7 @@ def check_manifest(folder: Path, manifest: Manifest) -> bool:
     path = folder / MANIFEST
     if not path.exists():
         return False
-    found = difference(json.loads(path.read_text()), json.loads(manifest.as_json()))
+    found = difference(read_object(path), json.loads(manifest.as_json()))
     if found and any(whole(unit) for unit in (folder / LABELS).glob("*.safetensors")):
         raise ValueError(
             f"{folder} holds labels that were made otherwise: {found}. Go on with the same images and settings, or "
@@ -145,16 +150,20 @@ def read_manifest(folder: Path) -> Manifest:
     if not path.is_file():
         raise ValueError(f"{folder} has no {MANIFEST}: it is not a folder that `lambdanets pseudo-label` wrote")
     try:
-        data = json.loads(path.read_text())
-        if data.pop("format") != FORMAT:
+        data = read_object(path)
+        if data.pop("format", None) != FORMAT:
             raise ValueError("another format")
         data.pop("max_broken", None)  # was written once; it may change from run to run
-        data["units"] = tuple(Unit(**unit) for unit in data["units"])
-        for key in ("class_names", "teachers", "guard"):
-            data[key] = tuple(data[key])
-        return Manifest(**data)
-    except (ValueError, TypeError, KeyError) as error:
+        manifest = from_json(Manifest, data)
+    except ValueError as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
+    if manifest.kind not in KINDS or not manifest.class_names or not 0 <= manifest.soft <= len(manifest.class_names):
+        raise ValueError(
+            f"{path} cannot be read: kind {manifest.kind!r}, {len(manifest.class_names)} classes, soft {manifest.soft}"
+        )
+    if any(unit.first < 0 or unit.images < 0 for unit in manifest.units):
+        raise ValueError(f"{path} cannot be read: a unit has a negative number of images")
+    return manifest
 
 
 def write_labels(folder: Path, number: int, labels: Labels) -> None:
@@ -172,38 +181,58 @@ def asdict_shallow(value: Any) -> dict[str, Any]:
 
 
 def read_labels(folder: Path, number: int) -> Labels:
-    arrays, about = read_arrays(label_path(folder, number))
-    try:
-        labels = Labels(
-            **arrays,
-            images=about["images"],
-            broken=tuple((str(a), str(b)) for a, b in about["broken"]),
-            leaks=tuple((str(a), str(b), str(c)) for a, b, c in about["leaks"]),
-        )
-    except (TypeError, KeyError, ValueError) as error:
-        raise ValueError(f"{label_path(folder, number)} is no file of labels: {error}") from error
-    if len({len(array) for array in arrays.values()}) != 1:
-        raise ValueError(f"{label_path(folder, number)} is damaged: its columns differ in length. {AGAIN}")
-    return labels
+    """The labels of a unit, checked against the manifest."""
+    arrays, about = read_columns(folder, read_manifest(folder), number)
+    broken, leaks = (tuple(tuple(row) for row in about[name]) for name in ("broken", "leaks"))
+    return Labels(**arrays, images=about["images"], broken=broken, leaks=leaks)
 
 
-AGAIN = "Remove it and run `lambdanets pseudo-label` again"
+def read_columns(
+    folder: Path, manifest: Manifest, number: int, columns: tuple[str, ...] | None = None
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Some or all columns of a file of labels, and its counts and names; a ValueError if they cannot be."""
+    path = label_path(folder, number)
+    arrays, about = read_arrays(path, columns)
+    if columns is None and not {"position", "label", "confidence"} <= arrays.keys() <= COLUMNS:
+        raise ValueError(f"{path} is no file of labels: it has the columns {', '.join(sorted(arrays))[:200]}")
+    wrong = what_is_wrong(arrays, about, len(manifest.class_names), manifest.soft, manifest.units[number].images)
+    if wrong:
+        raise ValueError(f"{path} is damaged: {wrong}. {AGAIN}")
+    return arrays, about
+
+
+def read_selected(folder: Path, number: int, labels: int) -> dict[str, np.ndarray]:
+    """Which of the labels of a unit are used ("row"), and how often ("repeats")."""
+    path = selected_path(folder, number)
+    columns, _ = read_arrays(path, ("row", "repeats"))
+    wrong = what_is_wrong_with_rows(columns, labels)
+    if wrong:
+        raise ValueError(f"{path} is damaged: {wrong}. Run `lambdanets pseudo-select` again")
+    return columns
 
 
 def write_arrays(path: Path, arrays: dict[str, np.ndarray], about: dict[str, Any]) -> None:
     from safetensors.numpy import save
 
     # one key of metadata: with several their order in the file would be another each time
-    write_whole(path, save(arrays, {KEY: json.dumps(about)}))
+    digests = {name: digest(array) for name, array in arrays.items()} | {"": digest(json.dumps(about))}
+    write_whole(path, save(arrays, {KEY: json.dumps(about | {DIGESTS: digests})}))
 
 
 def read_arrays(path: Path, columns: tuple[str, ...] | None = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Columns of a file, all without `columns`, and its counts and names. Digests are checked where a file has them."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(str(path), framework="np") as file:
-            about = json.loads((file.metadata() or {})[KEY])
-            return {name: file.get_tensor(name) for name in columns or file.keys()}, about
+            about = as_object(parse_json((file.metadata() or {})[KEY], "its header"), "its header")
+            arrays = {name: file.get_tensor(name) for name in columns or file.keys()}
+        digests = about.pop(DIGESTS, None)
+        if digests is not None:
+            found = {name: digest(array) for name, array in arrays.items()} | {"": digest(json.dumps(about))}
+            if not isinstance(digests, dict) or any(digests.get(name) != value for name, value in found.items()):
+                raise ValueError("its contents do not match their digests")
+        return arrays, about
     except FileNotFoundError:
         raise ValueError(f"{path} is missing: run `lambdanets pseudo-label` again, it goes on where it was") from None
     except (SafetensorError, KeyError, ValueError) as error:
@@ -248,4 +277,4 @@ def every_label(
     """Unit after unit, only some columns: what there is once is never all in memory."""
     for number in range(len(manifest.units)):
         if label_path(folder, number).exists():
-            yield number, read_arrays(label_path(folder, number), columns)[0]
+            yield number, read_columns(folder, manifest, number, columns)[0]

@@ -10,7 +10,7 @@ from PIL import Image
 from lambdanets.data.decode import decode
 from lambdanets.data.places import whole_file
 from lambdanets.data.shards import unpacked
-from lambdanets.pseudo.files import Manifest, label_path, read_arrays, read_labels, read_manifest, selected_path
+from lambdanets.pseudo.files import Manifest, label_path, read_columns, read_labels, read_manifest, read_selected
 from lambdanets.pseudo.select import BINS, Counts, read_counts
 from lambdanets.pseudo.source import reopened
 from lambdanets.report.pictures import TINY, encoded
@@ -91,9 +91,9 @@ def named(folder: Path, manifest: Manifest) -> tuple[list[tuple[str, ...]], list
         if len(leaks) >= LISTED and len(broken) >= LISTED:
             break
         if label_path(folder, number).exists():
-            about = read_arrays(label_path(folder, number), ("label",))[1]
-            leaks += [tuple(map(str, row)) for row in about["leaks"]]
-            broken += [tuple(map(str, row)) for row in about["broken"]]
+            about = read_columns(folder, manifest, number, ("label",))[1]
+            leaks += map(tuple, about["leaks"])
+            broken += map(tuple, about["broken"])
     return leaks[:LISTED], broken[:LISTED]
 
 
@@ -130,8 +130,8 @@ def extremes(folder: Path, manifest: Manifest, classes: list[int]) -> dict[int, 
     for number in range(len(manifest.units)):
         if not label_path(folder, number).exists():
             continue
-        columns, _ = read_arrays(label_path(folder, number), ("label", "confidence"))
-        rows = read_arrays(selected_path(folder, number), ("row",))[0]["row"]
+        columns, _ = read_columns(folder, manifest, number, ("label", "confidence"))
+        rows = read_selected(folder, number, len(columns["label"]))["row"]
         labels, confidence = columns["label"][rows], columns["confidence"][rows]
         for label in classes:
             mine = np.flatnonzero(labels == label)

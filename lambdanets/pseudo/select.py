@@ -18,18 +18,20 @@ from typing import Any
 import numpy as np
 
 from lambdanets.data import order
+from lambdanets.files import read_object
 from lambdanets.options import check_numbers
 from lambdanets.pseudo.files import (
     SELECTION,
     Manifest,
     every_label,
     label_path,
-    read_arrays,
+    read_columns,
     read_manifest,
     selected_path,
     write_arrays,
     write_whole,
 )
+from lambdanets.train.jsonable import from_json
 
 BINS = 20  # of the confidence histograms
 KEY_BITS = 64
@@ -108,7 +110,8 @@ def select(folder: Path, selection: Selection) -> Counts:
         )
     cut = passes.cut(wanted, confident)
     kept, used = passes.write(wanted, cut, base, above)
-    facts = np.array([facts_of(folder, n) for n in range(len(manifest.units)) if label_path(folder, n).exists()])
+    units = [n for n in range(len(manifest.units)) if label_path(folder, n).exists()]
+    facts = np.array([facts_of(folder, manifest, n) for n in units])
     images, broken, leaks = facts.sum(0).tolist() if len(facts) else (0, 0, 0)
     counts = Counts(
         class_names=manifest.class_names,
@@ -128,8 +131,8 @@ def select(folder: Path, selection: Selection) -> Counts:
     return counts
 
 
-def facts_of(folder: Path, number: int) -> tuple[int, int, int]:
-    about = read_arrays(label_path(folder, number), ("label",))[1]
+def facts_of(folder: Path, manifest: Manifest, number: int) -> tuple[int, int, int]:
+    about = read_columns(folder, manifest, number, ("label",))[1]
     return about["images"], len(about["broken"]), len(about["leaks"])
 
 
@@ -137,10 +140,17 @@ def read_counts(folder: Path) -> Counts:
     path = folder / SELECTION
     if not path.is_file():
         raise ValueError(f"{folder} has no {SELECTION}: choose what to use with `lambdanets pseudo-select {folder}`")
-    data = json.loads(path.read_text())
-    names = ("class_names", "labelled", "confident", "kept", "used", "missing")
-    histogram = tuple(tuple(row) for row in data.pop("histogram"))
-    return Counts(**data | {name: tuple(data[name]) for name in names}, histogram=histogram)
+    again = f"choose again with `lambdanets pseudo-select {folder}`"
+    try:
+        counts = from_json(Counts, read_object(path))
+    except ValueError as error:
+        raise ValueError(f"{path} cannot be read: {error}. {again}") from error
+    columns = (counts.labelled, counts.confident, counts.kept, counts.used, counts.histogram)
+    if any(len(column) != len(counts.class_names) for column in columns):
+        raise ValueError(f"{path} is damaged: its lists do not have one number for each class. {again}")
+    if any(len(row) != BINS or min(row) < 0 for row in counts.histogram) or min(map(min, columns[:4])) < 0:
+        raise ValueError(f"{path} is damaged: a number of images is negative, or a histogram is incomplete. {again}")
+    return counts
 
 
 @dataclass(frozen=True)
@@ -162,10 +172,7 @@ class Passes:
     def rows(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
         """(unit, label, confidence)."""
         for number, columns in every_label(self.folder, self.manifest):
-            label, confidence = columns["label"], columns["confidence"]
-            if len(label) and (label.min() < 0 or label.max() >= self.classes):
-                raise ValueError(f"{label_path(self.folder, number)}: label {label.max()} of {self.classes} classes")
-            yield number, label, confidence
+            yield number, columns["label"], columns["confidence"]
 
     def count(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         labelled = np.zeros(self.classes, np.int64)

@@ -13,7 +13,7 @@ from lambdanets.data.decode import BrokenImageError
 from lambdanets.data.shards import ShardSource, unpacked
 from lambdanets.data.source import Source
 from lambdanets.data.strings import printable
-from lambdanets.pseudo.files import Manifest, item_difference, label_path, read_arrays, read_manifest, selected_path
+from lambdanets.pseudo.files import Manifest, item_difference, label_path, read_columns, read_manifest, read_selected
 from lambdanets.pseudo.select import read_counts
 from lambdanets.pseudo.units import Place, open_place
 
@@ -160,11 +160,12 @@ def load_columns(folder: Path, manifest: Manifest, missing: int) -> dict[str, np
         if not label_path(folder, number).exists():
             gone += 1
             continue
-        chosen, _ = read_arrays(selected_path(folder, number))
+        labels = len(read_columns(folder, manifest, number, ("label",))[0]["label"])
+        chosen = read_selected(folder, number, labels)
         rows = np.repeat(chosen["row"], chosen["repeats"])
         if not len(rows):
             continue
-        columns, _ = read_arrays(label_path(folder, number), tuple(wanted))
+        columns, _ = read_columns(folder, manifest, number, tuple(wanted))
         for name in wanted:
             parts[name].append(columns[name][rows])
         parts["unit"].append(np.full(len(rows), number, np.int32))

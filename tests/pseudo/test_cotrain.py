@@ -1,5 +1,6 @@
 """Two streams in one step: the loss by hand, the ratio, the same step for any number of processes, exact resumes."""
 
+import json
 import math
 import signal
 
@@ -9,7 +10,7 @@ import torch
 
 from lambdanets.pseudo.config import CoTrainConfig, PseudoData
 from lambdanets.pseudo.cotrain import CoTrain, labelled_part, pseudo_loss
-from lambdanets.pseudo.files import read_labels
+from lambdanets.pseudo.files import KEY, label_path, read_labels, selected_path
 from lambdanets.pseudo.label import LabelOptions
 from lambdanets.pseudo.select import Selection, select
 from lambdanets.pseudo.source import PseudoSource, spread
@@ -212,6 +213,77 @@ def test_what_does_not_fit_is_refused_with_a_sentence(tmp_path, labels):
         CoTrain(config(images, tmp_path / "run", labels))
     with pytest.raises(ValueError, match="more than 0"):
         PseudoData(ratio=0)
+
+
+def rewritten(path, digests=False, **changed):
+    """Change columns of a file of labels, by default of one from before there were digests."""
+    from safetensors import safe_open
+    from safetensors.numpy import load_file, save_file
+
+    with safe_open(str(path), framework="np") as file:
+        about = json.loads(file.metadata()[KEY])
+    if not digests:
+        del about["digests"]
+    columns = load_file(path)
+    for name, change in changed.items():
+        columns[name] = change(columns[name].copy())
+    save_file(columns, path, {KEY: json.dumps(about)})
+
+
+def put(value, *place):
+    def change(column):
+        column[place] = value
+        return column
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"label": put(-1, 3)}, "label -1 is not one of 0 to 2"),
+        ({"label": put(3, 3)}, "label 3 is not one of 0 to 2"),
+        ({"label": lambda column: column.astype(np.int64)}, "label has the type int64"),
+        ({"label": lambda column: column[:-1]}, "differ in length"),
+        ({"position": put(99, 0)}, "position 99"),
+        ({"position": put(1, 0)}, "an image has two labels"),
+        ({"confidence": put(np.nan, 0)}, "confidences are numbers from 0 to 1"),
+        ({"confidence": put(1.5, 0)}, "confidences are numbers from 0 to 1"),
+        ({"classes": put(-1, 0, 1)}, "classes -1"),
+        ({"classes": lambda column: column[:, [0, 0]]}, "a class has two probabilities"),
+        ({"classes": lambda column: column[:, ::-1].copy()}, "not the likeliest class"),
+        ({"probabilities": put(np.inf, 0, 0)}, "probabilities are numbers from 0 to 1"),
+        ({"probabilities": put(0.9, 0, slice(None))}, "a sum above 0 and of at most 1"),
+        ({"probabilities": lambda column: column[:, :1]}, "2 probabilities of each image are kept"),
+    ],
+)
+def test_labels_that_cannot_be_are_refused(tmp_path, labels, changed, words):
+    path = label_path(labels, 0)
+    rewritten(path, **changed)
+    with pytest.raises(ValueError, match=words):
+        read_labels(labels, 0)
+    use = (lambda: select(labels, Selection())) if "confidence" in changed else lambda: PseudoSource(labels, NAMES)
+    with pytest.raises(ValueError, match=r"000000.safetensors is damaged"):
+        use()
+
+
+def test_contents_that_changed_are_refused_and_old_files_have_no_digests(tmp_path, labels):
+    before = PseudoSource(labels, NAMES)
+    for number in range(3):
+        rewritten(label_path(labels, number))
+        rewritten(selected_path(labels, number))
+    assert PseudoSource(labels, NAMES).digest == before.digest
+    select(labels, Selection(least=20))  # with digests again
+    rewritten(selected_path(labels, 1), digests=True, repeats=put(7, 0))
+    with pytest.raises(ValueError, match=r"000001.safetensors is damaged: its contents do not match their digests"):
+        PseudoSource(labels, NAMES)
+    rewritten(selected_path(labels, 1), row=put(1000, -1))
+    with pytest.raises(ValueError, match="rows are increasing numbers from 0 to 15"):
+        PseudoSource(labels, NAMES)
+    data = json.loads((labels / "labels.json").read_text())
+    (labels / "labels.json").write_text(json.dumps(data | {"units": [3]}))
+    with pytest.raises(ValueError, match=r"labels.json cannot be read: units\[0\] is an object, not 3"):
+        PseudoSource(labels, NAMES)
 
 
 def test_shards_that_changed_are_named(tmp_path):

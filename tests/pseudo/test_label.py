@@ -16,7 +16,16 @@ from lambdanets.pseudo.teacher import open_teachers
 from lambdanets.pseudo.units import open_place
 from lambdanets.train.use import Using
 from tests.data.helpers import samples, write_tar
-from tests.pseudo.made import OPTIONS, contents, killed, label_all, make_files, make_shards, make_teacher
+from tests.pseudo.made import (
+    OPTIONS,
+    contents,
+    killed,
+    label_all,
+    make_files,
+    make_shards,
+    make_teacher,
+    write_made_labels,
+)
 from tests.train.weights import SIZE, image_folder, scores_of, small_network
 
 
@@ -296,6 +305,7 @@ def test_the_advice_about_precision_can_be_followed(tmp_path):
 def test_label_files_that_are_damaged_are_named(tmp_path):
     from lambdanets.pseudo.files import write_arrays
 
+    write_made_labels(tmp_path, [[0, 1, 2]], [[0.5, 0.5, 0.5]], ("a", "b", "c"))
     path = label_path(tmp_path, 0)
     columns = {"position": np.zeros(3, np.int32), "label": np.zeros(3, np.int32), "confidence": np.zeros(2, np.float32)}
     write_arrays(path, columns, {"images": 3, "broken": [], "leaks": []})

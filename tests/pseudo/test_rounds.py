@@ -100,7 +100,7 @@ def test_recipes():
     assert replace(base, recipe="cotrain_350_152_288", out=paper.out).__dict__.items() <= paper.__dict__.items()
     with pytest.raises(ValueError, match="no row of depth 270 at 256"):
         cotrain_350(270, 256)
-    assert cotrain().pseudo.epoch == "pseudo"
+    assert cotrain().pseudo.epoch == "longer"
     words = ["pseudo-rounds", "T", "I", "OUT", "--rounds", "3", "cotrain", "--data.path", "L", "--pseudo.ratio", "3"]
     chosen = parse(words)
     assert (chosen.teacher, chosen.images, str(chosen.folder), chosen.rounds) == ("T", "I", "OUT", 3)
