@@ -32,6 +32,9 @@ class Limits:
 
     pixels: int = 80_000_000
     bytes: int = 128 * 2**20
+    side: int = 65_500
+    """Pixels of width and height: the largest side of a JPEG in libjpeg. Resizing a line of millions of pixels, which a
+    PNG of some kilobytes can be, takes gigabytes and minutes."""
 
 
 LIMITS = Limits()
@@ -55,6 +58,8 @@ def open_image(data: bytes, limits: Limits = LIMITS) -> Image.Image:
         raise BrokenImageError(f"not a readable {' / '.join(FORMATS)} image ({describe(error)})") from error
     if image.width * image.height > limits.pixels:
         raise BrokenImageError(f"{image.width} x {image.height} pixels, more than the limit of {limits.pixels:,}")
+    if max(image.size) > limits.side:
+        raise BrokenImageError(f"{image.width} x {image.height} pixels, more than the limit of {limits.side:,} a side")
     return image
 
 

@@ -7,13 +7,14 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from urllib.parse import urlsplit
 
 import gradio as gr
 import uvicorn
 from fastapi import FastAPI
 from gradio.themes import Default
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import PlainTextResponse
@@ -27,6 +28,12 @@ POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; frame-ancestors 'self'; form-action 'self'"
 )
+
+# What describes or extends the API, writes files on a GET request, and is not used by the page.
+CLOSED = ("/openapi.json", "/gradio_api/openapi.json", "/gradio_api/deep_link", "/docs", "/redoc", "/monitoring")
+FORM_BYTES = 2**16  # of an upload, beside the file
+KEPT_UPLOADS = 30  # files of the largest allowed size that fit on the disk together; older ones are deleted
+KEPT_FILES = 1000
 
 
 class Fence:
@@ -44,6 +51,9 @@ class Fence:
         if origin is not None and urlsplit(origin).netloc != headers.get("host"):
             await PlainTextResponse("Only this page may ask.\n", status_code=403)(scope, receive, send)
             return
+        if scope["path"].rstrip("/").startswith(CLOSED):
+            await PlainTextResponse("Not found.\n", status_code=404)(scope, receive, send)
+            return
 
         async def with_policy(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -55,9 +65,61 @@ class Fence:
         await self.app(scope, receive, with_policy)
 
 
-def application(blocks: gr.Blocks, most_bytes: int, *, loopback: bool = True) -> FastAPI:
-    """The page as an ASGI application."""
+class Uploads:
+    """Limits what one request may send, and what all uploads together take of the disk: the oldest are deleted first.
+
+    gradio limits each file, not their number, and leaves those behind whose upload was broken off.
+    """
+
+    def __init__(self, app: ASGIApp, blocks: gr.Blocks, folder: str, most_bytes: int) -> None:
+        self.app, self.blocks, self.folder = app, blocks, folder
+        self.most_request, self.most = most_bytes + FORM_BYTES, KEPT_UPLOADS * (most_bytes + FORM_BYTES)
+        self.coming = 0  # bytes of the requests that are being read
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
+            await self.app(scope, receive, send)
+            return
+        length = Headers(scope=scope).get("content-length", "")
+        if not length.isdecimal() or len(length) > 18:
+            await PlainTextResponse("A Content-Length is required.\n", status_code=411)(scope, receive, send)
+        elif int(length) > self.most_request:
+            said = f"More than the maximum allowed size of {self.most_request:,} bytes.\n"
+            await PlainTextResponse(said, status_code=413)(scope, receive, send)
+        elif self.coming + int(length) > self.most:
+            await PlainTextResponse("Too many uploads at once: try again.\n", status_code=503)(scope, receive, send)
+        else:
+            self.coming += int(length)
+            try:
+                await run_in_threadpool(self.make_room, self.most - self.coming)
+                await self.app(scope, receive, send)
+            finally:
+                self.coming -= int(length)
+
+    def make_room(self, most: int) -> None:
+        """Delete the oldest files until those that are left take at most so many bytes."""
+        kept = {path for one in self.blocks.blocks.values() for path in getattr(one, "keep_in_cache", ())}
+        found: list[tuple[float, int, str]] = []
+        for place, _, names in os.walk(self.folder):
+            for path in (os.path.join(place, name) for name in names):
+                if path not in kept:
+                    with suppress(OSError):  # it has just been moved or deleted
+                        status = os.stat(path)
+                        found.append((status.st_mtime, status.st_size, path))
+        found.sort(reverse=True)
+        total = 0
+        for number, (_, size, path) in enumerate(found):
+            total += size
+            if total > most or number >= KEPT_FILES:
+                with suppress(OSError):
+                    os.remove(path)
+                    os.rmdir(os.path.dirname(path))  # each file has a folder of its own
+
+
+def application(blocks: gr.Blocks, folder: str, most_bytes: int, *, loopback: bool = True) -> FastAPI:
+    """The page as an ASGI application; `folder` is that of `own_folder`, where its uploads go."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(Uploads, blocks=blocks, folder=folder, most_bytes=most_bytes)
     app.add_middleware(Fence)
     if loopback:  # another site's name that leads to this machine is not enough
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(LOOPBACK_NAMES), www_redirect=False)
@@ -135,5 +197,5 @@ def own_folder() -> Iterator[str]:
 def serve(blocks: Callable[[], gr.Blocks], taken: socket.socket, most_bytes: int) -> None:
     """Until Ctrl-C or SIGTERM. `blocks` makes the page, once there is a folder for its pictures."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # uvicorn ends well, then sends the signal again
-    with own_folder():
-        server(application(blocks(), most_bytes, loopback=is_loopback(taken))).run(sockets=[taken])
+    with own_folder() as folder:
+        server(application(blocks(), folder, most_bytes, loopback=is_loopback(taken))).run(sockets=[taken])

@@ -97,7 +97,9 @@ def png_of(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
 
 
-@pytest.mark.parametrize("size", [(9_000, 9_000), (12_000, 12_000), (2**31 - 1, 2**31 - 1), (2**20, 1000), (0, 0)])
+@pytest.mark.parametrize(
+    "size", [(9_000, 9_000), (12_000, 12_000), (2**31 - 1, 2**31 - 1), (2**20, 1000), (0, 0), (65_501, 1), (1, 2**26)]
+)
 def test_a_decompression_bomb_is_refused_before_it_unpacks(
     size: tuple[int, int], monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
 ):
@@ -110,6 +112,8 @@ def test_a_decompression_bomb_is_refused_before_it_unpacks(
 def test_limits_are_the_callers():
     with pytest.raises(BrokenImageError, match="40 x 32 pixels, more than the limit of 1,000"):
         decode(jpeg(0), Limits(pixels=1000))
+    with pytest.raises(BrokenImageError, match="40 x 32 pixels, more than the limit of 39 a side"):
+        decode(jpeg(0), Limits(side=39))
     with pytest.raises(BrokenImageError, match="bytes, more than the limit of 100"):
         decode(jpeg(0), Limits(bytes=100))
 

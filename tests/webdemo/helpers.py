@@ -1,6 +1,8 @@
 """Small networks and pictures for the tests of the page, and a page that is served."""
 
+import struct
 import threading
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,11 +45,22 @@ def noise(path: Path, size: tuple[int, int] = (40, 30), mode: str = "RGB", **opt
     return path
 
 
+def bomb(width: int, height: int) -> bytes:
+    """A PNG of a few hundred bytes that says it has many pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    pixels = zlib.compress(bytes(1000))
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+
 @contextmanager
 def served(desk: Desk, what: str = "weights") -> Iterator[str]:
     """The address of the page, on any free port of this machine."""
-    with own_folder(), listening("127.0.0.1", 0) as taken:
-        running = server(application(build(desk, what), desk.limits.bytes, loopback=is_loopback(taken)))
+    with own_folder() as folder, listening("127.0.0.1", 0) as taken:
+        running = server(application(build(desk, what), folder, desk.limits.bytes, loopback=is_loopback(taken)))
         thread = threading.Thread(target=running.run, kwargs={"sockets": [taken]})
         thread.start()
         try:

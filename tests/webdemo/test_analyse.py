@@ -4,8 +4,6 @@ import base64
 import io
 import json
 import re
-import struct
-import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,7 +28,7 @@ from lambdanets.webdemo.analyse import SHOWN_SIDE, Classifier, Finder, open_mode
 from lambdanets.webdemo.page import Desk
 from tests.data.helpers import photographed
 from tests.train.weights import NAMES, scores_of, small_weights
-from tests.webdemo.helpers import KINDS, LIMITS, detector_weights, noise
+from tests.webdemo.helpers import KINDS, LIMITS, bomb, detector_weights, noise
 
 
 @pytest.fixture(scope="module")
@@ -50,17 +48,6 @@ def finder(folder: Path) -> Finder:
     model = open_model(str(detector_weights(folder / "objects.safetensors")), device="cpu")
     assert isinstance(model, Finder)
     return model
-
-
-def bomb(width: int, height: int) -> bytes:
-    """A PNG of a few hundred bytes that says it has many pixels."""
-
-    def chunk(kind: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    pixels = zlib.compress(bytes(1000))
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
 
 
 def half(path: Path) -> bytes:

@@ -1,5 +1,6 @@
 """The page as a server: who gets in, what is kept, and that nothing is fetched from elsewhere."""
 
+import asyncio
 import json
 import os
 import re
@@ -7,21 +8,26 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gradio as gr
 import httpx
+import numpy as np
 import pytest
 from PIL import Image
+from starlette.types import Message, Receive, Scope, Send
 
 from lambdanets.cli import main
-from lambdanets.webdemo import command
+from lambdanets.data.decode import Limits
+from lambdanets.webdemo import command, serve
 from lambdanets.webdemo.analyse import open_model
 from lambdanets.webdemo.choose import Example
 from lambdanets.webdemo.page import Desk, bars, nothing
-from lambdanets.webdemo.serve import address_of, is_loopback, listening
+from lambdanets.webdemo.serve import FORM_BYTES, Uploads, address_of, is_loopback, listening
 from tests.train.weights import NAMES, small_weights
-from tests.webdemo.helpers import HOSTILE, LIMITS, detector_weights, noise, served
+from tests.webdemo.helpers import HOSTILE, LIMITS, bomb, detector_weights, noise, served
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +80,111 @@ def test_a_file_that_is_too_large_is_not_taken(desk: Desk) -> None:
         assert small.status_code == 200
         assert large.status_code == 413
         assert httpx.get(address).status_code == 200
+
+
+def test_uploads_are_limited_together(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Old ones give way to new ones, also those that were broken off; what the page shows itself stays."""
+    most = 5
+    monkeypatch.setattr(serve, "KEPT_UPLOADS", most)
+    body = noise_bytes(LIMITS.bytes)
+    with served(desk) as address, httpx.Client() as browser:
+        gallery = gallery_file(address)
+        paths = []
+        for number in range(most + 4):
+            files = {"files": (f"{number}.png", body + str(number).encode())}
+            (path,) = browser.post(f"{address}/gradio_api/upload", files=files).json()
+            paths.append(Path(path))
+            if not number:  # what gradio leaves of an upload that was broken off
+                left = paths[0].parent.parent / "tmpleft"
+                left.write_bytes(body)
+                os.utime(left, (0, 0))
+            os.utime(path, (number + 1, number + 1))
+        there = [path.is_file() for path in paths]
+        assert sum(there) >= most - 2
+        assert sum(path.stat().st_size for path in paths[0].parent.parent.rglob("*") if path.is_file()) <= (
+            (most + 1) * (LIMITS.bytes + FORM_BYTES)
+        )
+        assert not left.exists()
+        assert there == sorted(there)  # the oldest have gone
+        assert not there[0]
+        assert not paths[0].parent.exists()
+        assert there[-1]
+        assert httpx.get(gallery).status_code == 200
+
+
+def test_one_request_cannot_send_many_files_or_an_endless_one(desk: Desk) -> None:
+    with served(desk) as address:
+        upload = f"{address}/gradio_api/upload"
+        many = [("files", (f"{i}.png", bytes(LIMITS.bytes // 2) + bytes([i]))) for i in range(5)]
+        assert httpx.post(upload, files=many).status_code == 413
+        assert httpx.post(upload, content=iter([b"x"] * 3)).status_code == 411
+        large = b'{"data": ["' + b"x" * (LIMITS.bytes + FORM_BYTES) + b'"]}'
+        for name in ("call/analyse", "queue/join", "run/analyse"):
+            assert httpx.post(f"{address}/gradio_api/{name}", content=large).status_code == 413
+        assert httpx.get(address).status_code == 200
+
+
+def test_too_many_uploads_at_once_are_refused() -> None:
+    """They are counted while they are read, and no longer once they are done."""
+
+    async def ended(scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+
+    async def tried() -> list[int]:
+        statuses: list[int] = []
+        answered = asyncio.Event()
+
+        async def waits() -> Message:
+            await answered.wait()
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def noted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+                answered.set()
+
+        headers = [(b"content-length", str(LIMITS.bytes).encode())]
+        scope = {"type": "http", "method": "POST", "path": "/gradio_api/upload", "headers": headers}
+        uploads = Uploads(ended, gr.Blocks(), "nowhere", LIMITS.bytes)
+        fits = uploads.most // LIMITS.bytes
+        await asyncio.gather(*(uploads(scope, waits, noted) for _ in range(fits + 1)))
+        assert uploads.coming == 0
+        return statuses
+
+    assert asyncio.run(tried()) == [503]
+
+
+def noise_bytes(size: int) -> bytes:
+    return np.random.default_rng(3).bytes(size - 10)
+
+
+def gallery_file(address: str) -> str:
+    """The address of the picture of an example."""
+    config = httpx.get(f"{address}/config").json()
+    (gallery,) = (one for one in config["components"] if one["type"] == "gallery")
+    return gallery["props"]["value"][0]["image"]["url"]
+
+
+def test_the_description_of_the_api_is_closed(desk: Desk) -> None:
+    with served(desk) as address:
+        for path in ("openapi.json", "gradio_api/openapi.json", "docs", "redoc", "docs/oauth2-redirect", "monitoring"):
+            for method in ("GET", "HEAD"):
+                found = httpx.request(method, f"{address}/{path}")
+                assert found.status_code == 404, path
+            assert httpx.get(f"{address}/{path}/").status_code == 404
+        link = httpx.get(f"{address}/gradio_api/deep_link", params={"session_hash": "x"})  # it would write a file
+        assert link.status_code == 404
+        assert httpx.get(address).status_code == 200
+
+
+def test_a_line_of_millions_of_pixels_is_refused_before_it_is_decoded(tmp_path: Path, desk: Desk) -> None:
+    """A PNG of kilobytes: it would take half a minute and gigabytes."""
+    roomy = replace(desk, limits=Limits(pixels=40_000_000))
+    for size in ((40_000_000, 1), (1, 40_000_000), (65_501, 2)):
+        (tmp_path / "line.png").write_bytes(bomb(*size))
+        ((picture, answers, frame),) = roomy.upload(str(tmp_path / "line.png"), 0.0)
+        assert (picture, frame) == (None, "")
+        assert f"{size[0]} x {size[1]} pixels, more than the limit of 65,500 a side" in answers
 
 
 def test_other_sites_do_not_get_in(desk: Desk) -> None:
