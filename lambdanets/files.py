@@ -88,7 +88,7 @@ def parse_json(text: str | bytes, what: str) -> Any:
 def read_json(path: Path, most: int = MOST_JSON_BYTES) -> Any:
     """Read a JSON file of at most `most` bytes, see `parse_json`."""
     with path.open("rb") as file:
-        text = file.read(most + 1)
+        text = file.read(min(most, os.fstat(file.fileno()).st_size) + 1)  # memory for all of it is taken at once
     if len(text) > most:
         raise ValueError(f"{path} has more than {most:,} bytes, which is too large for this kind of file")
     return parse_json(text, str(path))

@@ -14,7 +14,7 @@ from lambdanets.convert.files import save_layer
 from lambdanets.data.places import whole_file
 from lambdanets.detect import weights as detection
 from lambdanets.detect.scenes import Category
-from lambdanets.files import LOCK, FolderInUseError, locked, parse_json, read_object, whole_path
+from lambdanets.files import LOCK, FolderInUseError, locked, parse_json, read_json, read_object, whole_path
 from lambdanets.language.network import ByteModel, ByteModelConfig
 from lambdanets.language.task import About, save_language
 from lambdanets.layers import LambdaLayer2d
@@ -132,6 +132,11 @@ def test_json_that_is_refused(text: str | bytes, said: str):
 def test_json_that_is_read():
     text = '{"a": [1, -9223372036854775808, 2.5e-3, true, null, "\u00e9"]}'
     assert parse_json(text, "here") == {"a": [1, -(2**63), 0.0025, True, None, "é"]}
+
+
+def test_a_generous_limit_takes_no_memory(tmp_path: Path):
+    (tmp_path / "a.json").write_text("[1]")
+    assert read_json(tmp_path / "a.json", 2**60) == [1]
 
 
 def test_json_files_are_bounded_objects(tmp_path: Path):
