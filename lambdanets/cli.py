@@ -12,6 +12,7 @@ import tyro
 from lambdanets import __version__
 from lambdanets.convert.command import Convert
 from lambdanets.data.command import Data
+from lambdanets.data.strings import printable
 from lambdanets.data.workers import loss_of_worker
 from lambdanets.export.command import Export
 from lambdanets.measure.bench import BenchLayer, BenchOp
@@ -102,6 +103,7 @@ COMMANDS = {
     "view": View,
 }
 
+LONGEST = 4_000  # characters of an error
 EXTRAS = {"timm": "bench", "safetensors": "hub", "huggingface_hub": "hub"}  # which brings a package, if not `train`
 
 
@@ -121,6 +123,12 @@ def parse(arguments: Sequence[str]) -> Any:
     )
 
 
+def sentence(error: Exception) -> str:
+    """The message of an error on one line, printable and of bounded length: it may quote what a file holds."""
+    text = printable(" ".join(str(error).split()))
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1000]} ... {text[-1000:]}"
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns its exit status (2: the input was refused, with a sentence on stderr)."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
@@ -133,13 +141,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except (ValueError, OSError) as error:  # refused input: the sentence is for the user, the traceback is not
-        print(f"lambdanets: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"lambdanets: {sentence(error)}", file=sys.stderr)
         return 2
     except RuntimeError as error:
-        sentence = loss_of_worker(error)
-        if sentence is None:
+        loss = loss_of_worker(error)
+        if loss is None:
             raise
-        print(f"lambdanets: {sentence}", file=sys.stderr)
+        print(f"lambdanets: {loss}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]

@@ -1,5 +1,6 @@
 """The command line: help, versions, refusals. Commands themselves are tested where they live."""
 
+import json
 import subprocess
 import sys
 
@@ -60,6 +61,16 @@ def test_refusals_are_one_sentence(arguments, words, capsys):
     assert captured.err.startswith("lambdanets: ")
     assert captured.err.count("\n") == 1
     assert all(word in captured.err for word in words)
+
+
+def test_a_refusal_is_printable_and_bounded(tmp_path, capsys):
+    """It may quote what a file holds."""
+    (tmp_path / "config.json").write_text(json.dumps({"\x1b[31m" + "x" * 100_000: 1}))
+    assert main(["train", "resume", str(tmp_path)]) == 2
+    err = capsys.readouterr().err.removesuffix("\n")
+    assert err.isprintable()
+    assert len(err) < 4_100
+    assert "unknown key \\x1b[31mxxx" in err
 
 
 def test_an_unknown_option_is_refused(capsys):
