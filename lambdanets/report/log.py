@@ -1,11 +1,12 @@
 """The log of a run, as it is after every interruption: torn lines left out, repeated steps counted once."""
 
-import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from lambdanets.files import parse_json
 
 Record = dict[str, Any]
 
@@ -27,7 +28,7 @@ class Log:
             beyond the checkpoint is taken back, since those steps ran again.
         broken, checkpoints, failed (checkpoints), resumed, end: the other events; `end` is empty while a run goes on.
         seconds: how long it ran, over all its parts, without what was lost.
-        unreadable: how many lines were not JSON: a crash may tear one.
+        unreadable: the number of lines that are not JSON records; a crash may tear one.
     """
 
     start: Record = field(default_factory=dict)
@@ -70,7 +71,7 @@ def read_log(path: Path) -> Log:
     with path.open(encoding="utf-8", errors="replace") as file:
         for line in file:
             try:
-                record = json.loads(line)
+                record = parse_json(line, path.name)
             except ValueError:
                 record = None
             if isinstance(record, dict) and isinstance(record.get("event"), str):

@@ -1,6 +1,5 @@
 """A run folder as its report sees it."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from lambdanets.files import read_object
 from lambdanets.models.hub import Card, read_card, read_state
 from lambdanets.report.log import Log, Record, number, read_log
 from lambdanets.report.positions import Movement, movements
@@ -101,18 +101,12 @@ def read_run(folder: Path) -> Run:
             problems.append(f"{what} could not be read: {error}")
             return otherwise
 
-    config = attempt(CONFIG, lambda: as_dict(json.loads((folder / CONFIG).read_text())), {})
+    config = attempt(CONFIG, lambda: read_object(folder / CONFIG), {})
     card = attempt(WEIGHTS, lambda: read_card(folder / WEIGHTS), None)
     names = card.class_names if card else ()
     predictions = attempt(PREDICTIONS, lambda: read_predictions(folder / PREDICTIONS, names), None)
     moved = attempt(START, lambda: tuple(movements(folder / START, folder / WEIGHTS)), ())
     return Run(folder, log, config, card, predictions, moved, tuple(problems))
-
-
-def as_dict(data: Any) -> Record:
-    if not isinstance(data, dict):
-        raise ValueError("it is not a JSON object")
-    return data
 
 
 def read_predictions(path: Path, names: tuple[str, ...] = ()) -> Predictions:

@@ -45,6 +45,14 @@ def test_torn_lines_are_left_out_and_counted(tmp_path: Path):
     assert log.unreadable == 3
 
 
+@pytest.mark.parametrize("value", ["[" * 100_000 + "]" * 100_000, "1" + "0" * 400, "NaN", "1e400"])
+def test_lines_that_are_not_json_are_counted(tmp_path: Path, value: str):
+    path = tmp_path / "log.jsonl"
+    path.write_text(json.dumps(step(1)) + f'\n{{"event": "step", "step": 2, "loss": {value}}}\n')
+    log = read_log(path)
+    assert (len(log.steps), log.unreadable) == (1, 1)
+
+
 def test_curves_hold_finite_numbers_only():
     values = [1.0, float("nan"), float("inf"), None, "2", True, 3]
     log = from_records([step(i, value) for i, value in enumerate(values)])  # type: ignore[arg-type]
