@@ -217,6 +217,7 @@ IMAGES = idx(np.zeros((2, 30, 30), np.uint8))
         IMAGES,
         b"",
     ],
+    ids=["truncated", "wrong size", "bad deflate", "trailing bytes", "larger than its data", "not packed", "empty"],
 )
 def test_wrong_packed_idx_files_are_refused(tmp_path: Path, data: bytes):
     (tmp_path / "train-images-idx3-ubyte.gz").write_bytes(data)
