@@ -82,6 +82,7 @@ class FixedLambda2d(nn.Module):
         assert layer.fused_projection is not None
         self.grid, self.heads, self.key_depth = grid, layer.heads, layer.key_depth
         self.value_depth, self.intra_depth = layer.value_depth, layer.intra_depth
+        self.downsample = layer.downsample
         self.sizes, self.key_norm, self.query_softmax = (
             layer.fused_projection.sizes,
             layer.key_norm,
@@ -123,7 +124,8 @@ class FixedLambda2d(nn.Module):
         output = outputs[0] if len(outputs) == 1 else outputs[0] + outputs[1]
         if self.position_bias is not None:
             output = output + (queries_BHKN * self.position_bias).sum(2, keepdim=True)
-        return output.reshape(-1, self.heads * self.value_depth, *self.grid)
+        output = output.reshape(-1, self.heads * self.value_depth, *self.grid)
+        return output if self.downsample is None else F.avg_pool2d(output, 3, 2, padding=1)
 
 
 class OpenPool(nn.Module):

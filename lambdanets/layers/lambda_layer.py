@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from lambdanets.layers.fusing import Fusing
+from lambdanets.layers.pool import halved
 from lambdanets.layers.positions import DEFAULT_SCOPE, UNIT, RelativePositions, check_embedding_std
 from lambdanets.layers.projection import Projection, is_plain, merged, project, project_by_calls
-from lambdanets.ops import choose, explain, lambda_op
+from lambdanets.ops import choose, explain, fused, lambda_op
+from lambdanets.ops.fused import pool
 from lambdanets.ops.operation import accumulation_dtype
 from lambdanets.ops.positions import Kept, Relative, per_axis
 from lambdanets.ops.problem import check_options
@@ -46,6 +48,7 @@ class LambdaLayer(Fusing):
         causal: bool | str = False,
         positions: RelativePositions | None = None,
         embedding_std: float | str = UNIT,
+        downsample: str | None = None,
         position_bias: bool = False,
         backend: str = "auto",
         device: torch.device | str | None = None,
@@ -74,6 +77,7 @@ class LambdaLayer(Fusing):
             )
         check_options(key_norm, causal)
         check_embedding_std(embedding_std)
+        check_downsample(downsample, per_axis(stride, self.dims, "stride"), causal)
         if isinstance(scope, str) and scope != "default":
             raise ValueError(f"scope is an int, one for each axis, or None for the whole input; got {scope!r}")
         if positions is not None and not isinstance(positions, RelativePositions):
@@ -88,6 +92,7 @@ class LambdaLayer(Fusing):
         self.stride = per_axis(stride, self.dims, "stride")
         self.key_norm, self.query_softmax = key_norm, query_softmax
         self.multi_head, self.causal, self.backend = multi_head, causal, backend
+        self.downsample = downsample
 
         groups = heads if multi_head else 1
         factory = {"device": device, "dtype": dtype}
@@ -178,24 +183,34 @@ class LambdaLayer(Fusing):
     ) -> Tensor:
         """x [B, C, *space] -> [B, out_channels, *ceil(space / stride)], in x's memory format.
 
+        With `downsample` the stride counts as 2.
+
         Args:
             x: what asks.
             context: what is asked, [B, context_channels, *context space]; x itself if it is None. Its grid shares
                 origin and unit with x's.
             mask: bool [N, M], True where query n may look at context position m.
-            context_mask: bool [B, *context space], False where an example is padding.
+            context_mask: bool [B, *context space], False where an example is padding. Where x is its own context,
+                `downsample` leaves the output at these positions out of its means.
         """
         self._check_inputs(x, context)
+        outside = None
         if context_mask is not None:
             wanted = [x.shape[0], *(x if context is None else context).shape[2:]]
             if list(context_mask.shape) != wanted:
                 raise ValueError(f"context_mask must be {wanted}, [B, *context space], got {list(context_mask.shape)}")
+            outside = ~context_mask[:, None] if self.downsample and context is None else None
             context_mask = context_mask.flatten(1)
         queries, keys, values, query_grid, context_grid = self.project(x, context)
+        if context is None and mask is None and context_mask is None and self._can_pool_inside(x, queries, values):
+            return self._interact_pooled(queries, keys, values, query_grid)
         output = self.interact(queries, keys, values, query_grid, context_grid, mask, context_mask)
         output = output.reshape(x.shape[0], *query_grid, self.out_channels).movedim(-1, 1)
         keeps_format = self.dims > 1 and x.is_contiguous(memory_format=CHANNELS_LAST[self.dims])
-        return output if keeps_format else output.contiguous()
+        output = output if keeps_format else output.contiguous()
+        if self.downsample is None:
+            return output
+        return halved(output if outside is None else output.masked_fill(outside, 0))
 
     def project(
         self, x: Tensor, context: Tensor | None
@@ -213,6 +228,10 @@ class LambdaLayer(Fusing):
         queries = parts[0].view(*parts[0].shape[:2], self.heads, self.key_depth)
         keys = self._split(parts[2], self.key_depth) if self.to_keys is not None else None
         return queries, keys, self._split(parts[1], self.value_depth), query_grid, context_grid
+
+    def query_grid(self, space: Sequence[int]) -> tuple[int, ...]:
+        """How many queries an input of this size has along each axis; `downsample` comes after them."""
+        return tuple(-(-side // step) for side, step in zip(space, self.stride, strict=True))
 
     def _project_parts(self, inputs: Tensor, asked: Tensor, together: bool) -> list[Tensor]:
         """Queries, values and (with content) keys, [B, N, channels] each."""
@@ -272,6 +291,31 @@ class LambdaLayer(Fusing):
             backend=self.backend,
         )
         return self._add_bias(output, queries.softmax(dim=-1) if self.query_softmax else queries)
+
+    def _can_pool_inside(self, x: Tensor, queries: Tensor, values: Tensor) -> bool:
+        """Whether the fused kernels do what `interact` and `downsample` do: for channels-last images and the usual
+        options.
+        """
+        if self.downsample is None or not pool.takes(x) or x.shape[0] == 0 or self.backend not in ("auto", "fused"):
+            return False
+        if self.positions is None or self.position_bias is not None or max(self.positions.dilation) > 1:
+            return False
+        if self.multi_head or self.query_softmax or self.intra_depth > 1:
+            return False
+        if self.to_keys is not None and self.key_norm != "softmax":
+            return False
+        if "interact" in vars(self) or type(self).interact is not LambdaLayer.interact:  # it may do anything
+            return False
+        sizes = (self.key_depth, self.value_depth, self.heads)
+        return queries.dtype == values.dtype and fused.why_not(x.device, queries.dtype, *sizes) is None
+
+    def _interact_pooled(self, queries: Tensor, keys: Tensor | None, values: Tensor, grid: Sequence[int]) -> Tensor:
+        """`interact` and average pooling in one step: [B, out_channels, height, width], channels-last."""
+        placed = self._place(grid, grid)
+        assert placed is not None
+        output = fused.fused_relative(queries, values, None, placed.table, grid, grid, keys=keys, pooled=True)
+        height, width = (pool.pooled_side(side, 3) for side in grid)
+        return output.reshape(len(queries), height, width, self.out_channels).movedim(-1, 1)
 
     def _add_bias(self, output_BNHV: Tensor, queries_BNHK: Tensor) -> Tensor:
         """The output of lambdas that are larger by `position_bias`, the same for all values and every query."""
@@ -335,6 +379,7 @@ class LambdaLayer(Fusing):
             ("query_softmax", False),
             ("multi_head", False),
             ("causal", False),
+            ("downsample", None),
             ("backend", "auto"),
         ):
             if getattr(self, name) != usual:
@@ -342,6 +387,22 @@ class LambdaLayer(Fusing):
         if self.position_bias is not None:
             options += ", position_bias=True"
         return options
+
+
+def check_downsample(downsample: str | None, stride: Sequence[int], causal: bool | str) -> None:
+    """Refuse an unknown `downsample`, and options that it contradicts."""
+    if downsample is None:
+        return
+    if downsample != "avg":
+        raise ValueError(f"unknown downsample {downsample!r}; choose 'avg' (average pooling after the layer) or None")
+    if any(s != 1 for s in stride):
+        raise ValueError(
+            f"downsample='avg' and stride={tuple(stride)} would both make the map smaller: leave one of the two out"
+        )
+    if causal:
+        raise ValueError(
+            f"downsample='avg' and causal={causal!r} exclude each other: pooling windows reach one position ahead"
+        )
 
 
 class LambdaLayer2d(LambdaLayer):
@@ -366,6 +427,8 @@ class LambdaLayer2d(LambdaLayer):
         multi_head: keys, values and embeddings for each head.
         causal: False, True (m <= n) or "strict" (m < n; an empty context gives 0), in row-major order.
         positions: a RelativePositions to share; scope, dilation, input_size and embedding_std are then its own.
+        downsample: "avg": 3x3 average pooling with stride 2 and padding 1 follows, as in the paper's blocks that halve
+            the map; on GPUs in the same kernels where that is faster. Not with a stride or a causal order.
         embedding_std: standard deviation of new embeddings. "unit": such that the position part of the output starts
             with a variance of 1 for inputs with a variance of 1, (q * intra_depth * positions) ** -0.5, where q is
             `key_depth` with batch norm and 1 without, and `positions` is how many context positions a query reaches

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from lambdanets.layers.pool import halved
 from lambdanets.measure.cases import Case, OpInputs, op_inputs
 from lambdanets.measure.peers import Contender, without_position_bias
-from lambdanets.models.pool import AveragePool
 from lambdanets.ops import fused, lambda_op, lambda_reference
 from lambdanets.ops.gemm import relation_rows
 
@@ -81,7 +81,7 @@ def pooled_output(inputs: OpInputs, case: Case, backend: str) -> Tensor:
         )
     output = lambda_op(queries, keys, values, positions, backend=backend)
     images = output.flatten(2).mT.unflatten(2, case.grid)
-    return AveragePool(3, 2, padding=1)(images).flatten(2).mT.unflatten(2, output.shape[2:])
+    return halved(images).flatten(2).mT.unflatten(2, output.shape[2:])
 
 
 def shares_of_windows(grid: tuple[int, int], device: torch.device) -> Tensor:

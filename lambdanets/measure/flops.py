@@ -60,8 +60,8 @@ def lambda_layer(call: Call) -> int:
     """Its projections are one product and no modules that are called, so they are counted here."""
     layer = call.module
     assert isinstance(layer, LambdaLayer)
-    B, query_grid, context_grid = call.inputs[0][0], call.output[2:], call.inputs[-1][2:]
-    N, M = prod(query_grid), prod(context_grid)
+    B, context_grid = call.inputs[0][0], call.inputs[-1][2:]
+    N, M = prod(layer.query_grid(call.inputs[0][2:])), prod(context_grid)
     H, K, V, U = layer.heads, layer.key_depth, layer.value_depth, layer.intra_depth
     groups = H if layer.multi_head else 1  # lambdas for each position
     macs = N * layer.channels * H * K + M * layer.context_channels * groups * V * U

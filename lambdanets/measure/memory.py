@@ -60,7 +60,7 @@ def network_interactions(network: nn.Module, shape: Sequence[int], *, size: int 
     for call in trace(network, shape, (LambdaLayer, GlobalAttention2d, AxialAttention2d)):
         layer, (batch, _, height, width) = call.module, call.inputs[0]
         if isinstance(layer, LambdaLayer) and layer.positions is not None:
-            pairs = prod(call.output[2:]) * prod(call.inputs[-1][2:])
+            pairs = prod(layer.query_grid(call.inputs[0][2:])) * prod(call.inputs[-1][2:])
             heads = layer.heads if layer.multi_head else 1
             # layers that share a table share what it is written out to, if the maps are alike
             dense[id(layer.positions), call.inputs[0][2:]] = pairs * layer.key_depth * layer.intra_depth * heads

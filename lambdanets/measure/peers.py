@@ -17,7 +17,6 @@ from lambdanets import LambdaLayer2d
 from lambdanets.measure.attention import AxialAttention, GlobalAttention
 from lambdanets.measure.cases import Case
 from lambdanets.measure.machine import installed
-from lambdanets.models.pool import AveragePool, pool_after
 from lambdanets.ops.choose import BACKENDS
 
 MODES = ("inference", "training")
@@ -43,29 +42,9 @@ def ours(case: Case, backend: str = "auto") -> LambdaLayer2d:
         key_depth=case.key_depth,
         scope=case.scope,
         input_size=case.grid,
+        downsample="avg" if case.pooled else None,
         backend=backend,
     )
-
-
-class Pooled(nn.Module):
-    """A layer and the average pooling after it, as blocks have them that halve their map."""
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer, self.pool = layer, AveragePool(3, 2, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return pool_after(self.layer, self.pool, x)
-
-
-def halving(build: Callable[..., nn.Module]) -> Callable[..., nn.Module]:
-    """Builds the layer, and where the case asks for it the pooling."""
-
-    def build_both(case: Case, **options: Any) -> nn.Module:
-        layer = build(case, **options)
-        return Pooled(layer) if case.pooled else layer
-
-    return build_both
 
 
 def timm_layer(case: Case, local: bool) -> nn.Module:
@@ -158,11 +137,11 @@ def compiled_convolution(case: Case) -> nn.Module:
 
 
 def compiled_ours(case: Case) -> nn.Module:
-    return compiled(halving(ours)(case))
+    return compiled(ours(case))
 
 
 def folded_ours(case: Case) -> nn.Module:
-    return halving(lambda case: ours(case).fuse())(case)
+    return ours(case).fuse()
 
 
 def halo(case: Case) -> nn.Module:
@@ -229,9 +208,9 @@ def cuda_only(device: torch.device, why: str) -> Callable[[Case], str | None]:
 
 def contenders(device: torch.device, all_backends: bool) -> list[Contender]:
     """Everyone, ours first."""
-    found = [Contender("ours", "ours", halving(ours))]
+    found = [Contender("ours", "ours", ours)]
     if all_backends:
-        found += [Contender(f"ours, {name}", "ours", partial(halving(ours), backend=name)) for name in BACKENDS]
+        found += [Contender(f"ours, {name}", "ours", partial(ours, backend=name)) for name in BACKENDS]
     # What the hard baselines are compared with.
     found.append(Contender("ours, folded", "ours", folded_ours, modes=("inference",)))
     if device.type == "cuda":

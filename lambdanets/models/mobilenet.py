@@ -7,8 +7,7 @@ from torch import Tensor, nn
 from lambdanets.models.config import MobileNetConfig
 from lambdanets.models.network import Network
 from lambdanets.models.parts import DropPath, conv, drop_path_rates, smaller
-from lambdanets.models.pool import AveragePool
-from lambdanets.models.spatial import scope_of_stage, spatial_layer
+from lambdanets.models.spatial import pool_behind, scope_of_stage, spatial_layer
 
 STEM, LAST = 32, 1280
 # (expansion, channels, stride) of the 17 inverted bottlenecks
@@ -55,12 +54,12 @@ class InvertedBottleneck(nn.Module):
 class LightweightBlock(InvertedBottleneck):
     """1x1 to the SAME number of channels, a `spatial` layer in place of the depthwise convolution, 1x1.
 
-    Where the block makes the map smaller, 3x3 average pooling follows the spatial layer.
+    Where the block makes the map smaller, 3x3 average pooling follows, in the spatial layer or behind it.
     """
 
     def __init__(self, channels: int, out_channels: int, *, stride: int, spatial: nn.Module, drop_path: float) -> None:
         nn.Module.__init__(self)
-        pool = [AveragePool(3, stride, padding=1)] if stride > 1 else []
+        pool = [pool_behind(spatial, stride)] if stride > 1 else []  # also if it does nothing: names stay
         self.conv = nn.Sequential(
             conv_norm_act(channels, channels),
             nn.Sequential(spatial, *pool, nn.BatchNorm2d(channels), nn.ReLU6(inplace=True)),
@@ -88,7 +87,7 @@ class MobileNetV2(Network):
         rates = drop_path_rates(config.drop_path_rate, len(BLOCKS))
         for i, ((expansion, out_channels, stride), rate) in enumerate(zip(BLOCKS, rates, strict=True), start=1):
             if i in config.placement:
-                spatial = spatial_layer(channels, config, scope, size)
+                spatial = spatial_layer(channels, config, scope, size, stride=stride)
                 block = LightweightBlock(channels, out_channels, stride=stride, spatial=spatial, drop_path=rate)
             else:
                 block = InvertedBottleneck(channels, out_channels, stride=stride, expansion=expansion, drop_path=rate)

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from torch import Tensor, nn
 
 from lambdanets.layers import LambdaLayer2d, SqueezeExcitation2d
+from lambdanets.layers.pool import AveragePool
 from lambdanets.models.config import Placement, ResNetConfig
 from lambdanets.models.network import Network
 from lambdanets.models.parts import DropPath, conv, drop_path_rates, smaller, zero_gamma
-from lambdanets.models.pool import AveragePool, pool_after
-from lambdanets.models.spatial import scope_of_stage, spatial_layer
+from lambdanets.models.spatial import pool_behind, scope_of_stage, spatial_layer
 
 EXPANSION = 4  # a block puts out four times its width
 STAGES = 4
@@ -23,7 +23,7 @@ class Bottleneck(nn.Module):
     """1x1, a spatial layer, 1x1, around a shortcut.
 
     A convolution strides itself. Any other `spatial` layer works at the input's resolution, and where the block
-    makes the map smaller 3x3 average pooling follows it.
+    makes the map smaller 3x3 average pooling follows: in lambda layers with `downsample="avg"`, behind other layers.
     """
 
     def __init__(
@@ -42,9 +42,7 @@ class Bottleneck(nn.Module):
         self.conv1 = conv(channels, width)
         self.bn1 = nn.BatchNorm2d(width)
         self.conv2 = conv(width, width, 3, stride=stride) if spatial is None else spatial
-        self.pool = nn.Identity()
-        if spatial is not None and stride > 1:
-            self.pool = AveragePool(3, stride, padding=1)
+        self.pool = nn.Identity() if spatial is None else pool_behind(spatial, stride)
         self.bn2 = nn.BatchNorm2d(width)
         self.conv3 = conv(width, out_channels)
         self.bn3 = zero_gamma(nn.BatchNorm2d(out_channels))
@@ -58,7 +56,7 @@ class Bottleneck(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
         x = self.act(self.bn1(self.conv1(x)))
-        x = self.act(self.bn2(pool_after(self.conv2, self.pool, x)))
+        x = self.act(self.bn2(self.pool(self.conv2(x))))
         x = self.se(self.bn3(self.conv3(x)))
         return self.act(self.drop_path(x) + shortcut)
 
@@ -108,7 +106,7 @@ def make_stage(
     for number, rate in enumerate(rates, start=1):
         spatial = None
         if number in replaced:
-            spatial = spatial_layer(width, config, scope, size, shared)
+            spatial = spatial_layer(width, config, scope, size, shared, stride=stride)
             if config.share_positions and isinstance(spatial, LambdaLayer2d):
                 shared = spatial.positions
         blocks.append(

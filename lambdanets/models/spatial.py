@@ -18,6 +18,7 @@ from lambdanets.layers import (
     PatchwiseAttention2d,
     RelativePositions,
 )
+from lambdanets.layers.pool import AveragePool
 from lambdanets.models.config import Scope, ScopePerStage, SpatialOptions
 
 SCOPE_WITH_INTRA_DEPTH = 7  # the paper's, to reduce the work that intra-depth multiplies
@@ -87,8 +88,11 @@ def spatial_layer(
     positions: RelativePositions | None = None,
     *,
     out_channels: int | None = None,
+    stride: int = 1,
 ) -> nn.Module:
     """A layer [B, channels, height, width] -> [B, out_channels, height, width].
+
+    With a stride of 2 a lambda layer halves the map.
 
     Args:
         channels: in, and out if `out_channels` is None.
@@ -97,6 +101,7 @@ def spatial_layer(
         input_size: the largest map it will see, as (height, width).
         positions: the stage's, if they are shared.
         out_channels: of the output; a layer given as a function keeps the channels.
+        stride: of the block, 1 or 2. Where the layer keeps the map, `pool_behind` halves it.
     """
     if not isinstance(options.layer, str):
         if out_channels is not None:
@@ -106,7 +111,7 @@ def spatial_layer(
     chosen = {name: getattr(options, name) for name in kind.options - {"scope", "share_positions"}}
     chosen = {name: value for name, value in chosen.items() if value is not None or name == "key_norm"}
     if options.layer == "lambda":
-        chosen["positions"] = positions
+        chosen |= {"positions": positions, "downsample": "avg" if stride > 1 else None}
     if scope == "auto" and options.intra_depth > 1:
         scope = SCOPE_WITH_INTRA_DEPTH
     if "scope" in kind.options and scope != "auto":
@@ -120,3 +125,9 @@ def spatial_layer(
     if out_channels is not None:
         chosen["out_channels"] = out_channels
     return kind.build(channels, **chosen)
+
+
+def pool_behind(spatial: nn.Module, stride: int) -> nn.Module:
+    """The average pooling behind a spatial layer of a block with this stride, unless the layer does it itself."""
+    done = stride == 1 or (isinstance(spatial, LambdaLayer2d) and spatial.downsample is not None)
+    return nn.Identity() if done else AveragePool(3, stride, padding=1)

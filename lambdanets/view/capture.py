@@ -36,7 +36,7 @@ class Captured:
     queries_NHK: Tensor
     keys_GMKU: Tensor | None  # raw; G is 1, or the heads of a multi-head layer
     values_GMVU: Tensor
-    output_NHV: Tensor  # what the layer put out
+    output_NHV: Tensor  # what the layer put out, before it was pooled
     allowed_NM: Tensor | None = None  # where there is a mask
 
     @property
@@ -139,6 +139,10 @@ def captured(
     context_mask: Tensor | None = None,
 ) -> Captured:
     queries, keys, values, query_grid, context_grid = layer.project(x, context)
+    if layer.downsample is not None:
+        inside_BM = None if context_mask is None else context_mask.flatten(1)
+        whole_BNHV = layer.interact(queries, keys, values, query_grid, context_grid, mask, inside_BM)
+        output = whole_BNHV.flatten(2).mT
     queries_NHK = accumulated(queries[0])
     if layer.query_softmax:
         queries_NHK = queries_NHK.softmax(dim=-1)
