@@ -101,6 +101,7 @@ def all_variants() -> Iterator[Variant]:
     yield Variant("multi-head", LambdaLayer2d(32, multi_head=True), (images,))
     yield Variant("intra-depth 4, scope 7", LambdaLayer2d(32, intra_depth=4, scope=7), (images,))
     yield Variant("stride 2, 64 channels out", LambdaLayer2d(32, 64, stride=2), (images,))
+    yield Variant("average pooling by half", LambdaLayer2d(32, downsample="avg"), (images,))
     yield Variant("scope 7, dilation 3", LambdaLayer2d(32, scope=7, dilation=3), (images,))
     yield Variant("global scope, up to 16x16", LambdaLayer2d(32, scope=None, input_size=16), (images,))
     yield Variant("causal, in row-major order", LambdaLayer2d(32, causal=True), (images,))

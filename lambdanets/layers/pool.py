@@ -59,7 +59,8 @@ def halved(images: Tensor) -> Tensor:
         return HALVING.forward(images)  # no module of the network: hooks for all modules do not see it
     if images.ndim == 3:
         return F.avg_pool1d(images, 3, STRIDE, padding=1)
-    pooled = F.avg_pool3d(images, 3, STRIDE, padding=1)  # on a GPU contiguous, whatever it was given
+    padded = F.pad(images, [1] * 6)  # torch's own padding refuses maps that are smaller than the window
+    pooled = F.avg_pool3d(padded, 3, STRIDE)  # on a GPU contiguous, whatever it was given
     last = images.is_contiguous(memory_format=torch.channels_last_3d) and not images.is_contiguous()
     return pooled.contiguous(memory_format=torch.channels_last_3d) if last else pooled
 

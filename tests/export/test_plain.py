@@ -25,6 +25,7 @@ LAYERS = {
     "positions alone": {"scope": 5, "content": False},
     "no batch norm": {"scope": 5, "batch_norm": False},
     "bias": {"scope": 5, "position_bias": True},
+    "downsample": {"scope": 5, "downsample": "avg"},
 }
 
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from lambdanets import LambdaLayer2d
+from lambdanets.layers.pool import AveragePool, is_plain
 from lambdanets.models import create_model
-from lambdanets.models.pool import AveragePool, is_plain, pool_after
 
 SHORTCUT = AveragePool(2, 2, ceil_mode=True, count_include_pad=False)  # of ResNet-D
 AFTER_LAYER = AveragePool(3, 2, padding=1)  # where a lambda layer makes the map smaller
@@ -69,11 +69,19 @@ def test_layouts(channels: int) -> None:
     assert not is_plain(x[:, :, ::2])
 
 
-@pytest.mark.parametrize(("name", "placement"), [("resnet26_d", "CCCC"), ("resnet26", "LLLL")])
-def test_the_networks_have_no_other(name: str, placement: str) -> None:
-    pools = [one for one in create_model(name, placement=placement).modules() if isinstance(one, nn.AvgPool2d)]
-    assert len(pools) == 3
-    assert all(isinstance(one, AveragePool) for one in pools)
+def test_the_networks_have_no_other() -> None:
+    for name, placement, layer in (("resnet26_d", "CCCC", "lambda"), ("resnet26", "LLLL", "linear_attention")):
+        network = create_model(name, placement=placement, layer=layer)
+        pools = [one for one in network.modules() if isinstance(one, nn.AvgPool2d)]
+        assert len(pools) == 3
+        assert all(isinstance(one, AveragePool) for one in pools)
+
+
+def test_lambda_layers_of_the_networks_pool_themselves() -> None:
+    for name, options in (("resnet26", {"placement": "LLLL"}), ("mobilenet_v2", {"placement": (2, 4, 7)})):
+        network = create_model(name, **options)
+        assert not [one for one in network.modules() if isinstance(one, nn.AvgPool2d)]
+        assert [one.downsample for one in network.modules() if isinstance(one, LambdaLayer2d)].count("avg") == 3
 
 
 @GPU
@@ -106,21 +114,3 @@ def test_blocks_take_whatever_stands_for_a_projection() -> None:
     for layer in [module for module in network.modules() if isinstance(module, LambdaLayer2d)]:
         layer.to_queries = nn.Sequential(layer.to_queries)  # type: ignore[assignment]
     torch.testing.assert_close(network(x.to(memory_format=LAST)), right, rtol=1e-4, atol=1e-4)
-
-
-def test_blocks_can_be_traced_around_their_layers() -> None:
-    class Tracer(torch.fx.Tracer):
-        def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-            return isinstance(m, LambdaLayer2d | AveragePool) or super().is_leaf_module(m, module_qualified_name)
-
-    class Both(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer, self.pool = LambdaLayer2d(8, scope=3).eval(), AveragePool(3, 2, padding=1)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return pool_after(self.layer, self.pool, x)
-
-    both, x = Both(), torch.randn(2, 8, 5, 4)
-    assert [node.target for node in Tracer().trace(both).nodes if node.op == "call_module"] == ["layer", "pool"]
-    torch.testing.assert_close(both(x), both.pool(both.layer(x)))

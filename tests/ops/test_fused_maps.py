@@ -10,8 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from lambdanets import LambdaLayer2d
-from lambdanets.layers.pooled import forward_pooled, takes
-from lambdanets.models.pool import AveragePool, pool_after
+from lambdanets.layers.lambda_layer import LambdaLayer
+from lambdanets.layers.pool import AveragePool
 from lambdanets.models.resnet import Bottleneck
 from lambdanets.ops.fused import fused_relative, launch, maps, operators, why_not
 
@@ -270,7 +270,7 @@ def on_meta(*shape):
 
 def block_of(**options):
     torch.manual_seed(0)
-    layer = LambdaLayer2d(16, **dict(heads=2, key_depth=4, scope=5) | options)
+    layer = LambdaLayer2d(16, downsample="avg", **dict(heads=2, key_depth=4, scope=5) | options)
     block = Bottleneck(8, 16, stride=2, spatial=layer).to(DEVICE, memory_format=LAST)
     nn.init.normal_(block.bn3.weight)
     return block
@@ -290,6 +290,32 @@ def results(block, x):
     return {"output": output, **kept, **dict(block.named_buffers())}
 
 
+@pytest.fixture
+def in_one_step(monkeypatch):
+    """The layers that interacted and pooled in one step."""
+    seen, interact_pooled = [], LambdaLayer._interact_pooled
+
+    def recorded(layer, *inputs):
+        seen.append(layer)
+        return interact_pooled(layer, *inputs)
+
+    monkeypatch.setattr(LambdaLayer, "_interact_pooled", recorded)
+    return seen
+
+
+def layer_of(**options):
+    return LambdaLayer2d(16, **dict(heads=2, scope=3, downsample="avg") | options).to(DEVICE)
+
+
+def in_two_steps(layer, x):
+    """The same layer without its option, and torch's pooling of images for which it is right."""
+    layer.downsample = None
+    try:
+        return nn.functional.avg_pool2d(layer(x).contiguous(), 3, 2, padding=1)
+    finally:
+        layer.downsample = "avg"
+
+
 @pytest.mark.parametrize(
     ("shape", "options"),
     [
@@ -300,27 +326,35 @@ def results(block, x):
     ],
     ids=str,
 )
-def test_a_block_that_halves_its_map(shape, options, order, monkeypatch):
-    """One step is what two are. The step is taken unless somebody watches either."""
+def test_a_block_that_halves_its_map(shape, options, order, monkeypatch, in_one_step):
+    """One step is what two are."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # its rounding turns differences of 1e-7 to 1e-3
     x = images(*shape)
     one, two = block_of(**options), block_of(**options)
-    two.pool.register_forward_hook(lambda *seen: None)
-    assert takes(one.conv2, x[:, :1].expand(-1, 16, -1, -1).contiguous(memory_format=LAST))
+    two.conv2.downsample, two.pool = None, AveragePool(3, 2, padding=1)
     found, right = results(one, x), results(two, x)
+    assert in_one_step == [one.conv2]
     assert found.keys() == right.keys()
     for name, value in found.items():
         torch.testing.assert_close(value, right[name], rtol=2e-4, atol=2e-4, msg=lambda text, name=name: name + text)
 
 
-def test_who_watches_sees_both():
-    layer, pool, x = LambdaLayer2d(16, scope=3).to(DEVICE), AveragePool(3, 2, padding=1), images(2, 16, 4, 6)
-    calls = []
-    for module in (layer, pool):
-        hook = module.register_forward_hook(lambda module, inputs, output: calls.append(tuple(output.shape)))
-        pool_after(layer, pool, x)
+def test_hooks_see_the_pooled_output(in_one_step):
+    layer, x, shapes = layer_of(), images(2, 16, 4, 6), []
+    hooks = [
+        layer.register_forward_hook(lambda module, inputs, output: shapes.append(tuple(output.shape))),
+        nn.modules.module.register_module_forward_hook(lambda module, inputs, output: shapes.append(type(module))),
+    ]
+    layer(x)
+    for hook in hooks:
         hook.remove()
-    assert calls == [(2, 16, 4, 6), (2, 16, 2, 3)]
+    assert shapes[-2:] == [LambdaLayer2d, (2, 16, 2, 3)]
+    assert in_one_step == [layer]
+
+
+def test_what_changes_a_layer_is_respected():
+    layer, x = layer_of().eval(), images(2, 16, 4, 6)
+    right = in_two_steps(layer, x)
     spy = SimpleNamespace(calls=0)
 
     def forward(x):
@@ -328,20 +362,15 @@ def test_who_watches_sees_both():
         return LambdaLayer2d.forward(layer, x)
 
     layer.forward = forward  # as tools do that change what a module computes
-    pool_after(layer, pool, x)
+    torch.testing.assert_close(layer(x), right, rtol=1e-4, atol=1e-4)
     assert spy.calls == 1
     del layer.forward
-    handle = nn.modules.module.register_module_forward_hook(lambda module, inputs, output: calls.append(type(module)))
-    pool_after(layer, pool, x)
-    handle.remove()
-    assert calls[-1] is AveragePool
-    assert LambdaLayer2d in calls
     layer.interact = lambda *inputs: 2 * LambdaLayer2d.interact(layer, *inputs)
-    torch.testing.assert_close(pool_after(layer, pool, x), pool(layer(x)))
+    torch.testing.assert_close(layer(x), 2 * right, rtol=1e-4, atol=1e-4)
     del layer.interact
     graphs = []
     layer.compile(backend=lambda graph, inputs: graphs.append(graph) or graph)
-    pool_after(layer, pool, x)
+    torch.testing.assert_close(layer(x), right, rtol=1e-4, atol=1e-4)
     assert graphs
 
 
@@ -357,47 +386,40 @@ class Adapter(nn.Module):
 
 
 def test_something_else_in_the_place_of_a_projection():
-    layer, x = LambdaLayer2d(16, heads=2, scope=3).to(DEVICE).eval(), images(2, 16, 5, 4)
-    right = pool_after(layer, AveragePool(3, 2, padding=1), x)
+    layer, x = layer_of().eval(), images(2, 16, 5, 4)
+    right = layer(x)
     layer.to_queries = Adapter(layer.to_queries)
-    assert forward_pooled(layer, x) is None
-    torch.testing.assert_close(pool_after(layer, AveragePool(3, 2, padding=1), x), right, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(layer(x), right, rtol=1e-4, atol=1e-4)
 
 
-def test_a_fused_layer():
+def test_a_fused_layer(in_one_step):
     """Its queries are slices of one projection."""
-    layer, x = LambdaLayer2d(16, heads=2, scope=3).to(DEVICE).eval(), images(2, 16, 5, 4).detach()
-    right = AveragePool(3, 2, padding=1)(layer(x))
-    torch.testing.assert_close(forward_pooled(layer.fuse(), x), right, rtol=1e-4, atol=1e-4)
+    layer, x = layer_of().eval(), images(2, 16, 5, 4).detach()
+    right = in_two_steps(layer, x)
+    torch.testing.assert_close(layer.fuse()(x), right, rtol=1e-4, atol=1e-4)
+    assert in_one_step == [layer]
 
 
 def test_wrong_channels_are_refused_in_the_layers_words():
     with pytest.raises(ValueError, match="x has 8 channels, this layer was built for 16"):
-        pool_after(LambdaLayer2d(16, scope=3).to(DEVICE), AveragePool(3, 2, padding=1), images(2, 8, 4, 6))
+        layer_of()(images(2, 8, 4, 6))
 
 
-def test_layers_of_another_kind():
+def test_subclasses():
     class Doubled(LambdaLayer2d):
         def forward(self, x):
             return 2 * super().forward(x)
 
-    class Halved(AveragePool):
-        def forward(self, x):
-            return super().forward(x) / 2
+    class Louder(LambdaLayer2d):
+        def interact(self, *inputs):
+            return 2 * super().interact(*inputs)
 
     x = images(2, 16, 4, 6)
-    for layer, pool in (
-        (Doubled(16, scope=3), AveragePool(3, 2, padding=1)),
-        (LambdaLayer2d(16, scope=3), Halved(3, 2, padding=1)),
-    ):
-        layer.to(DEVICE).eval()
-        torch.testing.assert_close(pool_after(layer, pool, x), pool(layer(x)))
-
-
-def test_pooling_of_another_kind():
-    layer, x = LambdaLayer2d(16, scope=3).to(DEVICE), images(2, 16, 4, 6)
-    for pool in (AveragePool(2, 2), AveragePool(3, 2, padding=1, count_include_pad=False), nn.Identity()):
-        torch.testing.assert_close(pool_after(layer, pool, x), pool(layer(x)))
+    for kind in (Doubled, Louder):
+        layer = kind(16, heads=2, scope=3, downsample="avg", batch_norm=False).to(DEVICE)
+        plain = layer_of(batch_norm=False)
+        plain.load_state_dict(layer.state_dict())
+        torch.testing.assert_close(layer(x), 2 * in_two_steps(plain, x), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -405,11 +427,9 @@ def test_pooling_of_another_kind():
     [
         dict(position=False),
         dict(multi_head=True),
-        dict(causal=True),
         dict(query_softmax=True),
         dict(intra_depth=2),
         dict(position_bias=True),
-        dict(stride=2),
         dict(dilation=2),
         dict(key_norm="l2"),
         dict(key_norm=None),
@@ -418,20 +438,27 @@ def test_pooling_of_another_kind():
     ],
     ids=str,
 )
-def test_layers_that_are_pooled_afterwards(options):
-    layer, x = LambdaLayer2d(16, heads=2, scope=3, **options).to(DEVICE), images(2, 16, 5, 4)
-    assert forward_pooled(layer, x) is None
-    pool = AveragePool(3, 2, padding=1)
-    torch.testing.assert_close(pool_after(layer, pool, x), pool(layer(x)))
+def test_layers_that_are_pooled_afterwards(options, in_one_step):
+    layer, x = layer_of(**options), images(2, 16, 5, 4)
+    torch.testing.assert_close(layer(x), in_two_steps(layer, x), rtol=1e-4, atol=1e-4)
+    assert not in_one_step
 
 
-def test_inputs_that_are_pooled_afterwards():
-    layer, x = LambdaLayer2d(16, heads=2, scope=3).to(DEVICE), images(2, 16, 5, 4)
-    assert forward_pooled(layer, x) is not None
-    assert takes(LambdaLayer2d(16, scope=3, content=False, key_norm="l2").to(DEVICE), x)  # there are no keys
-    assert forward_pooled(layer, x.detach().contiguous()) is None
-    assert forward_pooled(layer, images(0, 16, 5, 4)) is None
-    assert forward_pooled(layer.double(), x.double()) is None
+def test_inputs_that_are_pooled_afterwards(in_one_step):
+    layer, x = layer_of(), images(2, 16, 5, 4)
+    layer(x)
+    layer_of(content=False, key_norm="l2")(x)  # there are no keys
+    assert len(in_one_step) == 2
+    for other, options in (
+        (x.detach().contiguous(), {}),
+        (images(0, 16, 5, 4), {}),
+        (x, dict(mask=torch.ones(20, 20, dtype=torch.bool, device=DEVICE))),
+        (x, dict(context_mask=torch.ones(2, 5, 4, dtype=torch.bool, device=DEVICE))),
+        (x, dict(context=images(2, 16, 5, 4))),
+    ):
+        assert layer(other, **options).shape == (len(other), 16, 3, 2)
+    assert layer.double()(x.double()).dtype == torch.float64
+    assert len(in_one_step) == 2
 
 
 def test_other_sizes_do_not_compile_again():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lambdanets.models.pool import AveragePool
+from lambdanets.layers.pool import AveragePool
 from lambdanets.ops.fused import pool, pool_operators, why_not
 
 from .test_fused import CUDA, DEVICE, DTYPES

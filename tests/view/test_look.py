@@ -58,6 +58,19 @@ def test_interactions_give_the_output(case: str, query: tuple[int, int]) -> None
         assert maps is None or maps.shape == (2, layer.intra_depth, *SIZE)
 
 
+def test_interactions_are_those_before_pooling() -> None:
+    layer, x = (
+        randomized(LambdaLayer2d(8, 12, heads=2, scope=5, downsample="avg")).double().eval(),
+        torch.randn(8, 9, 7),
+    )
+    (one,) = interactions(layer, x.double(), (4, 3)).layers
+    layer.downsample = None
+    with torch.no_grad():
+        expected = layer(x.double()[None])[0, :, 4, 3].view(2, 6)
+    torch.testing.assert_close(one.output, expected)
+    torch.testing.assert_close(one.applied(), expected, rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("case", ["usual", "intra-depth", "multi-head", "causal"])
 def test_each_part_by_itself(case: str) -> None:
     layer, x = layer_of(case).eval(), torch.randn(1, 8, *SIZE, dtype=torch.float64)
