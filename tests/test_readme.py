@@ -52,6 +52,13 @@ def test_the_readme_has_code():
     assert len(PYTHON.findall((ROOT / "README.md").read_text())) >= 5
 
 
+def test_no_code_pools_by_half_with_torch():
+    """Its gradients are wrong for channels-last images on a GPU, up to torch 2.11: layers have `downsample`."""
+    for path in [*DOCUMENTS, *(ROOT / "docs" / "tutorials").glob("*.md")]:
+        code = re.findall(r"^```(?:python|\{code-cell\})\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)
+        assert not re.search(r"avg_pool2d\(|AvgPool2d\(\d+, \d+, padding", "".join(code)), path.name
+
+
 @every_document
 def test_generated_blocks_match_the_measurements(path: Path):
     assert generate.filled(path.read_text()) == path.read_text(), "run python docs/generate.py"
