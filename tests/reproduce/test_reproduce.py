@@ -10,6 +10,7 @@ import torch
 
 from lambdanets.cli import main
 from lambdanets.measure.throughput import NoMemoryError
+from lambdanets.recipes import UNPUBLISHED_350
 from lambdanets.reproduce import DETECTION, ROWS, growth
 from lambdanets.reproduce.experiments import BLOCKS, EXPERIMENTS, KINDS, TRAINING
 from lambdanets.reproduce.jobs import GrowthJob, NetworkJob, Settings, Store
@@ -44,8 +45,11 @@ def test_every_number_of_the_tables_is_shown():
     for row in ROWS:
         for name in ("params", "flops", "memory", "infer", "train", "latency", "top1", "pseudo_top1"):
             printed = getattr(row, name)
+            if name == "top1" and row.gain is not None:
+                printed = f"{printed} ({row.gain})"
             if printed is not None:
                 assert (row.table, printed) in shown, (row, name)
+        assert row.space is None or (row.table, row.space) in shown
     for row in DETECTION:
         assert {(row.table, number) for number in (row.box, row.mask, *row.box_sizes, *row.mask_sizes)} <= shown
 
@@ -58,7 +62,7 @@ def test_what_kind_each_number_is():
             assert (cell.kind == "paper") == trained, cell
             assert (cell.job is not None) == (cell.kind == "measured"), cell
             assert (cell.compute is not None) == (cell.kind == "exact"), cell
-            if cell.kind != "measured":
+            if cell.kind == "paper":
                 assert cell.paper is not None
 
 
@@ -70,11 +74,15 @@ def test_accuracies_of_the_paper_are_never_ours():
                 assert "not trained here" in line.note
 
 
-@pytest.mark.parametrize("name", ["blocks", "settings"])
-def test_blocks_and_settings_are_the_papers(name):
+@pytest.mark.parametrize(("name", "without"), [("blocks", 0), ("settings", 3 * len(UNPUBLISHED_350))])
+def test_blocks_and_settings_are_the_papers(name, without):
+    """Settings that the paper does not publish say whose they are."""
     lines = numbers(name, Store(Path("x")), SETTINGS, {})
-    assert lines
-    assert all(one.paper == one.ours and one.note == "match" for one in lines)
+    printed = [one for one in lines if one.paper != "-"]
+    assert printed
+    assert all(one.paper == one.ours and one.note == "match" for one in printed)
+    assert len(lines) - len(printed) == without
+    assert all("the paper has no settings: those of" in one.note for one in lines if one.paper == "-")
 
 
 @pytest.mark.skipif(not PAPER.exists(), reason="the paper's source is not here")
