@@ -13,6 +13,7 @@ PATHS, LABELS, SPLIT = ("path", "file", "filename", "image"), ("label", "class",
 MOST_BYTES = 2**31
 MAX_LABEL = 1_000_000
 UNLABELLED = "-1"  # among numbers
+SAME = (("train", "training"), ("val", "valid", "validation"), ("test", "testing"))  # words for a split
 
 
 def open_list(path: Path, split: str) -> FileSource:
@@ -26,6 +27,7 @@ def open_list(path: Path, split: str) -> FileSource:
         name = next((name for name in SPLITS[split] if name in there), None)
         if name is None:
             raise no_split(path, split, sorted(repr(str(name)[:40]) for name in there)[:10])
+        check_splits(path, there)
         chosen = [row for row in rows if row[2] == name]
     names = class_names([row[1] for row in rows if row[1]], path)
     numbers = {name: i for i, name in enumerate(names)}
@@ -51,6 +53,8 @@ def read_rows(path: Path) -> list[tuple[str, str, str | None]]:
     if not lines:
         raise ValueError(f"{path} is empty: expected lines of path,label")
     header = [cell.lower() for cell in lines[0][1]]
+    if any("\0" in cell for cell in header):
+        raise ValueError(f"{path}: its first line has a NUL byte: {shortened(lines[0][1])}")
     columns = (column(header, PATHS), column(header, LABELS), column(header, SPLIT))
     if columns[0] is None:
         columns = (0, 1 if len(header) > 1 else None, 2 if len(header) > 2 else None)
@@ -74,6 +78,20 @@ def read_rows(path: Path) -> list[tuple[str, str, str | None]]:
     if not rows:
         raise ValueError(f"{path} has a header and no images")
     return rows
+
+
+def check_splits(path: Path, there: set[str | None]) -> None:
+    """Refuse words for splits whose rows no command would read."""
+    unknown = sorted(str(name) for name in there if not any(name in words for words in SAME))
+    if unknown:
+        raise ValueError(
+            f"{path} has rows of the split {unknown[0][:40]!r}, which is not one of "
+            f"{', '.join(word for words in SAME for word in words)}: change it or remove the rows"
+        )
+    for words in SAME:
+        both = [word for word in words if word in there]
+        if len(both) > 1:
+            raise ValueError(f"{path} has rows of {both[0]!r} and of {both[1]!r}, which are one split: use one word")
 
 
 def shortened(line: list[str]) -> str:

@@ -482,3 +482,18 @@ def test_pixels_of_every_kind_become_rgb():
     assert decode(encoded(picture(0), "WEBP")).size == (40, 32)
     wide = Image.fromarray(np.asarray(grey).astype(np.uint16) * 257)  # 16 bits
     assert np.array_equal(np.asarray(decode(encoded(wide, "PNG"))), np.asarray(grey.convert("RGB")))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("path,label,split\na.jpg,cat,train\nb.jpg,cat,trian\n", "rows of the split 'trian'"),
+        ("path,label,split\na.jpg,cat,train\nb.jpg,cat,\n", "rows of the split ''"),
+        ("path,label,split\na.jpg,cat,train\nb.jpg,cat,val\nc.jpg,cat,valid\n", "'val' and of 'valid'"),
+        ("path,lab\0l,split\na.jpg,cat,train\n", "NUL"),
+    ],
+)
+def test_a_list_with_rows_that_nothing_would_read_is_refused(tmp_path: Path, text: str, words: str):
+    (tmp_path / "list.csv").write_text(text)
+    with pytest.raises(ValueError, match=rf"list\.csv.*{words}"):
+        open_source(tmp_path / "list.csv")
