@@ -34,6 +34,7 @@ MAX_NAME = 1000  # characters of a class name
 MOST_CLASSES_BYTES, MOST_INDEX_BYTES = 2**24, 2**30
 INDEX_FOLDER = "shards-2"  # in the cache; the number changes with what `walk` finds
 EXPANSION = 200  # a gzipped shard may grow by so much: padding of tiny files shrinks well, bombs shrink by 1,000
+TAR_MAGIC = b"ustar"  # of every header
 OPEN = 64  # files kept open by a process
 
 
@@ -67,7 +68,8 @@ class ShardSource:
         self.offsets = np.array([offset for index in indices for offset in index.offsets], np.int64)
         self.sizes = np.array([size for index in indices for size in index.sizes], np.int64)
         self.class_names = tuple(class_names)
-        self.labels = label_numbers([label for index in indices for label in index.labels], self.class_names)
+        labels = [label for index in indices for label in index.labels]
+        self.labels = label_numbers(labels, self.class_names, str(shards[0].parent))
         check_labels(self.labels, self.class_names, str(shards[0]))
         self.handles: OrderedDict[int, int] = OrderedDict()
 
@@ -119,7 +121,8 @@ def open_shards(every: Sequence[Path], split: str) -> ShardSource:
     names = read_class_names(shards[0].parent)
     if names is None:  # the training shards decide, so that splits agree
         more = [index_shard(path) for path in groups.get("train", []) if path not in shards]
-        names = guessed_class_names(label for index in [*indices, *more] for label in index.labels)
+        labels = (label for index in [*indices, *more] for label in index.labels)
+        names = guessed_class_names(labels, str(shards[0].parent))
     return ShardSource(shards, indices, names)
 
 
@@ -258,6 +261,14 @@ def members_of(path: Path, shown: Path) -> Iterator[Member]:
         file.seek(-(-end // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE)
         if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):  # a tar ends with zeros, a part of one does not
             raise ValueError(f"{shown} is damaged or incomplete after byte {end:,}: make it again")
+        before = b""
+        while block := file.read(2**20):
+            if TAR_MAGIC in before + block:  # what tarfile does not show: a header is lost, or there are two tars
+                raise ValueError(
+                    f"{shown} has more files behind its end at byte {end:,}: a header is damaged, or several tars were "
+                    f"joined. Make it again, or keep them apart"
+                )
+            before = block[-len(TAR_MAGIC) :]
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -303,7 +314,7 @@ def encodable(text: str) -> bool:
     return not any(0xD800 <= ord(c) <= 0xDFFF for c in text)
 
 
-def label_numbers(labels: Sequence[str], class_names: Sequence[str]) -> np.ndarray:
+def label_numbers(labels: Sequence[str], class_names: Sequence[str], where: str) -> np.ndarray:
     numbers = {name: i for i, name in enumerate(class_names)}
     found = np.full(len(labels), -1, np.int64)
     for i, label in enumerate(labels):
@@ -312,7 +323,7 @@ def label_numbers(labels: Sequence[str], class_names: Sequence[str]) -> np.ndarr
         elif is_number(label) and -1 <= int(label) <= MAX_LABEL:
             found[i] = int(label)
         elif label:
-            raise ValueError(f"the label {label[:40]!r} is not one of the {len(class_names):,} classes")
+            raise ValueError(f"{where}: the label {label[:40]!r} is not one of the {len(class_names):,} classes")
     return found
 
 
@@ -320,14 +331,14 @@ def is_number(label: str) -> bool:
     return label.removeprefix("-").isdecimal()
 
 
-def guessed_class_names(labels: Iterable[str]) -> list[str]:
+def guessed_class_names(labels: Iterable[str], where: str) -> list[str]:
     distinct = {label for label in labels if label}
     if not all(is_number(label) for label in distinct):
         return sorted(distinct)
     largest = max((int(label) for label in distinct), default=-1)
     if largest > MAX_LABEL:
         raise ValueError(
-            f"the label {str(largest)[:40]} is too large: labels are numbers from 0 to {MAX_LABEL:,}, or names"
+            f"{where}: the label {str(largest)[:40]} is too large: labels are numbers from 0 to {MAX_LABEL:,}, or names"
         )
     return [str(i) for i in range(largest + 1)]
 

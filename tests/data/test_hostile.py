@@ -263,3 +263,23 @@ def test_file_names_are_printable(tmp_path: Path):
     for i in range(3):
         assert source.name(i).isprintable()
         assert source.read(i) == jpeg(0)
+
+
+def test_images_behind_the_end_of_a_shard_are_not_lost_silently(tmp_path: Path):
+    first = write_tar(tmp_path / "a" / "x.tar", samples(3)).read_bytes()
+    second = write_tar(tmp_path / "b" / "x.tar", samples(3, first=3)).read_bytes()
+    (tmp_path / "two.tar").write_bytes(first + second)
+    (tmp_path / "hole.tar").write_bytes(bytes(512) + first[512:])  # the header of the first file
+    for name in ("two.tar", "hole.tar"):
+        with pytest.raises(ValueError, match=rf"{name} has more files behind its end"):
+            open_source(tmp_path / name)
+    assert len(open_source(tmp_path / "a")) == 3
+
+
+@pytest.mark.parametrize("label", [b"99999999999", b"7"])
+def test_a_label_that_no_class_has_names_the_shards(tmp_path: Path, label: bytes):
+    write_tar(tmp_path / "a.tar", [("0.jpg", jpeg(0)), ("0.cls", label)])
+    if label == b"7":
+        (tmp_path / "classes.txt").write_text("ant\nbee\n")
+    with pytest.raises(ValueError, match=str(tmp_path)):
+        open_source(tmp_path)
