@@ -34,6 +34,9 @@ class Checked:
     duplicates: tuple[tuple[Place, ...], ...]  # the same pixels, within a split
     leaked: tuple[tuple[Place, ...], ...]  # the same pixels, in more than one split
     empty_classes: tuple[str, ...]  # classes of the training set without an image
+    single_classes: tuple[str, ...]  # with one
+    missing_classes: tuple[tuple[str, str], ...]  # (split, class): with training images, and none in another split
+    class_sizes: tuple[tuple[str, int], ...]  # training images of each class, the largest first
 
     @property
     def contradictions(self) -> tuple[tuple[Place, ...], ...]:
@@ -63,10 +66,32 @@ def check(
     groups = [tuple(group) for group in places.values() if len(group) > 1]
     leaked = tuple(group for group in groups if len({place.split for place in group}) > 1)
     duplicates = tuple(group for group in groups if group not in leaked)
-    first = next(iter(sources.values()))
-    counts = np.bincount(first.labels[first.labels >= 0], minlength=len(first.class_names))
-    empty = tuple(name for name, count in zip(first.class_names, counts, strict=True) if not count)
-    return Checked(seen, tuple(unreadable), duplicates, leaked, empty)
+    (_, first), *others = sources.items()
+    counts = class_counts(first)
+    sizes = tuple(sorted(counts.items(), key=lambda item: -item[1]))
+    missing = tuple(
+        (split, name)
+        for split, source in others
+        if (source.labels >= 0).any()  # not where a split has no labels at all
+        for name, count in class_counts(source).items()
+        if not count and counts.get(name)
+    )
+    return Checked(
+        seen,
+        tuple(unreadable),
+        duplicates,
+        leaked,
+        empty_classes=tuple(name for name, count in counts.items() if not count),
+        single_classes=tuple(name for name, count in counts.items() if count == 1),
+        missing_classes=missing,
+        class_sizes=sizes,
+    )
+
+
+def class_counts(source: Source) -> dict[str, int]:
+    """Images of each class."""
+    counts = np.bincount(source.labels[source.labels >= 0], minlength=len(source.class_names))
+    return dict(zip(source.class_names, counts.tolist(), strict=True))
 
 
 def fingerprint(source: Source, index: int) -> bytes | str:

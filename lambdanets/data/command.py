@@ -9,6 +9,7 @@ from typing import Annotated
 
 import tyro
 
+UNEQUAL = 10  # the largest class is so many times the smallest
 SHOWN = 20  # lines of each list; --json has all
 
 
@@ -63,9 +64,11 @@ class DataCheck:
 
     def run(self) -> int:
         from lambdanets.data.check import check
-        from lambdanets.data.source import distinct_splits
+        from lambdanets.data.source import distinct_splits, notes_on
 
         sources = distinct_splits(self.source)
+        for note in notes_on(sources.values()):
+            print(note)
         with progress("checking", sum(len(source) for source in sources.values())) as done:
             found = check(sources, self.workers, done)
         counts = ", ".join(f"{split} {len(source):,}" for split, source in sources.items())
@@ -75,6 +78,12 @@ class DataCheck:
         listing("more than once in a split", [same(group) for group in found.duplicates])
         listing("the same pixels with different labels", [same(group) for group in found.contradictions])
         listing("classes without a training image", list(found.empty_classes))
+        listing("classes with one training image", list(found.single_classes))
+        listing("classes without an image of a split", [f"{split}: {name}" for split, name in found.missing_classes])
+        sizes = [(name, size) for name, size in found.class_sizes if size]
+        if sizes and sizes[0][1] >= UNEQUAL * sizes[-1][1]:
+            (most, large), (least, small) = sizes[0], sizes[-1]
+            print(f"classes are unequal: {small:,} training images of {least}, {large:,} of {most}")
         if self.json:
             self.json.write_text(json.dumps(asdict(found), indent=1) + "\n")
         return 1 if found.unreadable or found.leaked or found.contradictions else 0

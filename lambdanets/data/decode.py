@@ -1,4 +1,8 @@
-"""Encoded images to pixels: JPEG, PNG and WebP, no larger than a limit; anything wrong with one is one error."""
+"""Encoded images to pixels: JPEG, PNG, WebP, GIF, BMP, no larger than a limit; anything wrong with one is one error.
+
+Of an animation the first frame counts. TIFF is not read: its variants (floats, many bands, tiles, several codecs) have
+no agreed range of values and a long record of unsafe decoders.
+"""
 
 import io
 import warnings
@@ -10,8 +14,8 @@ from PIL import ExifTags, Image
 
 from lambdanets.data.strings import printable
 
-FORMATS = ("JPEG", "PNG", "WEBP")
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp")
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
+EXTENSIONS = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".gif", ".bmp")
 ORIENTATION = ExifTags.Base.Orientation
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,

@@ -1,13 +1,21 @@
 """Folders of images: one for each class, perhaps inside one for each split."""
 
 import os
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from lambdanets.data.decode import EXTENSIONS
 from lambdanets.data.source import SPLITS, FileSource, no_split
+from lambdanets.data.strings import printable
 
+# Images in formats that are not read: they are counted and named.
+UNREAD = (
+    *(".heic", ".heif", ".avif", ".tif", ".tiff", ".jp2", ".j2k", ".jxl", ".svg", ".ico", ".psd", ".tga", ".apng"),
+    *(".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".raf", ".rw2", ".raw", ".exr", ".hdr", ".dcm", ".ppm", ".pgm"),
+    *(".pbm", ".pnm", ".pcx", ".jpe", ".jif", ".dib", ".mpo"),
+)
 MOST_OTHERS, MOST_OTHERS_PER_IMAGE = 30_000, 10  # files and folders that are not images, before a walk gives up
 
 
@@ -22,20 +30,80 @@ class Walked:
     where: Path
     images: int = 0
     others: int = 0  # files that are not images, and folders
+    unread: Counter[str] = field(default_factory=Counter)  # image files of other formats, by extension
+    links: list[str] = field(default_factory=list)  # that were not followed
 
-    def add(self, images: int, others: int) -> None:
+    def add(self, images: int, others: list[str], folders: int) -> None:
         self.images += images
-        self.others += others
+        self.others += len(others) + folders
+        self.unread.update(extension for name in others if (extension := extension_of(name)) in UNREAD)
         if self.others > MOST_OTHERS and self.others > MOST_OTHERS_PER_IMAGE * self.images:
             raise ValueError(
                 f"{self.where} does not look like a folder of images: {self.others:,} other files and folders and "
                 f"{self.images:,} images so far. Choose the folder that holds the class folders"
             )
 
+    def notes(self) -> tuple[str, ...]:
+        """Sentences on what was left out, without a full stop."""
+        found = []
+        if self.unread:
+            counts = ", ".join(f"{extension} ({count:,})" for extension, count in self.unread.most_common())
+            total = sum(self.unread.values())
+            files = "1 file was" if total == 1 else f"{total:,} files were"
+            found.append(f"{files} not read in {self.where}: {counts}. Convert them to JPEG or PNG")
+        if self.links:
+            links = f"{len(self.links):,} links were" if len(self.links) > 1 else "1 link was"
+            found.append(
+                f"{links} not followed, because they lead to a folder that holds this one or belongs to another class: "
+                f"{printable(self.links[0])}{' and others' if len(self.links) > 1 else ''}"
+            )
+        return tuple(found)
 
-def images_below(folder: Path, walked: Walked | None = None) -> list[str]:
-    """Paths of image files below a folder, relative to it, sorted; links are followed once."""
+
+def extension_of(name: str) -> str:
+    return "" if name.startswith(".") else os.path.splitext(name)[1].lower()
+
+
+class Boundary:
+    """Where links may lead: not to a folder that holds a class or the folder of classes, and not into another class."""
+
+    def __init__(self, folder: Path, class_names: Sequence[str] = ()) -> None:
+        self.classes: dict[str, str] = {}  # by their real paths
+        for name in class_names:
+            real = os.path.realpath(folder / name)
+            if real in self.classes:
+                raise ValueError(
+                    f"{folder}: the classes {self.classes[real]!r} and {name!r} are the same folder; remove the link"
+                )
+            self.classes[real] = name
+        place = Path(os.path.realpath(folder))
+        around = {str(place), *(str(above) for above in place.parents)}
+        for real in around & set(self.classes):
+            raise ValueError(
+                f"{folder}: the class {self.classes[real]!r} is a link to a folder that holds this one; remove the link"
+            )
+        # "/a/b" is held by "/a" and by "/".
+        self.holding = around | {str(above) for real in self.classes for above in Path(real).parents}
+        for real, name in self.classes.items():
+            inside = next((c for above in Path(real).parents if (c := self.classes.get(str(above))) is not None), None)
+            if inside is not None:
+                raise ValueError(f"{folder}: the class {name!r} lies inside the class {inside!r}; remove the link")
+
+    def allows(self, link: str, own: str) -> bool:
+        """Whether a link in the class whose real path is `own` may be followed."""
+        real = os.path.realpath(link)
+        owner = next((str(p) for p in (Path(real), *Path(real).parents) if str(p) in self.classes), own)
+        return real not in self.holding and owner == own
+
+
+def images_below(folder: Path, walked: Walked | None = None, boundary: Boundary | None = None) -> list[str]:
+    """Paths of image files below a folder, relative to it, sorted.
+
+    Linked folders are followed once, and not where `boundary` says so: by default to folders that hold this one.
+    """
     walked = walked or Walked(folder)
+    boundary = boundary or Boundary(folder)
+    own = os.path.realpath(folder)
     found: list[str] = []
     seen: set[tuple[int, int]] = set()
     for place, folders, files in os.walk(folder, followlinks=True):
@@ -44,10 +112,20 @@ def images_below(folder: Path, walked: Walked | None = None) -> list[str]:
             folders.clear()
             continue
         seen.add((status.st_dev, status.st_ino))
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        inside: list[tuple[bool, str]] = []  # links last, so that what is there twice has the name of its folder
+        for name in folders:
+            path = os.path.join(place, name)
+            if name.startswith("."):
+                continue
+            link = os.path.islink(path)
+            if link and not boundary.allows(path, own):
+                walked.links.append(path)
+                continue
+            inside.append((link, name))
+        folders[:] = [name for _, name in sorted(inside)]
         relative = os.path.relpath(place, folder)
         images = [name for name in files if is_image(name)]
-        walked.add(len(images), len(folders) + len(files) - len(images))
+        walked.add(len(images), [name for name in files if not is_image(name)], len(folders))
         found += [name if relative == "." else os.path.join(relative, name) for name in images]
     return sorted(found)
 
@@ -89,20 +167,22 @@ def folder_source(root: Path, folder: Path, class_names: Sequence[str]) -> FileS
         raise ValueError(f"{folder} has the class {unknown[0]!r}, which the training images do not have")
     paths: list[str] = []
     labels: list[int] = []
-    walked = Walked(folder)
+    walked, boundary = Walked(folder), Boundary(folder, here)
     for label, name in enumerate(class_names):
         if name in here:
-            inside = images_below(folder / name, walked)
+            inside = images_below(folder / name, walked, boundary)
             paths += [os.path.join(name, path) for path in inside]
             labels += [label] * len(inside)
     if not here:
-        paths = [name for name in sorted(os.listdir(folder)) if is_image(name)]
+        names = sorted(os.listdir(folder))
+        paths = [name for name in names if is_image(name)]
+        walked.add(len(paths), [name for name in names if not is_image(name)], 0)
         labels = [-1] * len(paths)
     if not paths:
         raise ValueError(
             f"{folder} has no images ({', '.join(EXTENSIONS)}): they lie in a folder for each class, or, where no "
-            f"labels are needed, in the folder itself"
+            f"labels are needed, in the folder itself{''.join('. ' + note for note in walked.notes())}"
         )
     if folder != root:
         paths = [os.path.join(folder.name, path) for path in paths]
-    return FileSource(root, paths, labels, class_names)
+    return FileSource(root, paths, labels, class_names, walked.notes())

@@ -17,7 +17,7 @@ from lambdanets.data.shards import SHARDS
 from lambdanets.data.source import Source
 
 PREFIXES = {"train": "train", "validation": "val", "test": "test"}
-SUFFIXES = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp"}
+SUFFIXES = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif", "BMP": "bmp"}
 
 
 @dataclass(frozen=True)

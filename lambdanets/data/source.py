@@ -1,7 +1,7 @@
 """Labelled images that are read by index; `open_source` finds out what a place holds."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -59,8 +59,14 @@ class FileSource:
     """Image files: paths relative to a root."""
 
     def __init__(
-        self, root: Path, paths: Sequence[str], labels: Sequence[int] | np.ndarray, class_names: Sequence[str]
+        self,
+        root: Path,
+        paths: Sequence[str],
+        labels: Sequence[int] | np.ndarray,
+        class_names: Sequence[str],
+        notes: tuple[str, ...] = (),
     ) -> None:
+        self.notes = notes  # on files and links that were left out
         self.root, self.paths = str(root), Strings(paths)
         self.labels, self.class_names = np.asarray(labels, np.int64), tuple(class_names)
         self.limits = LIMITS
@@ -77,6 +83,11 @@ class FileSource:
 
     def read(self, index: int) -> bytes:
         return read_file(os.path.join(self.root, self.paths[index]), self.limits)
+
+
+def notes_on(sources: Iterable[Source]) -> list[str]:
+    """What the user should know of files that were left out, each sentence once, without a full stop."""
+    return list(dict.fromkeys(note for one in sources if isinstance(one, FileSource) for note in one.notes))
 
 
 def read_file(path: str | Path, limits: Limits = LIMITS) -> bytes:

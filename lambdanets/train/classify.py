@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lambdanets.data.broken import BrokenImages, TooManyBrokenError
 from lambdanets.data.loader import Batch, Loader, LoaderOptions
-from lambdanets.data.source import Source, open_source, splits_of
+from lambdanets.data.source import Source, notes_on, open_source, splits_of
 from lambdanets.data.split import held_out
 from lambdanets.data.transforms import evaluation, normalize, training
 from lambdanets.files import whole_path
@@ -191,7 +191,8 @@ class Classify(Task):
     def notes(self) -> list[str]:
         every = {"training": self.source} | {name: source for name, (source, _) in self.parts.items()}
         every.pop("held_out", None)  # a part of the training images
-        return [note for split, source in every.items() if (note := unlabelled_note(split, source))]
+        found = [note for split, source in every.items() if (note := unlabelled_note(split, source))]
+        return found + notes_on(every.values())
 
     def identity(self) -> dict[str, Any]:
         labels, names = self.source.labels[self.indices], (self.source.name(int(i)) for i in self.indices)

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from lambdanets.data.broken import BrokenImages
 from lambdanets.data.decode import EXTENSIONS, LIMITS, BrokenImageError
-from lambdanets.data.folders import images_below
+from lambdanets.data.folders import Walked, images_below
 from lambdanets.data.loader import Loader, LoaderOptions
 from lambdanets.data.source import read_file
 from lambdanets.data.strings import printable
@@ -21,7 +21,7 @@ from lambdanets.report.show import probability
 from lambdanets.train.trained import Trained
 from lambdanets.train.use import STDIN
 
-MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF")  # how JPEG, PNG and WebP begin
+MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"GIF87a", b"GIF89a")  # how JPEG, PNG, WebP and GIF begin
 
 
 @dataclass(frozen=True)
@@ -68,15 +68,18 @@ class GivenImages:
         return one.data if one.data is not None else read_file(one.path)
 
 
-def gather(words: Iterable[str], stdin: BinaryIO | None = None) -> list[Given]:
+def gather(words: Iterable[str], stdin: BinaryIO | None = None, notes: list[str] | None = None) -> list[Given]:
     """Files as they are, folders as the images below them, "-" as what comes through stdin: one image, or a list of
-    files and folders, one a line."""
+    files and folders, one a line. Sentences on files that are left out are added to `notes`."""
     found: list[Given] = []
     for word in words:
         if word == STDIN:
-            found += from_stdin(stdin)
+            found += from_stdin(stdin, notes)
         elif os.path.isdir(word):
-            inside = images_below(Path(word))
+            walked = Walked(Path(word))
+            inside = images_below(Path(word), walked)
+            if notes is not None:
+                notes += walked.notes()
             found += [Given(printable(path), path) for path in (os.path.join(word, name) for name in inside)]
             if not inside:
                 found.append(Given(printable(word), error=f"a folder without images ({', '.join(EXTENSIONS)})"))
@@ -85,16 +88,16 @@ def gather(words: Iterable[str], stdin: BinaryIO | None = None) -> list[Given]:
     return found
 
 
-def from_stdin(stdin: BinaryIO | None) -> list[Given]:
+def from_stdin(stdin: BinaryIO | None, notes: list[str] | None = None) -> list[Given]:
     data = b"" if stdin is None else stdin.read(LIMITS.bytes + 1)
     if len(data) > LIMITS.bytes:
         return [Given("stdin", error=f"more than {LIMITS.bytes:,} bytes")]
-    if data.startswith(MAGIC):
+    if data.startswith(MAGIC) or (data.startswith(b"BM") and b"\0" in data[:64]):  # BMP: a name may begin so, too
         return [Given("stdin", data=data)]
     if b"\0" in data[:1024]:
-        return [Given("stdin", error="neither a JPEG, PNG or WebP image nor a list of files")]
+        return [Given("stdin", error="neither an image (JPEG, PNG, WebP, GIF, BMP) nor a list of files")]
     lines = (os.fsdecode(line.strip()) for line in data.splitlines())
-    return gather(line for line in lines if line and line != STDIN)
+    return gather((line for line in lines if line and line != STDIN), notes=notes)
 
 
 def predict(trained: Trained, given: list[Given], top: int = 5) -> Iterator[Prediction]:

@@ -103,7 +103,7 @@ class Predict:
     images: Annotated[
         tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES", help_behavior_hint="")
     ] = ()
-    """Files and folders (.jpg, .png, .webp); "-", or nothing, reads stdin."""
+    """Files and folders (.jpg, .png, .webp, .gif, .bmp); "-", or nothing, reads stdin."""
     using: Annotated[Using, tyro.conf.arg(name="")] = field(default_factory=Using)
     top: int = 5
     """How many classes for each image."""
@@ -120,7 +120,10 @@ class Predict:
         if STDIN in words and sys.stdin.isatty():
             raise ValueError("which images? Give files or folders, or pipe a list of them in")
         trained = open_trained(self.what, self.using)
-        given = gather(words, getattr(sys.stdin, "buffer", None))
+        notes: list[str] = []
+        given = gather(words, getattr(sys.stdin, "buffer", None), notes)
+        for note in notes:
+            print(f"lambdanets: {note}.", file=sys.stderr)
         if not given:
             raise ValueError("no images: stdin was empty")
         failed = 0

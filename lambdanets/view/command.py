@@ -31,7 +31,7 @@ class View:
     what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WHAT")]
     """The folder of a run, a .safetensors file, a model folder, or the name of a network (with --pretrained)."""
     image: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE")]
-    """A .jpg, .png or .webp file."""
+    """A .jpg, .png, .webp, .gif or .bmp file."""
     query: Annotated[tuple[int, int] | None, tyro.conf.arg(metavar="ROW COLUMN", help_behavior_hint="")] = None
     """The pixel that asks, counted in the input (after the crop); by default the one in the middle."""
     output: Path = Path("runs/view")

@@ -85,8 +85,8 @@ def build(desk: Desk, what: str) -> gr.Blocks:
                 # On the object, because gradio writes a file beside every class that is derived from a component.
                 file.async_move_resource_to_block_cache = no_addresses(file.async_move_resource_to_block_cache)
                 gr.HTML(
-                    f'<p class="soft">JPEG, PNG or WebP, up to {megabytes:.3g} MB and {megapixels:.3g} megapixels.</p>'
-                    + ("<p>Or one that it was tested on:</p>" if desk.examples else "")
+                    f'<p class="soft">JPEG, PNG, WebP, GIF or BMP, up to {megabytes:.3g} MB and {megapixels:.3g} '
+                    "megapixels.</p>" + ("<p>Or one that it was tested on:</p>" if desk.examples else "")
                 )
                 gallery = gr.Gallery(
                     [(shown(one.image, THUMBNAIL), one.name) for one in desk.examples],

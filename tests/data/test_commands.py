@@ -108,3 +108,40 @@ def test_speed_measures_all_ways(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_a_wrong_place_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert main(["data", "check", str(tmp_path / "nothing")]) == 2
     assert "no such folder" in capsys.readouterr().err
+
+
+def test_check_tells_of_rare_and_missing_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    write_folder(tmp_path / "set" / "train", {"ant": 10, "bee": 1, "cat": 2, "dog": 0})
+    write_folder(tmp_path / "set" / "val", {"ant": 2, "bee": 1, "dog": 0}, first=100)
+    (tmp_path / "set" / "train" / "cat" / "phone.heic").write_bytes(b"x")
+    found = tmp_path / "found.json"
+    assert main(["data", "check", str(tmp_path / "set"), "--json", str(found)]) == 0
+    out = capsys.readouterr().out
+    assert f"1 file was not read in {tmp_path / 'set' / 'train'}: .heic (1). Convert them" in out
+    assert "1 classes with one training image:\n  bee\n" in out
+    assert "1 classes without an image of a split:\n  validation: cat\n" in out
+    assert "classes are unequal: 1 training images of bee, 10 of ant" in out
+    data = json.loads(found.read_text())
+    assert data["single_classes"] == ["bee"]
+    assert data["missing_classes"] == [["validation", "cat"]]
+    assert data["empty_classes"] == ["dog"]
+    assert data["class_sizes"] == [["ant", 10], ["cat", 2], ["bee", 1], ["dog", 0]]
+
+
+def test_check_says_nothing_of_even_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["data", "check", str(two_splits(tmp_path / "set"))]) == 0
+    assert "class" not in capsys.readouterr().out.partition("\n")[2]
+
+
+def test_every_format_is_packed_under_its_name(tmp_path: Path):
+    (tmp_path / "set" / "a").mkdir(parents=True)
+    image = picture(0)
+    for number, format in enumerate(("GIF", "BMP", "WEBP", "PNG", "JPEG")):
+        (tmp_path / "set" / "a" / f"{number}.jpg").write_bytes(encoded(image, format))
+    several = encoded(image, "MPO", save_all=True, append_images=[image])  # as some telephones write it
+    (tmp_path / "set" / "a" / "5.jpg").write_bytes(several)
+    assert main(["data", "pack", str(tmp_path / "set"), str(tmp_path / "shards")]) == 0
+    with tarfile.open(tmp_path / "shards" / "train-00000.tar") as tar:
+        suffixes = sorted(Path(name).suffix for name in tar.getnames() if not name.endswith(".cls"))
+    assert suffixes == [".bmp", ".gif", ".jpg", ".jpg", ".png", ".webp"]
+    assert len(open_source(tmp_path / "shards")) == 6

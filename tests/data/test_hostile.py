@@ -109,6 +109,30 @@ def test_a_decompression_bomb_is_refused_before_it_unpacks(
     assert not recwarn.list
 
 
+def gif_of(screen: tuple[int, int], frame: tuple[int, int]) -> bytes:
+    """A GIF that says so: the size of its canvas, and of its first frame."""
+    head = b"GIF89a" + struct.pack("<HHBBB", *screen, 0xF0, 0, 0) + bytes(6)
+    return head + b"," + struct.pack("<HHHHB", 0, 0, *frame, 0) + b"\x02\x02\x4c\x01\x00;"
+
+
+def bmp_of(width: int, height: int) -> bytes:
+    header = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 24, 0, 0, 0, 0, 0, 0)
+    return b"BM" + struct.pack("<IHHI", 54, 0, 0, 54) + header
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        *(gif_of((60_000, 60_000), (1, 1)), gif_of((1, 1), (60_000, 60_000)), gif_of((0, 0), (65_535, 65_535))),
+        *(bmp_of(60_000, 60_000), bmp_of(2**31 - 1, 1), bmp_of(1, -(2**31)), bmp_of(9_000, -9_000)),
+    ],
+)
+def test_gif_and_bmp_bombs_are_refused(data: bytes, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(decoding, "decoded", lambda image: pytest.fail("it was decoded"))
+    with pytest.raises(BrokenImageError, match=r"pixels|not a readable"):
+        decode(data)
+
+
 def test_limits_are_the_callers():
     with pytest.raises(BrokenImageError, match="40 x 32 pixels, more than the limit of 1,000"):
         decode(jpeg(0), Limits(pixels=1000))
@@ -122,7 +146,9 @@ BROKEN = {
     "empty": b"",
     "garbage": bytes(np.random.default_rng(0).integers(0, 256, 5000, dtype=np.uint8)),
     "text": b"<html>404</html>",
-    "gif": encoded(picture(0).convert("P"), "GIF"),
+    "tiff": encoded(picture(0), "TIFF"),
+    "truncated gif": encoded(picture(0).convert("P"), "GIF")[:300],
+    "truncated bmp": encoded(picture(0), "BMP")[:300],
     "eps": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n",
     "truncated jpeg": jpeg(0)[:400],
     "header of a jpeg": jpeg(0)[:20],

@@ -20,7 +20,7 @@ from lambdanets.data.decode import decode
 from lambdanets.data.idx import read_idx
 from lambdanets.data.patterns import expand_braces, matching
 from lambdanets.data.shards import INDEX_FOLDER
-from lambdanets.data.source import NoSplitError, Source, distinct_splits, open_source, splits_of
+from lambdanets.data.source import NoSplitError, Source, distinct_splits, notes_on, open_source, splits_of
 from tests.data.helpers import encoded, jpeg, picture, samples, write_folder, write_tar
 
 
@@ -497,3 +497,97 @@ def test_a_list_with_rows_that_nothing_would_read_is_refused(tmp_path: Path, tex
     (tmp_path / "list.csv").write_text(text)
     with pytest.raises(ValueError, match=rf"list\.csv.*{words}"):
         open_source(tmp_path / "list.csv")
+
+
+def test_gif_bmp_and_jfif_are_read(tmp_path: Path):
+    image = picture(0)
+    frames = [Image.new("RGB", (20, 16), colour) for colour in ((250, 10, 10), (10, 250, 10))]
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "0.gif").write_bytes(encoded(frames[0], "GIF", save_all=True, append_images=frames[1:]))
+    (tmp_path / "a" / "1.BMP").write_bytes(encoded(image, "BMP"))
+    (tmp_path / "a" / "2.jfif").write_bytes(jpeg(1))
+    (tmp_path / "a" / "3.gif").write_bytes(encoded(frames[0].convert("P"), "GIF", transparency=0))
+    source = open_source(tmp_path)
+    assert [source.name(i) for i in range(4)] == ["a/0.gif", "a/1.BMP", "a/2.jfif", "a/3.gif"]
+    first, second = (np.asarray(decode(source.read(i))) for i in range(2))  # type: ignore[arg-type]
+    assert np.abs(first.astype(int) - (250, 10, 10)).max() < 8  # of an animation the first frame
+    assert np.array_equal(second, np.asarray(image))
+    assert notes_on([source]) == []
+
+
+def test_files_that_are_not_read_are_counted_and_named(tmp_path: Path):
+    write_folder(tmp_path, {"a": 2, "b": 1})
+    for name in ("a/1.heic", "a/2.HEIC", "b/3.heic", "b/x.tiff", "b/notes.txt", "b/.heic"):
+        (tmp_path / name).write_bytes(b"x")
+    source = open_source(tmp_path)
+    assert len(source) == 3
+    assert notes_on([source, source]) == [
+        f"4 files were not read in {tmp_path}: .heic (3), .tiff (1). Convert them to JPEG or PNG"
+    ]
+    for path in tmp_path.glob("*/*.jpg"):
+        path.unlink()
+    with pytest.raises(ValueError, match=r"has no images .*4 files were not read .*\.heic \(3\)"):
+        open_source(tmp_path)
+
+
+def labelled(source) -> dict[str, str]:
+    return {source.name(i): source.class_names[source.labels[i]] for i in range(len(source))}
+
+
+@pytest.mark.parametrize("target", ["..", "../..", "../bee", "../bee/inside", "../../elsewhere/all"])
+def test_a_link_brings_no_other_class_into_a_class(tmp_path: Path, target: str):
+    """A folder that holds the class, or is another class, also by way of a folder elsewhere."""
+    root = write_folder(tmp_path / "set", {"ant": 2, "bee": 2}, first=0)
+    write_folder(root / "bee", {"inside": 1}, first=9)
+    (tmp_path / "elsewhere" / "all").mkdir(parents=True)
+    os.symlink(root / "bee", tmp_path / "elsewhere" / "all" / "more")
+    before = labelled(open_source(root))
+    os.symlink(target, root / "ant" / "link")
+    source = open_source(root)
+    assert labelled(source) == before
+    (note,) = notes_on([source])
+    assert note.startswith("1 link was not followed, because")
+    assert "ant/link" in note
+
+
+def test_links_to_images_elsewhere_are_followed(tmp_path: Path):
+    """A class, or a part of one, may lie on another disk."""
+    root = write_folder(tmp_path / "set", {"ant": 2})
+    write_folder(tmp_path / "disk", {"bee": 2, "more ants": 1}, first=5)
+    write_folder(tmp_path / "disk" / "bee", {"old": 1}, first=9)
+    os.symlink(tmp_path / "disk" / "bee", root / "bee")
+    os.symlink(tmp_path / "disk" / "more ants", root / "ant" / "more")
+    os.symlink("old", root / "bee" / "same")  # within the class: counted once
+    os.symlink(tmp_path / "disk", root / "ant" / "everything")  # holds a class
+    os.symlink("../bee/old", root / "ant" / "of bees")
+    source = open_source(root)
+    names = labelled(source)
+    bees = [name for name, label in names.items() if label == "bee"]
+    assert bees == ["bee/000.jpg", "bee/001.jpg", "bee/old/000.jpg"]
+    assert [name for name, label in names.items() if label == "ant"] == [
+        "ant/000.jpg",
+        "ant/001.jpg",
+        "ant/more/000.jpg",
+    ]
+    (note,) = notes_on([source])
+    assert note.startswith("2 links were not followed")
+
+
+@pytest.mark.parametrize(
+    ("target", "words"), [("ant", "are the same folder"), ("..", "holds"), ("ant/in", "lies inside")]
+)
+def test_a_class_that_is_a_link_to_another_is_refused(tmp_path: Path, target: str, words: str):
+    root = write_folder(tmp_path / "set", {"ant": 2})
+    write_folder(root / "ant", {"in": 1}, first=7)
+    os.symlink(target, root / "zebra")
+    with pytest.raises(ValueError, match=words) as refused:
+        open_source(root)
+    assert "zebra" in str(refused.value)
+    assert "remove the link" in str(refused.value)
+
+
+def test_splits_may_be_links_to_each_other(tmp_path: Path):
+    write_folder(tmp_path / "train", {"ant": 2, "bee": 1})
+    write_folder(tmp_path / "val", {"ant": 1, "bee": 1}, first=5)
+    os.symlink("val", tmp_path / "test")
+    assert len(open_source(tmp_path, split="test")) == 2

@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from lambdanets.data.decode import BrokenImageError
+from lambdanets.data.decode import EXTENSIONS, BrokenImageError
 from lambdanets.detect import rle
 from lambdanets.detect.annotations import read_scenes
 from lambdanets.detect.coco import open_set, splits_of
@@ -127,7 +127,7 @@ def test_a_picture_is_never_taken_for_another(tmp_path):
     assert [picture.name for picture in scenes.pictures] == ["here/0.png", "here/1.png"]
     said = {problem.where: problem.reason for problem in scenes.problems}
     assert said["images[1] (id 1)"] == "the file there/0.png is missing"
-    assert said["images[3] (id 3)"] == "2.tif is no file of .jpg, .jpeg, .png, .webp"
+    assert said["images[3] (id 3)"] == f"2.tif is no file of {', '.join(EXTENSIONS)}"
 
 
 def test_sizes_that_the_file_lacks_are_measured(tmp_path, files):

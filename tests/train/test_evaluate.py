@@ -15,6 +15,7 @@ from lambdanets.recipes import debug
 from lambdanets.report.log import read_log
 from lambdanets.report.page import write_report
 from lambdanets.train.classify import Classify
+from lambdanets.train.config import DataConfig, ModelConfig, TrainConfig
 from lambdanets.train.evaluate import Clock, evaluate, find_images, match_classes
 from lambdanets.train.loop import fit
 from lambdanets.train.trained import open_trained
@@ -241,3 +242,10 @@ def test_the_report_of_a_real_run(trained_run: Path):
     assert "Of 1,000 images" in page
     assert page.count('class="heat"') == 2
     assert "has not ended" not in page
+
+
+def test_training_names_the_files_that_are_not_read(tmp_path):
+    image_folder(tmp_path / "images")
+    (tmp_path / "images" / NAMES[0] / "phone.heic").write_bytes(b"x")
+    task = Classify(TrainConfig(model=ModelConfig(image_size=SIZE), data=DataConfig(path=str(tmp_path / "images"))))
+    assert task.notes() == [f"1 file was not read in {tmp_path / 'images'}: .heic (1). Convert them to JPEG or PNG"]

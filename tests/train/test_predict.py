@@ -68,6 +68,28 @@ def test_folders(made, capsys, tmp_path):
         check(network, one, path)
 
 
+def test_files_of_other_formats_are_named(made, capsys, tmp_path):
+    _, weights, images = made
+    for name in ("one.heic", "two.heic", "three.tif"):
+        (images[0].parent / name).write_bytes(b"x")
+    assert main(["predict", str(weights), str(tmp_path / "images"), "--device", "cpu", "--json"]) == 0
+    said = capsys.readouterr()
+    assert f"3 files were not read in {tmp_path / 'images'}: .heic (2), .tif (1). Convert them to JPEG" in said.err
+    assert len(said.out.splitlines()) == 7
+
+
+@pytest.mark.parametrize("format", ["GIF", "BMP"])
+def test_gif_and_bmp_through_stdin(made, capsys, monkeypatch, format):
+    network, weights, images = made
+    stored, plain = io.BytesIO(), io.BytesIO()
+    Image.open(images[4]).convert("RGB" if format == "BMP" else "P").save(stored, format)
+    Image.open(stored).convert("RGB").save(plain, "PNG")
+    images[5].write_bytes(plain.getvalue())
+    monkeypatch.setattr("sys.stdin", Stdin(stored.getvalue()))
+    (found,) = run(capsys, weights, "-")
+    check(network, found | {"image": str(images[5])}, images[5])
+
+
 @pytest.mark.parametrize("words", [[], ["-"]])
 def test_a_list_through_stdin(made, capsys, monkeypatch, words):
     network, weights, images = made
