@@ -57,10 +57,11 @@ def write_text(path: Path, text: str) -> None:
         part.write_text(text, encoding="utf-8")
 
 
-def parse_json(text: str | bytes, what: str) -> Any:
+def parse_json(text: str | bytes, what: str, *, any_number: bool = False) -> Any:
     """Parse JSON that may come from anywhere. A ValueError names `what`.
 
-    Refused: text that is not JSON, deep nesting, integers beyond 64 bits, NaN and infinities.
+    Refused: text that is not JSON, deep nesting, and, without `any_number`, integers beyond 64 bits, NaN and
+    infinities. With it the caller checks every number: large files of which single entries may be wrong.
     """
 
     def integer(digits: str) -> int:
@@ -78,6 +79,8 @@ def parse_json(text: str | bytes, what: str) -> Any:
         raise ValueError(f"{name} is not a JSON number")
 
     try:
+        if any_number:
+            return json.loads(text)
         return json.loads(text, parse_int=integer, parse_float=number, parse_constant=constant)
     except RecursionError:
         raise ValueError(f"{what} is not usable JSON: it is nested too deeply") from None
@@ -85,13 +88,15 @@ def parse_json(text: str | bytes, what: str) -> Any:
         raise ValueError(f"{what} is not usable JSON: {error}") from error
 
 
-def read_json(path: Path, most: int = MOST_JSON_BYTES) -> Any:
+def read_json(path: Path, most: int = MOST_JSON_BYTES, *, any_number: bool = False) -> Any:
     """Read a JSON file of at most `most` bytes, see `parse_json`."""
     with path.open("rb") as file:
-        text = file.read(min(most, os.fstat(file.fileno()).st_size) + 1)  # memory for all of it is taken at once
+        status = os.fstat(file.fileno())
+        # read(n) allocates n bytes, so a large limit must not cost memory where the file is small
+        text = file.read((min(status.st_size, most) if stat.S_ISREG(status.st_mode) else most) + 1)
     if len(text) > most:
         raise ValueError(f"{path} has more than {most:,} bytes, which is too large for this kind of file")
-    return parse_json(text, str(path))
+    return parse_json(text, str(path), any_number=any_number)
 
 
 def as_object(data: Any, what: str) -> dict[str, Any]:

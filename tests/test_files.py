@@ -1,6 +1,7 @@
 """Files appear whole, and others may read them if the umask says so."""
 
 import errno
+import math
 import os
 import signal
 import subprocess
@@ -137,6 +138,17 @@ def test_json_that_is_read():
 def test_a_generous_limit_takes_no_memory(tmp_path: Path):
     (tmp_path / "a.json").write_text("[1]")
     assert read_json(tmp_path / "a.json", 2**60) == [1]
+
+
+def test_json_whose_caller_checks_the_numbers(tmp_path: Path):
+    path = tmp_path / "large.json"
+    path.write_text(f"[{10**400}, NaN, 1e400]")
+    first, second, third = read_json(path, any_number=True)
+    assert first == 10**400
+    assert math.isnan(second)
+    assert third == math.inf
+    with pytest.raises(ValueError, match="nested too deeply"):
+        parse_json("[" * 100_000, "here", any_number=True)
 
 
 def test_json_files_are_bounded_objects(tmp_path: Path):

@@ -3,7 +3,6 @@
 A picture stays whatever happens to its annotations; it goes only if it cannot be read itself.
 """
 
-import json
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -12,13 +11,16 @@ from typing import Any, Literal, NoReturn
 
 import numpy as np
 
-from lambdanets.data.decode import EXTENSIONS, BrokenImageError, open_image
+from lambdanets.data.decode import EXTENSIONS, LIMITS, BrokenImageError, open_image
 from lambdanets.data.folders import is_image
 from lambdanets.data.strings import printable
 from lambdanets.detect import rle
 from lambdanets.detect.images import ImageFiles
 from lambdanets.detect.scenes import Category, Problem, Scenes, Segment, make_picture
+from lambdanets.files import read_json
 
+MOST_BYTES = 4 * 2**30  # of a file; the largest public ones have one or two gigabytes
+MOST_POINTS = 50_000  # of an outline
 LEAST_SIDE = 1e-3  # pixels of a box inside its picture
 LARGEST_SIDE = 1_000_000
 LARGEST_ID = 2**62
@@ -47,7 +49,7 @@ def read_scenes(
         masks: whether every object needs an outline; "auto": if more than half of them have one.
         categories: the classes that there have to be, in their order; the file's own without it.
     """
-    data = read_json(path)
+    data = read_coco(path)
     problems: list[Problem] = []
     found = read_categories(data, problems)
     if categories:
@@ -65,13 +67,13 @@ def read_scenes(
     return Scenes(chosen, pictures, outlined, tuple(problems))
 
 
-def read_json(path: Path) -> Entry:
+def read_coco(path: Path) -> Entry:
     try:
-        data = json.loads(path.read_bytes())
+        data = read_json(path, MOST_BYTES, any_number=True)
     except FileNotFoundError:
         raise ValueError(f"{path}: there is no such file") from None
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {printable(str(error))[:200]}") from error
+    except ValueError as error:
+        raise ValueError(printable(str(error))[:400]) from error
     if not isinstance(data, dict):
         raise ValueError(f"{path} is not COCO: an object with images, annotations and categories was expected")
     for key in ("images", "annotations", "categories"):
@@ -84,7 +86,7 @@ def entries(data: Entry, key: str, problems: list[Problem], read: Callable[[Entr
     """Reads each entry of a list; what is wrong with one is noted."""
     for position, entry in enumerate(data.get(key, [])):
         named = entry.get("id") if isinstance(entry, dict) else None
-        where = f"{key}[{position}]" + (f" (id {printable(str(named))[:40]})" if named is not None else "")
+        where = f"{key}[{position}]" + (f" (id {shown(named)})" if named is not None else "")
         try:
             if not isinstance(entry, dict):
                 refuse("it is no object")
@@ -128,7 +130,11 @@ def read_images(
 ) -> dict[int, tuple[str, tuple[int, int]]]:
     """{id: (name of its file, (height, width))}."""
     found: dict[int, tuple[str, tuple[int, int]]] = {}
-    named = {str(entry.get("file_name")) for entry in data.get("images", []) if isinstance(entry, dict)}
+    named = {
+        name
+        for entry in data.get("images", [])
+        if isinstance(entry, dict) and isinstance(name := entry.get("file_name"), str)
+    }
 
     def read(entry: Entry) -> None:
         number = identity(entry.get("id"))
@@ -140,13 +146,15 @@ def read_images(
         if files is not None:
             there = files.find(name)
             if there is None and not is_image(os.path.basename(name)):
-                refuse(f"{printable(name)[:200]} is no file of {', '.join(EXTENSIONS)}")
+                refuse(f"{shown(name, 200)} is no file of {', '.join(EXTENSIONS)}")
             if there is None or (there != name and there in named):  # b/1.jpg is not there, and a/1.jpg is another's
-                refuse(f"the file {printable(name)[:200]} is missing")
+                refuse(f"the file {shown(name, 200)} is missing")
             name = there
         height, width = side(entry.get("height")), side(entry.get("width"))
         if height is None or width is None:
             height, width = measured(files, name)
+        if height * width > LIMITS.pixels:
+            refuse(f"{shown(name, 200)} has {width} x {height} pixels, and {LIMITS.pixels:,} are the most")
         found[number] = (name, (height, width))
 
     entries(data, "images", problems, read)
@@ -177,6 +185,7 @@ def read_objects(
     """Objects of each picture, and whether they have outlines."""
     outlined = masks == "yes" or (masks == "auto" and mostly_outlined(data))
     found: dict[int, list[Any]] = {number: [] for number in images}
+    seen: set[int] = set()  # hashes: of a million annotations the values would take hundreds of megabytes
 
     def read(entry: Entry) -> None:
         number = identity(entry.get("image_id"), "image_id")
@@ -185,15 +194,19 @@ def read_objects(
         name, size = images[number]
         label = labels.get(identity(entry.get("category_id"), "category_id"))
         if label is None:
-            refuse(f"{printable(name)}: unknown category {entry['category_id']}")
+            refuse(f"{shown(name, 200)}: unknown category {entry['category_id']}")
         crowd = entry.get("iscrowd", 0)
         if crowd not in (0, 1) or isinstance(crowd, float):
-            refuse(f"{printable(name)}: iscrowd is 0 or 1, not {str(crowd)[:40]}")
+            refuse(f"{shown(name, 200)}: iscrowd is 0 or 1, not {shown(crowd)}")
         try:
             box = read_box(entry.get("bbox"), size)
             segment = read_segment(entry.get("segmentation"), size) if outlined else None
         except BadEntryError as error:
-            raise BadEntryError(f"{printable(name)}: {error}") from error
+            raise BadEntryError(f"{shown(name, 200)}: {error}") from error
+        same = hash((str(entry.get("id")), number, label, *box))
+        if "id" in entry and same in seen:
+            refuse(f"{shown(name, 200)}: another annotation has the same id, category and box")
+        seen.add(same)
         area = number_of(entry.get("area"))
         if area is None or area <= 0:
             area = box[2] * box[3] if segment is None else float(segment.mask(size).sum())
@@ -212,7 +225,7 @@ def read_box(value: Any, size: tuple[int, int]) -> list[float]:
     """left, top, width, height; some of it inside the picture."""
     numbers = [number_of(v) for v in value] if isinstance(value, list) else []
     if len(numbers) != 4 or None in numbers:
-        refuse(f"a box is four numbers, not {printable(str(value))[:80]}")
+        refuse(f"a box is four numbers, not {shown(value, 80)}")
     left, top, width, height = (float(n) for n in numbers if n is not None)
     if width <= 0 or height <= 0:
         refuse(f"the box {left:g} {top:g} {width:g} {height:g} is {'inverted' if min(width, height) < 0 else 'empty'}")
@@ -231,12 +244,14 @@ def read_segment(value: Any, size: tuple[int, int]) -> Segment:
 
 def read_polygons(value: Any, size: tuple[int, int]) -> Segment:
     if not isinstance(value, list):
-        refuse(f"an outline is polygons or run lengths, not {printable(str(value))[:80]}")
+        refuse(f"an outline is polygons or run lengths, not {shown(value, 80)}")
+    if sum(len(polygon) for polygon in value if isinstance(polygon, list)) > 2 * MOST_POINTS:
+        refuse(f"an outline of more than {MOST_POINTS:,} points")
     polygons = []
     for polygon in value:
         numbers = [number_of(v) for v in polygon] if isinstance(polygon, list) else []
         if len(numbers) < 6 or len(numbers) % 2 or None in numbers:
-            refuse(f"a polygon is three points or more, not {printable(str(polygon))[:80]}")
+            refuse(f"a polygon is three points or more, not {shown(polygon, 80)}")
         found = np.array(numbers, np.float64)
         if np.abs(found).max() > LARGEST_SIDE:
             refuse("a polygon reaches far out of the picture")
@@ -252,7 +267,7 @@ def read_polygons(value: Any, size: tuple[int, int]) -> Segment:
 def read_runs(value: Entry, size: tuple[int, int]) -> Segment:
     given, counts = value.get("size"), value.get("counts")
     if not isinstance(given, list) or given != list(size):
-        refuse(f"run lengths for {printable(str(given))[:40]} pixels in a picture of {list(size)}, height first")
+        refuse(f"run lengths for {shown(given)} pixels in a picture of {list(size)}, height first")
     if isinstance(counts, str):
         try:
             counts = rle.unpack(counts)
@@ -272,8 +287,16 @@ def read_runs(value: Entry, size: tuple[int, int]) -> Segment:
 
 def identity(value: Any, name: str = "id") -> int:
     if type(value) is not int or not -LARGEST_ID <= value <= LARGEST_ID:
-        refuse(f"{name} is a whole number, not {printable(str(value))[:40]}")
+        refuse(f"{name} is a whole number, not {shown(value)}")
     return value
+
+
+def shown(value: Any, length: int = 40) -> str:
+    """The beginning of a value of any kind, on one line."""
+    try:
+        return printable(str(value)[: 4 * length])[:length]
+    except RecursionError:
+        return "a deeply nested list"
 
 
 def number_of(value: Any) -> float | None:

@@ -1,7 +1,6 @@
 """The report of a detection run: one HTML file with everything inside, no scripts, every name escaped."""
 
 import io
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from lambdanets.detect.quality import Quality, quality
 from lambdanets.detect.results import Detection, by_picture, read_results
 from lambdanets.detect.scenes import Picture
 from lambdanets.detect.task import DETECTIONS, PROBLEMS, evaluated_set
+from lambdanets.files import read_object
 from lambdanets.report.log import Log, number
 from lambdanets.report.page import events, facts, groups, warnings
 from lambdanets.report.pictures import address
@@ -53,7 +53,7 @@ def write_report(folder: Path, pictures: int = 12) -> Path:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder: give the one that `lambdanets detect train` wrote")
     try:
-        settings = json.loads((folder / CONFIG).read_text())
+        settings = read_object(folder / CONFIG)
     except (OSError, ValueError):
         raise ValueError(f"{folder} has no readable {CONFIG}: it is not the folder of a run") from None
     config = from_json(DetectConfig, settings)

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +10,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from lambdanets.data.strings import printable
+from lambdanets.data.decode import LIMITS
 from lambdanets.detect import rle
+from lambdanets.detect.annotations import LARGEST_ID, MOST_BYTES, number_of, shown, side
 from lambdanets.detect.scenes import Category
+from lambdanets.files import read_json, write_text
 
+LARGEST_NUMBER = 1e9  # of boxes and scores
 Result = dict[str, Any]  # an entry of a COCO result file
 
 
@@ -83,17 +85,13 @@ def by_picture(results: Sequence[Result], categories: Sequence[Category]) -> dic
 
 def write_results(path: Path, results: Sequence[Result]) -> Path:
     """A COCO result file, under its name only when it is complete."""
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(list(results)) + "\n")
-    os.replace(part, path)
+    write_text(path, json.dumps(list(results)) + "\n")
     return path
 
 
 def read_results(path: Path) -> list[Result]:
-    try:
-        data = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
+    """The detections of a COCO result file; a ValueError says which one is wrong."""
+    data = read_json(path, MOST_BYTES, any_number=True)
     if not isinstance(data, list) or not all(isinstance(one, dict) for one in data):
         raise ValueError(f"{path} is no COCO result file: a list of detections was expected")
     for i, one in enumerate(data):
@@ -101,12 +99,16 @@ def read_results(path: Path) -> list[Result]:
             raise ValueError(f"{path}: detection {i} needs image_id, category_id, score, and bbox or segmentation")
         for key, right in FIELDS.items():
             if key in one and not right(one[key]):
-                raise ValueError(f"{path}: detection {i} has the {key} {printable(str(one[key]))[:80]}")
+                raise ValueError(f"{path}: detection {i} has the {key} {shown(one[key], 80)}")
     return data
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return (number := number_of(value)) is not None and abs(number) <= LARGEST_NUMBER
+
+
+def is_id(value: Any) -> bool:
+    return type(value) is int and abs(value) <= LARGEST_ID
 
 
 def is_box(value: Any) -> bool:
@@ -114,13 +116,22 @@ def is_box(value: Any) -> bool:
 
 
 def is_mask(value: Any) -> bool:
-    """Run lengths as text, which is what COCO's result files have; the evaluator looks into it."""
-    return isinstance(value, dict) and isinstance(value.get("counts"), str) and isinstance(value.get("size"), list)
+    """Run lengths as text, which is what COCO's result files have, of as many pixels as they say."""
+    size = value.get("size") if isinstance(value, dict) else None
+    if not isinstance(size, list) or len(size) != 2 or not all(type(v) is int and side(v) for v in size):
+        return False
+    if size[0] * size[1] > LIMITS.pixels:
+        return False
+    try:
+        counts = rle.unpack(value["counts"])
+    except (ValueError, KeyError, AttributeError):
+        return False
+    return sum(counts) == size[0] * size[1] and min(counts) >= 0
 
 
 FIELDS = {
-    "image_id": lambda value: type(value) is int,
-    "category_id": lambda value: type(value) is int,
+    "image_id": is_id,
+    "category_id": is_id,
     "score": is_number,
     "bbox": is_box,
     "segmentation": is_mask,

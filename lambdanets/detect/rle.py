@@ -9,6 +9,8 @@ import numpy as np
 
 BITS, MORE, SIGN = 5, 0x20, 0x10  # of a letter of packed run lengths
 FIRST_LETTER, LETTERS = 48, 64
+LONGEST = 7  # letters of a number: runs of 2^34 pixels
+EDGES_AT_ONCE = 2**24  # rows times corners
 
 
 def encode_crop(crop_HW: np.ndarray, left: int, top: int, height: int) -> list[int]:
@@ -57,26 +59,24 @@ def pack(counts: Sequence[int]) -> str:
 
 def unpack(text: str) -> list[int]:
     """The run lengths of COCO's text. A ValueError if it is none."""
-    codes = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8).astype(int) - FIRST_LETTER
+    codes = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8).astype(np.int64) - FIRST_LETTER
     if ((codes < 0) | (codes >= LETTERS)).any():
         raise ValueError("run lengths with letters that COCO does not use")
-    counts: list[int] = []
-    value = shift = 0
-    for code in codes.tolist():
-        value |= (code & 0x1F) << shift
-        shift += BITS
-        if shift > 60:
-            raise ValueError("a run length without an end")
-        if not code & MORE:
-            if code & SIGN:
-                value -= 1 << shift
-            if len(counts) > 2:
-                value += counts[-2]
-            counts.append(value)
-            value = shift = 0
-    if shift:
+    if not len(codes):
+        return []
+    last = np.flatnonzero(codes & MORE == 0)  # letters
+    if not len(last) or last[-1] != len(codes) - 1:
         raise ValueError("run lengths that end in the middle of one")
-    return counts
+    first = np.r_[0, last[:-1] + 1]
+    lengths = last - first + 1
+    if lengths.max() > LONGEST:
+        raise ValueError("a run length without an end")
+    shifts = BITS * (np.arange(len(codes)) - np.repeat(first, lengths))
+    counts = np.add.reduceat((codes & 0x1F) << shifts, first)
+    counts -= np.where(codes[last] & SIGN, 1 << (BITS * lengths), 0)
+    for start in (1, 2):  # from the fourth on each is the difference to the one two before
+        counts[start::2] = counts[start::2].cumsum()
+    return counts.tolist()
 
 
 def fill_polygon(points: Sequence[float] | np.ndarray, size: tuple[int, int]) -> np.ndarray:
@@ -89,15 +89,16 @@ def fill_polygon(points: Sequence[float] | np.ndarray, size: tuple[int, int]) ->
     mask = np.zeros((height, width), bool)
     if last <= first:
         return mask
-    centres = np.arange(first, last)[:, None] + 0.5
-    crosses = (y <= centres) != (next_y <= centres)  # [rows, edges]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        at = x + (centres - y) * (next_x - x) / (next_y - y)
-    row, edge = np.nonzero(crosses)
-    column = np.clip(np.ceil(at[row, edge] - 0.5), 0, width).astype(np.int64)
-    turns = np.zeros((last - first, width + 1), np.uint8)
-    np.bitwise_xor.at(turns, (row, column), 1)
-    mask[first:last] = np.bitwise_xor.accumulate(turns, axis=1)[:, :width].astype(bool)
+    rows = max(1, EDGES_AT_ONCE // len(x))
+    for begin in range(first, last, rows):
+        end = min(begin + rows, last)
+        centres = np.arange(begin, end)[:, None] + 0.5
+        row, edge = np.nonzero((y <= centres) != (next_y <= centres))
+        at = x[edge] + (centres[row, 0] - y[edge]) * (next_x[edge] - x[edge]) / (next_y[edge] - y[edge])
+        column = np.clip(np.ceil(at - 0.5), 0, width).astype(np.int64)
+        turns = np.zeros((end - begin, width + 1), np.uint8)
+        np.bitwise_xor.at(turns, (row, column), 1)
+        mask[begin:end] = np.bitwise_xor.accumulate(turns, axis=1)[:, :width].astype(bool)
     return mask
 
 

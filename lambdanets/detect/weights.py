@@ -9,7 +9,7 @@ from lambdanets import __version__
 from lambdanets.detect.config import DetectConfig, Heads
 from lambdanets.detect.network import Detector, make_detector
 from lambdanets.detect.scenes import Category
-from lambdanets.files import whole_path
+from lambdanets.files import parse_json, whole_path
 from lambdanets.models.hub import DETECTOR_KEY, Preprocessing, read_state
 from lambdanets.train.config import ModelConfig
 from lambdanets.train.jsonable import from_json, to_json
@@ -99,7 +99,7 @@ def read_about(path: Path) -> About:
         raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
     if text is None:
         raise ValueError(f"{path} holds no detector: `lambdanets detect train` makes one")
-    return from_json(About, json.loads(text), "the header of the weights")
+    return from_json(About, parse_json(text, f"the header of {path}"), "the header of the weights")
 
 
 def load_detector(path: Path) -> tuple[Detector, About]:

@@ -15,7 +15,7 @@ import tyro
 from torch import Tensor, nn
 
 from lambdanets.data import order
-from lambdanets.files import whole_path
+from lambdanets.files import parse_json, whole_path
 from lambdanets.language.corpus import PYTHON, Corpus, read_corpus
 from lambdanets.language.network import BYTES, ByteModel, ByteModelConfig
 from lambdanets.models.hub import LANGUAGE_KEY, read_state
@@ -211,7 +211,7 @@ def load_language(what: str) -> tuple[ByteModel, About]:
         raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
     if text is None:
         raise ValueError(f"{path} holds no language model: `lambdanets language train` makes one")
-    about = from_json(About, json.loads(text), "the header of the weights")
+    about = from_json(About, parse_json(text, f"the header of {path}"), "the header of the weights")
     model = ByteModel(about.model)
     missing, unexpected = model.load_state_dict(read_state(path), strict=False)
     if missing or unexpected:

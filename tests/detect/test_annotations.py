@@ -92,6 +92,10 @@ ONE = {  # what is changed in annotation 3, and a word of the sentence
     "run lengths below 0": ({"segmentation": {"size": [20, 30], "counts": [610, -10]}}, "at least 0"),
     "run lengths of nothing": ({"segmentation": {"size": [20, 30], "counts": [600]}}, "empty"),
     "run lengths of garbage": ({"segmentation": {"size": [20, 30], "counts": "\x01"}}, "letters"),
+    "outline of very many points": ({"segmentation": [[1.0, 2.0, 3.0, 4.0] * 25_001]}, "more than 50,000 points"),
+    "nested picture": ({"image_id": [[[[[[]]]]]]}, "whole number"),
+    "id of 400 digits": ({"image_id": 10**400}, "whole number"),
+    "polygon far away": ({"segmentation": [[1e300, 2, 3, 4, 5, 6]]}, "reaches far out"),
     "crowd of two": ({"iscrowd": 2}, "iscrowd"),
 }
 
@@ -106,6 +110,38 @@ def test_a_bad_annotation_is_named_and_left_out(tmp_path, files, change, words):
     assert words in problem.reason
     assert "\n" not in str(problem)
     assert (len(scenes), scenes.objects) == (6, 9)
+
+
+def test_the_same_annotation_twice_counts_once(tmp_path, files):
+    data = good()
+    data["annotations"].append(data["annotations"][3] | {"area": 41})
+    data["annotations"].append(data["annotations"][3] | {"bbox": [5, 4, 8, 5]})  # numbers are often used twice
+    scenes = read(tmp_path, data, files)
+    (problem,) = scenes.problems
+    assert str(problem).startswith("annotations[10] (id 11): 1.png: another annotation has the same id")
+    assert scenes.objects == 11
+
+
+def test_a_picture_with_too_many_pixels_is_named_and_costs_nothing(tmp_path, files):
+    """Its outlines would be drawn on 931 GiB."""
+    data = good()
+    data["images"][1] |= {"width": 1_000_000, "height": 1_000_000}
+    del data["annotations"][3]["area"]
+    for source in (files, None):
+        scenes = read(tmp_path, data, source)
+        assert len(scenes) == 5
+        assert "1.png has 1000000 x 1000000 pixels, and 80,000,000 are the most" in scenes.problems[0].reason
+
+
+@pytest.mark.parametrize("depth", [100, 900, 980, 3000])
+def test_deep_nesting_is_a_sentence(tmp_path, files, depth):
+    text = json.dumps(good()).replace('"file_name": "1.png"', f'"file_name": {"[" * depth}{"]" * depth}')
+    try:
+        scenes = read(tmp_path, text, files)
+    except ValueError as error:
+        assert "nested too deeply" in str(error)  # noqa: PT017  # how deep Python reads depends on its version
+    else:
+        assert scenes.problems[0].reason == "it has no file_name"
 
 
 def test_a_picture_without_its_file_is_named_and_its_annotations_too(tmp_path, files):
@@ -142,14 +178,14 @@ def test_sizes_that_the_file_lacks_are_measured(tmp_path, files):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "not JSON"),
-        ("{", "not JSON"),
-        ("[" * 100_000, "not JSON"),
+        ("", "not usable JSON"),
+        ("{", "not usable JSON"),
+        ("[" * 100_000, "not usable JSON"),
         ("[]", "not COCO"),
         ('{"images": {}}', "no list"),
         ("{}", "no category"),
         ('{"categories": [{"id": 1, "name": "a"}]}', "no picture"),
-        ("\udcff", "not JSON"),
+        ("\udcff", "not usable JSON"),
     ],
 )
 def test_what_is_no_coco_file_is_one_sentence(tmp_path, text, words):

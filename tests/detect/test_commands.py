@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -12,6 +13,7 @@ from lambdanets.detect import bench as bench_module
 from lambdanets.detect.config import Heads, Jitter
 from lambdanets.detect.flex import FlexAttention2d
 from lambdanets.detect.network import make_backbone
+from lambdanets.detect.rle import encode
 from lambdanets.detect.weights import read_about
 from lambdanets.layers import GlobalAttention2d
 from lambdanets.train.config import ModelConfig
@@ -84,21 +86,37 @@ def test_a_detector_with_masks_is_evaluated_on_boxes_alone_and_bad_entries_are_n
 
 
 WRONG = {
-    "image_id": [1],
-    "category_id": "x",
-    "score": None,
-    "bbox": [1, 2],
-    "segmentation": "here",
+    "image_id": ([1], 2**70),
+    "category_id": ("x", True),
+    "score": (None, 10**400, float("nan")),
+    "bbox": ([1, 2], [1, 2, 3, 1e300], [1, 2, 3, -4]),
+    "segmentation": (
+        "here",
+        {"size": [96, 96], "counts": "04"},
+        {"size": [96, 96], "counts": [9216]},
+        {"size": [10**6, 10**6], "counts": "0"},
+        {"size": [96.0, 96.0], "counts": "0"},
+    ),
 }
 
 
-@pytest.mark.parametrize("key", WRONG)
-def test_a_wrong_result_file_is_one_sentence(tmp_path, capsys, key):
+@pytest.mark.parametrize(("key", "wrong"), [(key, value) for key, values in WRONG.items() for value in values])
+def test_a_wrong_result_file_is_one_sentence(tmp_path, capsys, key, wrong):
     data = write_shapes(tmp_path / "data", 1)
     right = {"image_id": 1, "category_id": 1, "score": 0.5, "bbox": [1, 2, 3, 4]}
-    (tmp_path / "found.json").write_text(json.dumps([right, right | {key: WRONG[key]}]))
+    (tmp_path / "found.json").write_text(json.dumps([right, right | {key: wrong}]))
     assert main(["detect", "score", str(tmp_path / "found.json"), str(data / "instances_train.json")]) == 2
-    assert f"detection 1 has the {key} {WRONG[key]}" in capsys.readouterr().err
+    assert f"detection 1 has the {key} {str(wrong)[:20]}" in capsys.readouterr().err
+
+
+def test_a_mask_of_another_size_than_its_picture_is_refused(tmp_path, capsys):
+    data = write_shapes(tmp_path / "data", 1)
+    number = json.loads((data / "instances_train.json").read_text())["images"][0]["id"]
+    mask = encode(np.ones((5, 7), bool))
+    one = {"image_id": number, "category_id": 1, "score": 0.5, "segmentation": mask}
+    (tmp_path / "found.json").write_text(json.dumps([one]))
+    assert main(["detect", "score", str(tmp_path / "found.json"), str(data / "instances_train.json")]) == 2
+    assert "has a mask of [5, 7] pixels, height first, for picture" in capsys.readouterr().err
 
 
 def test_results_with_masks_alone_and_of_other_classes(tmp_path, capsys):

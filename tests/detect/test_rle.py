@@ -52,6 +52,14 @@ def test_polygons_cover_what_pycocotools_says():
     assert min(shares) > 0.85
 
 
+def test_polygons_are_drawn_in_bands_of_rows(monkeypatch):
+    points = np.random.default_rng(0).uniform(-10, 90, 600)
+    whole = rle.fill_polygon(points, (70, 80))
+    monkeypatch.setattr(rle, "EDGES_AT_ONCE", 900)
+    np.testing.assert_array_equal(rle.fill_polygon(points, (70, 80)), whole)
+    assert 0.2 < whole.mean() < 0.8
+
+
 def test_a_polygon_covers_the_pixels_whose_centres_it_holds():
     mask = rle.fill_polygon([1.0, 1.0, 4.0, 1.0, 4.0, 3.0, 1.0, 3.0], (5, 6))
     wanted = np.zeros((5, 6), bool)
