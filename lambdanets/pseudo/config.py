@@ -31,9 +31,7 @@ class PseudoData:
     def __post_init__(self) -> None:
         if self.ratio <= 0:
             raise ValueError(f"pseudo.ratio is more than 0, not {self.ratio}: without pseudo-labels use another recipe")
-        if self.weight < 0 or self.labelled_weight < 0:
-            raise ValueError(f"weights are 0 or more, not {self.weight} and {self.labelled_weight}")
-        check_numbers(self, "pseudo.", ratio=(1e-6, 1e6))
+        check_numbers(self, "pseudo.", ratio=(1e-6, 1e6), weight=(0, 1e6), labelled_weight=(0, 1e6))
 
 
 @dataclass(frozen=True, kw_only=True)
