@@ -243,7 +243,17 @@ def walk(path: Path, shown: Path) -> ShardIndex:
     return index
 
 
-def members_of(path: Path, shown: Path) -> Iterator[Member]:
+def check_whole(path: Path, shown: str, name: Path) -> None:
+    """Refuse a file that is not a complete shard. `name` is what it will be called, `shown` what messages call it."""
+    if is_packed(name):
+        for _ in unzipped(path, shown):
+            pass
+    else:
+        for _ in members_of(path, shown):
+            pass
+
+
+def members_of(path: Path, shown: Path | str) -> Iterator[Member]:
     """The regular files of a tar, headers only. A damaged tar is an error, where tarfile would just stop."""
     size, end = path.stat().st_size, 0
     try:
@@ -380,7 +390,7 @@ def unpacked(path: Path) -> Path:
         return copy
     try:
         with whole_file(copy) as file:
-            for block in unzipped(path):
+            for block in unzipped(path, path):
                 file.write(block)
     except OSError as error:
         raise OSError(
@@ -394,7 +404,7 @@ def is_packed(path: Path) -> bool:
     return path.suffix in (".gz", ".tgz")
 
 
-def unzipped(path: Path) -> Iterator[bytes]:
+def unzipped(path: Path, shown: Path | str) -> Iterator[bytes]:
     """The content of a gzipped shard. A ValueError where it is damaged or grows beyond all measure."""
     most = EXPANSION * path.stat().st_size + 2**26
     written = 0
@@ -403,10 +413,10 @@ def unzipped(path: Path) -> Iterator[bytes]:
             try:
                 block = packed.read(2**20)
             except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-                raise ValueError(f"{path} is damaged: {error}") from error
+                raise ValueError(f"{shown} is damaged: {error}") from error
             written += len(block)
             if written > most:
-                raise ValueError(f"{path} unpacks to more than {EXPANSION} times its size: refused")
+                raise ValueError(f"{shown} unpacks to more than {EXPANSION} times its size: refused")
             if not block:
                 return
             yield block
