@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from lambdanets.data.decode import LIMITS
-from lambdanets.data.shards import EXPANSION
 from lambdanets.data.source import ArraySource, no_split
+from lambdanets.data.tars import EXPANSION
 
 PREFIXES = {"train": "train", "validation": "t10k", "test": "t10k"}
 UNSIGNED_BYTE = 8

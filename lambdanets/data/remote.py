@@ -22,8 +22,8 @@ from urllib.parse import urljoin, urlsplit
 
 from lambdanets.data.patterns import expand_braces
 from lambdanets.data.places import cache_folder
-from lambdanets.data.shards import check_whole
 from lambdanets.data.strings import printable
+from lambdanets.data.tars import check_whole
 from lambdanets.files import FolderInUseError, locked, whole_path
 
 SCHEMES = {"http": 80, "https": 443}

@@ -5,14 +5,11 @@ Gzipped shards are unpacked once into the cache folder. Members are never extrac
 are refused: nothing in a shard can run or be written anywhere.
 """
 
-import gzip
 import json
 import os
 import re
-import tarfile
-import zlib
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -23,6 +20,7 @@ from lambdanets.data.patterns import MOST_NAMES, expand_braces, matching
 from lambdanets.data.places import cache_folder, fingerprint, whole_file
 from lambdanets.data.source import SPLITS, check_labels, no_split
 from lambdanets.data.strings import Strings, printable
+from lambdanets.data.tars import Member, members_of, unpacked
 from lambdanets.files import parse_json, read_object
 
 SHARDS = (".tar", ".tar.gz", ".tgz")
@@ -33,8 +31,6 @@ MAX_LABEL = 1_000_000  # bytes of a .cls or .json member; and the largest class 
 MAX_NAME = 1000  # characters of a class name
 MOST_CLASSES_BYTES, MOST_INDEX_BYTES = 2**24, 2**30
 INDEX_FOLDER = "shards-2"  # in the cache; the number changes with what `walk` finds
-EXPANSION = 200  # a gzipped shard may grow by so much: padding of tiny files shrinks well, bombs shrink by 1,000
-TAR_MAGIC = b"ustar"  # of every header
 OPEN = 64  # files kept open by a process
 
 
@@ -46,15 +42,6 @@ class ShardIndex:
     labels: list[str]  # a number or a class name; "" where there is none
     offsets: list[int]
     sizes: list[int]
-
-
-@dataclass(frozen=True)
-class Member:
-    """One file of a tar."""
-
-    name: str
-    offset: int
-    size: int
 
 
 class ShardSource:
@@ -243,44 +230,6 @@ def walk(path: Path, shown: Path) -> ShardIndex:
     return index
 
 
-def check_whole(path: Path, shown: str, name: Path) -> None:
-    """Refuse a file that is not a complete shard. `name` is what it will be called, `shown` what messages call it."""
-    if is_packed(name):
-        for _ in unzipped(path, shown):
-            pass
-    else:
-        for _ in members_of(path, shown):
-            pass
-
-
-def members_of(path: Path, shown: Path | str) -> Iterator[Member]:
-    """The regular files of a tar, headers only. A damaged tar is an error, where tarfile would just stop."""
-    size, end = path.stat().st_size, 0
-    try:
-        with tarfile.open(path, "r:") as tar:
-            while (info := tar.next()) is not None:
-                if info.size < 0 or info.offset_data < end or info.offset_data + info.size > size:
-                    raise ValueError(f"{info.name!r} claims {info.size:,} bytes at {info.offset_data:,}")
-                tar.members = []  # type: ignore[attr-defined]  # or the list grows with the shard
-                end = info.offset_data + (info.size if info.isreg() else 0)
-                if info.type in (tarfile.REGTYPE, tarfile.AREGTYPE):
-                    yield Member(info.name, info.offset_data, info.size)
-    except Exception as error:  # tarfile raises many kinds on garbage
-        raise ValueError(f"{shown} is damaged or no tar: {printable(str(error))}") from error
-    with open(path, "rb") as file:
-        file.seek(-(-end // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE)
-        if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):  # a tar ends with zeros, a part of one does not
-            raise ValueError(f"{shown} is damaged or incomplete after byte {end:,}: make it again")
-        before = b""
-        while block := file.read(2**20):
-            if TAR_MAGIC in before + block:  # what tarfile does not show: a header is lost, or there are two tars
-                raise ValueError(
-                    f"{shown} has more files behind its end at byte {end:,}: a header is damaged, or several tars were "
-                    f"joined. Make it again, or keep them apart"
-                )
-            before = block[-len(TAR_MAGIC) :]
-
-
 def split_name(name: str) -> tuple[str, str]:
     """webdataset's rule: the extension starts at the first dot of the last part."""
     folder, _, last = name.rpartition("/")
@@ -379,44 +328,3 @@ def read_class_names(folder: Path) -> tuple[str, ...] | None:
             raise ValueError(f"{path}: the class name {name[:40]!r} is {'there twice' if name in seen else 'no name'}")
         seen.add(name)
     return tuple(names)
-
-
-def unpacked(path: Path) -> Path:
-    """The shard itself, or an unpacked copy in the cache folder."""
-    if not is_packed(path):
-        return path
-    copy = cache_folder() / "unpacked" / f"{fingerprint(path)}.tar"
-    if copy.is_file():
-        return copy
-    try:
-        with whole_file(copy) as file:
-            for block in unzipped(path, path):
-                file.write(block)
-    except OSError as error:
-        raise OSError(
-            f"{path} cannot be unpacked into {copy.parent} ({error}): set LAMBDANETS_CACHE to a folder with more "
-            "room, or unpack it yourself"
-        ) from error
-    return copy
-
-
-def is_packed(path: Path) -> bool:
-    return path.suffix in (".gz", ".tgz")
-
-
-def unzipped(path: Path, shown: Path | str) -> Iterator[bytes]:
-    """The content of a gzipped shard. A ValueError where it is damaged or grows beyond all measure."""
-    most = EXPANSION * path.stat().st_size + 2**26
-    written = 0
-    with gzip.open(path, "rb") as packed:
-        while True:
-            try:
-                block = packed.read(2**20)
-            except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-                raise ValueError(f"{shown} is damaged: {error}") from error
-            written += len(block)
-            if written > most:
-                raise ValueError(f"{shown} unpacks to more than {EXPANSION} times its size: refused")
-            if not block:
-                return
-            yield block

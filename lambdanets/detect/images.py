@@ -7,8 +7,8 @@ from typing import Protocol
 
 from lambdanets.data.decode import LIMITS, BrokenImageError
 from lambdanets.data.folders import images_below, is_image
-from lambdanets.data.shards import members_of, unpacked
 from lambdanets.data.source import read_file
+from lambdanets.data.tars import members_of, unpacked
 
 
 class ImageFiles(Protocol):

@@ -9,7 +9,7 @@ from PIL import Image
 
 from lambdanets.data.decode import decode
 from lambdanets.data.places import whole_file
-from lambdanets.data.shards import unpacked
+from lambdanets.data.tars import unpacked
 from lambdanets.pseudo.files import Manifest, label_path, read_columns, read_labels, read_manifest, read_selected
 from lambdanets.pseudo.select import BINS, Counts, read_counts
 from lambdanets.pseudo.source import reopened

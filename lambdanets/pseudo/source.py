@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from lambdanets.data.decode import BrokenImageError
-from lambdanets.data.shards import ShardSource, unpacked
+from lambdanets.data.shards import ShardSource
 from lambdanets.data.source import Source
 from lambdanets.data.strings import printable
+from lambdanets.data.tars import unpacked
 from lambdanets.pseudo.files import Manifest, item_difference, label_path, read_columns, read_manifest, read_selected
 from lambdanets.pseudo.select import read_counts
 from lambdanets.pseudo.units import Place, open_place

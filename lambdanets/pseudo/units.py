@@ -22,7 +22,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from lambdanets.data import remote, shards
+from lambdanets.data import remote, shards, tars
 from lambdanets.data.decode import LIMITS, BrokenImageError, decoded, open_image
 from lambdanets.data.loader import as_it_is
 from lambdanets.data.source import Source, no_split, open_source
@@ -204,7 +204,7 @@ def live_with_parent() -> None:
 def walked(path: Path) -> tuple[str, shards.ShardIndex | str]:
     """The unpacked shard and where its images lie, or why it cannot be read."""
     try:
-        unpacked = shards.unpacked(path)
+        unpacked = tars.unpacked(path)
         return str(unpacked), shards.walk(unpacked, path)
     except (ValueError, OSError) as error:
         return str(path), printable(" ".join(str(error).split()))

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from lambdanets.data import decode as decoding
-from lambdanets.data import shards
+from lambdanets.data import tars
 from lambdanets.data.broken import BrokenImages
 from lambdanets.data.decode import BrokenImageError, Limits, decode
 from lambdanets.data.loader import Loader, LoaderOptions
@@ -267,7 +267,7 @@ def test_a_shard_that_shrinks_later_gives_broken_images(tmp_path: Path):
 
 
 def test_a_gzip_bomb_stops_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(shards, "EXPANSION", 2)
+    monkeypatch.setattr(tars, "EXPANSION", 2)
     (tmp_path / "x.tar.gz").write_bytes(gzip.compress(bytes(80 * 2**20)))
     with pytest.raises(ValueError, match="unpacks to more than 2 times"):
         open_source(tmp_path)
