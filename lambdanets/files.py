@@ -57,11 +57,12 @@ def write_text(path: Path, text: str) -> None:
         part.write_text(text, encoding="utf-8")
 
 
-def parse_json(text: str | bytes, what: str, *, any_number: bool = False) -> Any:
+def parse_json(text: str | bytes, what: str, *, any_number: bool = False, constants: bool = False) -> Any:
     """Parse JSON that may come from anywhere. A ValueError names `what`.
 
-    Refused: text that is not JSON, deep nesting, and, without `any_number`, integers beyond 64 bits, NaN and
-    infinities. With it the caller checks every number: large files of which single entries may be wrong.
+    Refused: text that is not JSON, deep nesting, and, without `any_number`, integers beyond 64 bits and (without
+    `constants`) NaN and infinities. With it the caller checks every number: large files of which single entries may be
+    wrong.
     """
 
     def integer(digits: str) -> int:
@@ -76,6 +77,8 @@ def parse_json(text: str | bytes, what: str, *, any_number: bool = False) -> Any
         return value
 
     def constant(name: str) -> float:
+        if constants:
+            return float(name)
         raise ValueError(f"{name} is not a JSON number")
 
     try:

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 import tyro
 
+from lambdanets.models.config import LARGEST_IMAGE
+
 LARGEST = 1_000_000_000  # any number of a configuration that has no range of its own
 BENCHES = Path("runs/bench")  # measurements, unless --output says where; the documents are made from none of these
 
@@ -22,8 +24,14 @@ def chosen_device(name: str | None) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise ValueError(f"unknown device {name!r}; use cpu, cuda or cuda:1") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device {name!r} is not supported: use cpu, cuda or cuda:1")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device {name!r}: torch finds no CUDA GPU here; use --device cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"device {name!r}: torch finds {torch.cuda.device_count()} CUDA GPUs here, cuda:0 is the first"
+        )
     return device
 
 
@@ -41,6 +49,14 @@ def check_numbers(config: Any, where: str = "", **ranges: tuple[float, float]) -
         for number in given if isinstance(given, tuple) else (given,):
             if isinstance(number, int | float) and not isinstance(number, bool) and not low <= number <= high:
                 raise ValueError(f"{where}{name} is between {low:,} and {high:,}, not {str(number)[:40]}")
+
+
+def check_image_size(size: int | None, name: str) -> None:
+    """Refuse sizes of images that no machine has memory for; `name` is the option."""
+    if size is not None and not 1 <= size <= LARGEST_IMAGE:
+        gigabytes = 12 * size**2 / 1e9
+        more = f"; one image of that size takes {gigabytes:,.0f} GB in float32" if gigabytes >= 1 else ""
+        raise ValueError(f"{name} must be from 1 to {LARGEST_IMAGE} pixels, got {size}{more}")
 
 
 def check_positive(**numbers: float | None) -> None:

@@ -10,12 +10,16 @@ from typing import Any
 from torch import Tensor
 
 from lambdanets.convert.formats import Converted
-from lambdanets.files import whole_path
+from lambdanets.files import as_object, whole_path
 from lambdanets.layers import LambdaLayer2d
 from lambdanets.models import Network
-from lambdanets.models.hub import KEY, WEIGHTS, default_card, read_state
+from lambdanets.models.hub import KEY, WEIGHTS, default_card
+from lambdanets.models.stored import load_exactly, read_description_of, read_state, within_size_of
 
 LAYER = "layer"  # in the place where networks say their name
+LAYER_ARGUMENTS = frozenset(
+    {"channels", "out_channels", "heads", "key_depth", "intra_depth", "scope", "input_size", "position_bias"}
+)
 
 
 def read_source(path: Path) -> dict[str, Tensor]:
@@ -76,14 +80,22 @@ def layer_arguments(layer: LambdaLayer2d) -> dict[str, Any]:
 
 def load_layer(path: str | Path) -> LambdaLayer2d:
     """The layer of a file that `lambdanets convert` wrote."""
-    from safetensors import safe_open
-
-    state = read_source(Path(path))
-    with safe_open(str(path), framework="pt") as file:
-        text = (file.metadata() or {}).get(KEY)
-    header = {} if text is None else json.loads(text)
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not a file")
+    header = read_description_of(path, KEY) or {}
     if LAYER not in header:
         raise ValueError(f"{path} does not hold a converted layer; for networks use lambdanets.models.from_pretrained")
-    layer = LambdaLayer2d(**header["arguments"], dtype=state["to_queries.weight"].dtype)
-    layer.load_state_dict(state)
+    arguments = as_object(header.get("arguments"), f"the arguments in the header of {path}")
+    unknown = arguments.keys() - LAYER_ARGUMENTS
+    if unknown:
+        raise ValueError(f"{path} has arguments of a layer that it cannot have: {', '.join(sorted(unknown))}")
+    state = read_state(path)
+    like = state.get("to_queries.weight")
+    try:
+        with within_size_of(path):
+            layer = LambdaLayer2d(**arguments, dtype=None if like is None else like.dtype)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from error
+    load_exactly(layer, path, state)
     return layer

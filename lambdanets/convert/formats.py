@@ -10,7 +10,7 @@ from lambdanets.convert import networks
 from lambdanets.convert.layers import D_LI14, LUCIDRAINS, TIMM, LayerNames, build_layer, read_layer
 from lambdanets.layers import LambdaLayer2d
 from lambdanets.models import Network
-from lambdanets.models.hub import shorten, unwrapped
+from lambdanets.models.stored import shorten, unwrapped
 
 Module = LambdaLayer2d | Network
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 
 from torch import Tensor, nn
 
-from lambdanets.models.hub import shorten
+from lambdanets.models.stored import shorten
 
 State = dict[str, Tensor]
 COUNTER = "num_batches_tracked"  # of batch norm; files from before it existed, and some exports, have none

@@ -3,16 +3,18 @@
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from lambdanets import __version__
 from lambdanets.detect.config import DetectConfig, Heads
 from lambdanets.detect.network import Detector, make_detector
 from lambdanets.detect.scenes import Category
-from lambdanets.files import parse_json, whole_path
-from lambdanets.models.hub import DETECTOR_KEY, Preprocessing, read_state
+from lambdanets.files import whole_path
+from lambdanets.models.config import LARGEST_IMAGE
+from lambdanets.models.hub import DETECTOR_KEY, Preprocessing
+from lambdanets.models.stored import load_exactly, read_description_of, within_size_of
 from lambdanets.train.config import ModelConfig
-from lambdanets.train.jsonable import from_json, to_json
+from lambdanets.typed import Bounds, from_json, to_json
 
 FILES = {"ema": "weights.safetensors", "raw": "weights_raw.safetensors"}
 
@@ -25,7 +27,7 @@ class About:
     heads: Heads
     categories: tuple[Category, ...]
     masks: bool
-    size: int
+    size: Annotated[int, Bounds(32, LARGEST_IMAGE)]
     mean: tuple[float, ...]
     std: tuple[float, ...]
     metrics: dict[str, Any] = field(default_factory=dict)
@@ -90,23 +92,22 @@ def find_weights(what: str, weights: str = "ema") -> Path:
 
 
 def read_about(path: Path) -> About:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            text = (file.metadata() or {}).get(DETECTOR_KEY)
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
-    if text is None:
+    data = read_description_of(path, DETECTOR_KEY)
+    if data is None:
         raise ValueError(f"{path} holds no detector: `lambdanets detect train` makes one")
-    return from_json(About, parse_json(text, f"the header of {path}"), "the header of the weights")
+    try:
+        card = from_json(About, data)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    if card.model.pretrained is not None:  # nothing in a file may make us load another one
+        raise ValueError(f"{path}: model.pretrained must be null in a file of weights")
+    return card
 
 
 def load_detector(path: Path) -> tuple[Detector, About]:
     """The detector of a file, in eval mode on the CPU."""
     card = read_about(path)
-    detector = card.build()
-    missing, unexpected = detector.load_state_dict(read_state(path), strict=False)
-    if missing or unexpected:
-        raise ValueError(f"{path} does not fit what it says it is: {[*missing, *unexpected][:4]}")
+    with within_size_of(path):
+        detector = card.build()
+    load_exactly(detector, path)
     return detector.eval(), card

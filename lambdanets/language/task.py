@@ -15,10 +15,11 @@ import tyro
 from torch import Tensor, nn
 
 from lambdanets.data import order
-from lambdanets.files import parse_json, whole_path
+from lambdanets.files import whole_path
 from lambdanets.language.corpus import PYTHON, Corpus, read_corpus
 from lambdanets.language.network import BYTES, ByteModel, ByteModelConfig
-from lambdanets.models.hub import LANGUAGE_KEY, read_state
+from lambdanets.models.hub import LANGUAGE_KEY
+from lambdanets.models.stored import load_exactly, read_description_of, within_size_of
 from lambdanets.options import check_numbers, optional
 from lambdanets.train.config import Ema, Optimizer, RunConfig, Schedule
 from lambdanets.train.distributed import World
@@ -193,8 +194,6 @@ def save_language(model: nn.Module, path: Path, about: About) -> Path:
 
 def load_language(what: str) -> tuple[ByteModel, About]:
     """The model of a run folder or of a weights file, ready to generate, on the CPU."""
-    from safetensors import SafetensorError, safe_open
-
     path = Path(what).expanduser()
     if path.is_dir():
         path = path / WEIGHTS
@@ -204,16 +203,14 @@ def load_language(what: str) -> tuple[ByteModel, About]:
             )
     if not path.is_file():
         raise FileNotFoundError(f"{what} is neither the folder of a run nor a .safetensors file")
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            text = (file.metadata() or {}).get(LANGUAGE_KEY)
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
-    if text is None:
+    data = read_description_of(path, LANGUAGE_KEY)
+    if data is None:
         raise ValueError(f"{path} holds no language model: `lambdanets language train` makes one")
-    about = from_json(About, parse_json(text, f"the header of {path}"), "the header of the weights")
-    model = ByteModel(about.model)
-    missing, unexpected = model.load_state_dict(read_state(path), strict=False)
-    if missing or unexpected:
-        raise ValueError(f"{path} does not fit what it says it is: {[*missing, *unexpected][:4]}")
+    try:
+        about = from_json(About, data)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    with within_size_of(path):
+        model = ByteModel(about.model)
+    load_exactly(model, path)
     return model.ready(), about

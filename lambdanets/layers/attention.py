@@ -9,7 +9,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from lambdanets.layers.arguments import NotScriptable, check_map, layer_arguments
 from lambdanets.ops.positions import per_axis
+from lambdanets.typed import Count
 
 
 class RelativeEmbedding(nn.Module):
@@ -48,7 +50,7 @@ class RelativeEmbedding(nn.Module):
         return f"size={self.size}, depth={self.table.shape[1]}"
 
 
-class SelfAttention2d(nn.Module):
+class SelfAttention2d(NotScriptable):
     """Projections and checks that the three share: depths, heads, fan-in initialisation, no output projection."""
 
     def __init__(
@@ -76,8 +78,7 @@ class SelfAttention2d(nn.Module):
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (scaled by K^-1/2) and keys [B, H, Y, X, K], values [B, H, Y, X, V]."""
-        if x.ndim != 4 or x.shape[1] != self.channels:
-            raise ValueError(f"x must be [batch, {self.channels}, height, width], got {list(x.shape)}")
+        check_map(x, self.channels, self.to_queries)
         pixels = x.permute(0, 2, 3, 1)  # [B, Y, X, C]
         queries, keys, values = (
             projection(pixels).unflatten(-1, (self.heads, -1)).permute(0, 3, 1, 2, 4)
@@ -113,14 +114,15 @@ class GlobalAttention2d(SelfAttention2d):
         key_depth: depth of a query and a key; the value depth, out_channels / heads, if None.
     """
 
+    @layer_arguments
     def __init__(
         self,
-        channels: int,
-        out_channels: int | None = None,
+        channels: Count,
+        out_channels: Count | None = None,
         *,
-        input_size: int | Sequence[int],
-        heads: int = 8,
-        key_depth: int | None = None,
+        input_size: Count | Sequence[Count],
+        heads: Count = 8,
+        key_depth: Count | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -140,7 +142,7 @@ class GlobalAttention2d(SelfAttention2d):
         return keep_format(to_image(output.unflatten(2, x.shape[2:])), x)
 
 
-class AxialAttention2d(nn.Module):
+class AxialAttention2d(NotScriptable):
     """Self-attention along the columns, then along the rows of their result, each with relative logits q.k + q.r.
 
     Each axis has projections of its own (the first one changes the width), embeddings are shared by the heads.
@@ -148,14 +150,15 @@ class AxialAttention2d(nn.Module):
     Args: as for GlobalAttention2d.
     """
 
+    @layer_arguments
     def __init__(
         self,
-        channels: int,
-        out_channels: int | None = None,
+        channels: Count,
+        out_channels: Count | None = None,
         *,
-        input_size: int | Sequence[int],
-        heads: int = 8,
-        key_depth: int | None = None,
+        input_size: Count | Sequence[Count],
+        heads: Count = 8,
+        key_depth: Count | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -167,6 +170,7 @@ class AxialAttention2d(nn.Module):
         self.width = RelativeEmbedding(width, self.rows.key_depth, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
+        check_map(x, self.columns.channels, self.columns.to_queries)
         between = self._along(self.columns, self.height, x.transpose(2, 3)).transpose(2, 3)
         return keep_format(self._along(self.rows, self.width, between), x)
 
@@ -193,14 +197,15 @@ class LocalAttention2d(SelfAttention2d):
         key_depth: depth of a query and a key, even; the value depth, out_channels / heads, if None.
     """
 
+    @layer_arguments
     def __init__(
         self,
-        channels: int,
-        out_channels: int | None = None,
+        channels: Count,
+        out_channels: Count | None = None,
         *,
-        scope: int | Sequence[int] = 7,
-        heads: int = 8,
-        key_depth: int | None = None,
+        scope: Count | Sequence[Count] = 7,
+        heads: Count = 8,
+        key_depth: Count | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:

@@ -1,16 +1,19 @@
 """Attention-augmented convolution (Bello et al. 2019): channels of a convolution beside channels of self-attention."""
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
+from lambdanets.layers.arguments import NotScriptable, check_map, layer_arguments
 from lambdanets.layers.attention import GlobalAttention2d
+from lambdanets.typed import Bounds, Count
 
 SMALLEST_KEY_DEPTH = 20  # of a head, in the attention-augmented networks
 
 
-class AugmentedConvolution2d(nn.Module):
+class AugmentedConvolution2d(NotScriptable):
     """[conv(x), project(attention(x))] along the channels: a convolution with global relative self-attention.
 
     Args:
@@ -24,23 +27,26 @@ class AugmentedConvolution2d(nn.Module):
         kernel_size: of the convolution, odd.
     """
 
+    @layer_arguments
     def __init__(
         self,
-        channels: int,
-        out_channels: int | None = None,
+        channels: Count,
+        out_channels: Count | None = None,
         *,
-        input_size: int | Sequence[int],
-        heads: int = 8,
-        key_ratio: float = 0.2,
-        value_ratio: float = 0.1,
-        key_depth: int | None = None,
-        kernel_size: int = 3,
+        input_size: Count | Sequence[Count],
+        heads: Count = 8,
+        key_ratio: Annotated[float, Bounds(0)] = 0.2,
+        value_ratio: Annotated[float, Bounds(0, 1)] = 0.1,
+        key_depth: Count | None = None,
+        kernel_size: Count = 3,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         out_channels = channels if out_channels is None else out_channels
         attended = max(int(out_channels * value_ratio) // heads, 1) * heads
+        if kernel_size % 2 == 0:
+            raise ValueError(f"kernel_size={kernel_size} is even: the map would change its size, use {kernel_size + 1}")
         if attended >= out_channels:
             raise ValueError(f"{heads} heads leave no channel of {out_channels} to the convolution: use fewer heads")
         if key_depth is None:
@@ -55,4 +61,5 @@ class AugmentedConvolution2d(nn.Module):
         self.project = nn.Conv2d(attended, attended, 1, bias=False, **factory)
 
     def forward(self, x: Tensor) -> Tensor:
+        check_map(x, self.conv.in_channels, self.conv)
         return torch.cat([self.conv(x), self.project(self.attention(x))], dim=1)

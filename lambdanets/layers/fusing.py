@@ -5,12 +5,13 @@ from typing import Self
 import torch
 from torch import nn
 
+from lambdanets.layers.arguments import NotTraceable
 from lambdanets.layers.positions import RelativePositions
 from lambdanets.layers.projection import Projection, merged
 from lambdanets.ops.positions import Kept
 
 
-class Fusing(nn.Module):
+class Fusing(NotTraceable):
     """A layer whose projections can become one matrix, and that keeps what is made of its embeddings."""
 
     channels: int

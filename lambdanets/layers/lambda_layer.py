@@ -4,19 +4,22 @@ Letters: B batch, C channels, N queries, M context positions, H heads, K key dep
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from lambdanets.layers.arguments import check_tensor, check_type, layer_arguments
 from lambdanets.layers.fusing import Fusing
 from lambdanets.layers.pool import halved
-from lambdanets.layers.positions import DEFAULT_SCOPE, UNIT, RelativePositions, check_embedding_std
+from lambdanets.layers.positions import DEFAULT_SCOPE, UNIT, RelativePositions
 from lambdanets.layers.projection import Projection, is_plain, merged, project, project_by_calls
 from lambdanets.ops import choose, explain, fused, lambda_op
 from lambdanets.ops.fused import pool
 from lambdanets.ops.operation import accumulation_dtype
 from lambdanets.ops.positions import Kept, Relative, per_axis
 from lambdanets.ops.problem import check_options
+from lambdanets.typed import Count, Deviation
 
 CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 
@@ -26,19 +29,20 @@ class LambdaLayer(Fusing):
 
     dims: int
 
+    @layer_arguments
     def __init__(
         self,
-        channels: int,
-        out_channels: int | None = None,
+        channels: Count,
+        out_channels: Count | None = None,
         *,
-        context_channels: int | None = None,
-        heads: int = 4,
-        key_depth: int = 16,
-        intra_depth: int = 1,
-        scope: int | Sequence[int] | str | None = "default",
-        input_size: int | Sequence[int] | None = None,
-        stride: int | Sequence[int] = 1,
-        dilation: int | Sequence[int] = 1,
+        context_channels: Count | None = None,
+        heads: Count = 4,
+        key_depth: Count = 16,
+        intra_depth: Count = 1,
+        scope: Count | Sequence[Count] | Literal["default"] | None = "default",
+        input_size: Count | Sequence[Count] | None = None,
+        stride: Count | Sequence[Count] = 1,
+        dilation: Count | Sequence[Count] = 1,
         content: bool = True,
         position: bool = True,
         key_norm: str | None = "softmax",
@@ -47,7 +51,7 @@ class LambdaLayer(Fusing):
         multi_head: bool = False,
         causal: bool | str = False,
         positions: RelativePositions | None = None,
-        embedding_std: float | str = UNIT,
+        embedding_std: Deviation | Literal["unit"] = UNIT,
         downsample: str | None = None,
         position_bias: bool = False,
         backend: str = "auto",
@@ -57,18 +61,6 @@ class LambdaLayer(Fusing):
         super().__init__()
         out_channels = channels if out_channels is None else out_channels
         context_channels = channels if context_channels is None else context_channels
-        for name, size in (
-            ("channels", channels),
-            ("out_channels", out_channels),
-            ("context_channels", context_channels),
-            ("heads", heads),
-            ("key_depth", key_depth),
-            ("intra_depth", intra_depth),
-        ):
-            if size < 1:
-                raise ValueError(f"{name} must be at least 1, got {size}")
-        if any(s < 1 for s in per_axis(stride, self.dims, "stride")):
-            raise ValueError(f"stride must be at least 1 along every axis, got {stride}")
         if out_channels % heads:
             near = [n for n in (out_channels - out_channels % heads, out_channels + -out_channels % heads) if n]
             raise ValueError(
@@ -76,12 +68,7 @@ class LambdaLayer(Fusing):
                 f"use out_channels {' or '.join(map(str, near))}, or another number of heads"
             )
         check_options(key_norm, causal)
-        check_embedding_std(embedding_std)
         check_downsample(downsample, per_axis(stride, self.dims, "stride"), causal)
-        if isinstance(scope, str) and scope != "default":
-            raise ValueError(f"scope is an int, one for each axis, or None for the whole input; got {scope!r}")
-        if positions is not None and not isinstance(positions, RelativePositions):
-            raise TypeError(f"positions must be a RelativePositions to share, got {type(positions).__name__}")
         if backend not in choose.NAMES:
             raise ValueError(f"unknown backend {backend!r}; choose one of {', '.join(map(repr, choose.NAMES))}")
         if not content and not position:
@@ -356,14 +343,17 @@ class LambdaLayer(Fusing):
 
     def _check_inputs(self, x: Tensor, context: Tensor | None) -> None:
         self._check_input(x, self.channels, "x")
+        check_type(x, self.to_queries, "x")
         if context is not None:
             self._check_input(context, self.context_channels, "context")
+            check_type(context, self.to_values, "context")
             if len(context) != len(x):
                 raise ValueError(f"x has a batch of {len(x)}, its context one of {len(context)}")
         elif self.channels != self.context_channels:
             raise ValueError(f"this layer needs a context with {self.context_channels} channels: layer(x, context)")
 
     def _check_input(self, x: Tensor, channels: int, name: str) -> None:
+        check_tensor(x, name)
         if x.ndim != self.dims + 2:
             axes = {1: "length", 2: "height, width", 3: "depth, height, width"}[self.dims]
             raise ValueError(f"{name} must be [batch, channels, {axes}], got {list(x.shape)}")

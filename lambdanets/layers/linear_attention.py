@@ -6,12 +6,14 @@ Letters: B batch, C channels, N positions, H heads, K key depth, V value depth.
 import torch
 from torch import Tensor, nn
 
+from lambdanets.layers.arguments import NotScriptable, check_map, layer_arguments
 from lambdanets.layers.attention import keep_format
+from lambdanets.typed import Count
 
 FEATURE_MAPS = ("softmax", "elu")
 
 
-class LinearAttention(nn.Module):
+class LinearAttention(NotScriptable):
     """Linear attention on [B, C, *space] -> [B, out_channels, *space], without an output projection.
 
     Args:
@@ -24,13 +26,14 @@ class LinearAttention(nn.Module):
         multi_query: one set of keys and values for all heads, as in lambda layers.
     """
 
+    @layer_arguments
     def __init__(
         self,
-        channels: int,
-        out_channels: int | None = None,
+        channels: Count,
+        out_channels: Count | None = None,
         *,
-        heads: int = 8,
-        key_depth: int | None = None,
+        heads: Count = 8,
+        key_depth: Count | None = None,
         feature_map: str = "softmax",
         multi_query: bool = False,
         device: torch.device | str | None = None,
@@ -58,8 +61,7 @@ class LinearAttention(nn.Module):
             nn.init.normal_(projection.weight, std=self.channels**-0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.ndim < 3 or x.shape[1] != self.channels:
-            raise ValueError(f"x must be [batch, {self.channels}, *space], got {list(x.shape)}")
+        check_map(x, self.channels, self.to_queries, dims=None)
         inputs = x.flatten(2).transpose(1, 2)  # [B, N, C]
         groups = 1 if self.multi_query else self.heads
         queries = self.to_queries(inputs).unflatten(-1, (self.heads, self.key_depth)).transpose(1, 2)  # [B, H, N, K]

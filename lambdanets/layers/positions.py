@@ -2,11 +2,14 @@
 
 import math
 from collections.abc import Sequence
+from typing import Annotated, Literal
 
 import torch
 from torch import nn
 
+from lambdanets.layers.arguments import layer_arguments
 from lambdanets.ops.positions import Kept, Relative, per_axis
+from lambdanets.typed import Bounds, Count, Deviation
 
 DEFAULT_SCOPE = {1: 23, 2: 23, 3: 7}
 UNIT = "unit"  # the embedding_std that gives the position part of the output a variance of 1
@@ -32,17 +35,18 @@ class RelativePositions(nn.Module):
 
     table: nn.Parameter
 
+    @layer_arguments
     def __init__(
         self,
-        dims: int = 2,
-        scope: int | Sequence[int] | None = 23,
-        key_depth: int = 16,
+        dims: Annotated[int, Bounds(1, 3)] = 2,
+        scope: Count | Sequence[Count] | None = 23,
+        key_depth: Count = 16,
         *,
-        intra_depth: int = 1,
-        heads: int | None = None,
-        input_size: int | Sequence[int] | None = None,
-        dilation: int | Sequence[int] = 1,
-        embedding_std: float | str = UNIT,
+        intra_depth: Count = 1,
+        heads: Count | None = None,
+        input_size: Count | Sequence[Count] | None = None,
+        dilation: Count | Sequence[Count] = 1,
+        embedding_std: Deviation | Literal["unit"] = UNIT,
         batch_norm: bool | None = None,
         query_softmax: bool = False,
         causal: bool | str = False,
@@ -50,7 +54,6 @@ class RelativePositions(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        check_embedding_std(embedding_std)
         self.dims = dims
         self.key_depth = key_depth
         self.intra_depth = intra_depth
@@ -68,9 +71,6 @@ class RelativePositions(nn.Module):
                 raise ValueError(f"a global scope has no dilation, got {self.dilation}; give a scope")
             scope = [2 * s - 1 for s in self.input_size]
         self.scope = per_axis(scope, dims, "scope")
-        for name, sizes in (("scope", self.scope), ("dilation", self.dilation)):
-            if any(s < 1 for s in sizes):
-                raise ValueError(f"{name} must be positive, got {sizes}")
         depth = [] if heads is None else [heads]
         depth += [key_depth] if intra_depth == 1 else [key_depth, intra_depth]
         self.table = nn.Parameter(torch.empty(*self.scope, *depth, device=device, dtype=dtype))
@@ -124,13 +124,6 @@ class RelativePositions(nn.Module):
     def extra_repr(self) -> str:
         options = f"scope={self.scope}, key_depth={self.key_depth}, intra_depth={self.intra_depth}, heads={self.heads}"
         return options if self.embedding_std == UNIT else f"{options}, embedding_std={self.embedding_std}"
-
-
-def check_embedding_std(value: float | str) -> None:
-    """Refuse what is neither "unit" nor a standard deviation."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if value != UNIT and not (number and 0 <= value < math.inf):  # type: ignore[operator]
-        raise ValueError(f"embedding_std must be 'unit' or a finite number from 0 on, got {value!r}")
 
 
 def squared_query(key_depth: int, batch_norm: bool, query_softmax: bool) -> float:

@@ -3,8 +3,11 @@
 import torch
 from torch import Tensor, nn
 
+from lambdanets.layers.arguments import NotScriptable, check_map, layer_arguments
+from lambdanets.typed import Count
 
-class SqueezeExcitation2d(nn.Module):
+
+class SqueezeExcitation2d(NotScriptable):
     """Scales each channel of [B, C, height, width] by a weight that the mean over the map decides.
 
     In the paper's words a diagonal lambda that all positions share. It keeps no spatial information, so it stands
@@ -16,19 +19,20 @@ class SqueezeExcitation2d(nn.Module):
         hidden: the hidden width itself, instead of `reduction`.
     """
 
+    @layer_arguments
     def __init__(
         self,
-        channels: int,
+        channels: Count,
         *,
-        reduction: int = 4,
-        hidden: int | None = None,
+        reduction: Count = 4,
+        hidden: Count | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         if hidden is None:
             hidden = channels // reduction
-        if hidden < 1:
+        if not hidden:
             raise ValueError(f"{channels} channels with reduction={reduction} leave no hidden channel: give hidden=")
         self.channels = channels
         # 1x1 convolutions named fc1 and fc2, as timm and torchvision store them
@@ -37,8 +41,7 @@ class SqueezeExcitation2d(nn.Module):
 
     def forward(self, x: Tensor, *, context_mask: Tensor | None = None) -> Tensor:
         """x [B, channels, height, width]; `context_mask`, bool [B, height, width], is False where it is padding."""
-        if x.ndim != 4 or x.shape[1] != self.channels:
-            raise ValueError(f"x must be [batch, {self.channels}, height, width], got {list(x.shape)}")
+        check_map(x, self.channels, self.fc1)
         if context_mask is None:
             squeezed = x.mean((2, 3), keepdim=True)  # [B, C, 1, 1]
         else:

@@ -1,14 +1,27 @@
 """What a network is, as data. A row of the paper is one of these, and `create_model` changes its fields."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 from torch import nn
 
-Scope = int | tuple[int, int] | None  # None: the whole input
-ScopePerStage = Scope | str | tuple[Scope, ...]
-Placement = str | tuple[str | tuple[int, ...], ...]
+from lambdanets.typed import Bounds, Deviation, check_fields
+
+MOST = 2**16  # of channels, heads and depths: fields may come from a file, which must not make us allocate gigabytes
+MOST_BLOCKS = 1000  # of a stage
+MOST_CLASSES = 10**7
+LARGEST_IMAGE = 8192  # pixels of a side
+
+Count = Annotated[int, Bounds(1, MOST)]
+Blocks = Annotated[int, Bounds(1, MOST_BLOCKS)]
+Side = Annotated[int, Bounds(1, LARGEST_IMAGE)]
+ScopeSide = Annotated[int, Bounds(1, 2 * LARGEST_IMAGE)]
+Rate = Annotated[float, Bounds(0, 1)]
+Scope = ScopeSide | tuple[ScopeSide, ScopeSide] | Literal["global"] | None  # None and "global": the whole input
+ScopePerStage = Scope | Literal["auto"] | tuple[Scope, ...]
+BlocksOfStage = str | tuple[Blocks, ...]
+Placement = str | tuple[BlocksOfStage, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,17 +41,17 @@ class SpatialOptions:
     """
 
     layer: str | Callable[[int], nn.Module] = "lambda"
-    key_depth: int | None = None
-    heads: int | None = None
-    intra_depth: int = 1
+    key_depth: Count | None = None
+    heads: Count | None = None
+    intra_depth: Count = 1
     scope: ScopePerStage = "auto"
     content: bool = True
     position: bool = True
-    key_norm: str | None = "softmax"
+    key_norm: Literal["softmax", "l2", "none"] | None = "softmax"
     query_softmax: bool = False
     batch_norm: bool = True
     multi_head: bool = False
-    embedding_std: float | str = 1.0
+    embedding_std: Deviation | Literal["unit"] = 1.0
     position_bias: bool = False
     share_positions: bool = False
     backend: str = "auto"
@@ -57,32 +70,23 @@ class NetworkConfig(SpatialOptions):
         global_pool: "avg", "max", or "" to keep the map (then without a classifier).
     """
 
-    num_classes: int = 1000
-    in_chans: int = 3
-    image_size: int | tuple[int, int] = 224
-    drop_rate: float = 0.0
-    drop_path_rate: float = 0.0
-    global_pool: str = "avg"
+    num_classes: Annotated[int, Bounds(0, MOST_CLASSES)] = 1000
+    in_chans: Count = 3
+    image_size: Side | tuple[Side, Side] = 224
+    drop_rate: Rate = 0.0
+    drop_path_rate: Rate = 0.0
+    global_pool: Literal["avg", "max", ""] = "avg"
 
     def __post_init__(self) -> None:
-        for name in (f.name for f in fields(self)):  # JSON and command lines bring lists
-            object.__setattr__(self, name, as_tuples(getattr(self, name)))
+        check_fields(self)  # JSON and command lines bring lists: they become tuples
         scope = tuple(None if s == "global" else s for s in self.scope) if isinstance(self.scope, tuple) else self.scope
         object.__setattr__(self, "scope", None if scope == "global" else scope)
         object.__setattr__(self, "key_norm", None if self.key_norm == "none" else self.key_norm)
-        if self.global_pool not in ("avg", "max", ""):
-            raise ValueError(f"unknown global_pool {self.global_pool!r}; choose one of 'avg', 'max', ''")
         if not self.global_pool and self.num_classes:
             raise ValueError("global_pool='' keeps the map, which no classifier can take: also pass num_classes=0")
-        if not are_whole((self.num_classes,), 1, least=0):
-            raise ValueError(f"num_classes must be a whole number, 0 for no classifier, got {self.num_classes!r}")
-        if not are_whole((self.in_chans,), 1):
-            raise ValueError(f"in_chans must be a whole number from 1 on, got {self.in_chans!r}")
-        if not are_whole(self.image_grid):
-            raise ValueError(f"image_size must be a number of pixels, or (height, width), got {self.image_size!r}")
         for name in ("drop_rate", "drop_path_rate"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
+            if getattr(self, name) == 1:
+                raise ValueError(f"{name}=1 would drop everything: it must be below 1")
 
     @property
     def image_grid(self) -> tuple[int, int]:
@@ -107,28 +111,20 @@ class ResNetConfig(NetworkConfig):
             counted from 1: "CCLL", or ("C", "C", (6, 12, 18), "L").
     """
 
-    depths: tuple[int, int, int, int]
-    widths: tuple[int, int, int, int] = (64, 128, 256, 512)
+    depths: tuple[Blocks, Blocks, Blocks, Blocks]
+    widths: tuple[Count, Count, Count, Count] = (64, 128, 256, 512)
     stem: str = "vanilla"
     shortcut: str = "conv"
     se: bool | tuple[bool, bool, bool, bool] = False
-    se_reduction: int = 16
+    se_reduction: Count = 16
     placement: Placement = "CCCC"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("depths", "widths"):
-            if not are_whole(getattr(self, name), 4):
-                raise ValueError(f"{name} must be 4 numbers from 1 on, one for each stage, got {getattr(self, name)!r}")
-        if not isinstance(self.se, bool) and (not isinstance(self.se, tuple) or len(self.se) != 4):
-            raise ValueError(f"se must be True, False or 4 of them, one for each stage, got {self.se!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class MobileNetConfig(NetworkConfig):
     """MobileNet-v2. `placement` names the inverted bottlenecks (1 to 17) that become lightweight lambda blocks."""
 
-    placement: tuple[int, ...] = ()
+    placement: tuple[Blocks, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,10 +138,10 @@ class PatchConfig(NetworkConfig):
         expansion: hidden width of the perceptron / width.
     """
 
-    patch: int = 16
-    width: int
-    depth: int
-    expansion: int = 4
+    patch: Side = 16
+    width: Count
+    depth: Blocks
+    expansion: Count = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,20 +156,5 @@ class AttentionNetworkConfig(NetworkConfig):
 
     layer: str | Callable[[int], nn.Module] = "patchwise_attention"
     scope: ScopePerStage = (3, 7, 7, 7, 7)
-    depths: tuple[int, int, int, int, int]
-    widths: tuple[int, int, int, int, int] = (64, 256, 512, 1024, 2048)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("depths", "widths"):
-            if not are_whole(getattr(self, name), 5):
-                raise ValueError(f"{name} must be 5 numbers from 1 on, one for each stage, got {getattr(self, name)!r}")
-
-
-def are_whole(values: Any, count: int = 2, least: int = 1) -> bool:
-    """Whether it is a tuple of so many ints, none of them smaller than `least`."""
-    return isinstance(values, tuple) and len(values) == count and all(isinstance(v, int) and v >= least for v in values)
-
-
-def as_tuples(value: Any) -> Any:
-    return tuple(as_tuples(v) for v in value) if isinstance(value, list | tuple) else value
+    depths: tuple[Blocks, Blocks, Blocks, Blocks, Blocks]
+    widths: tuple[Count, Count, Count, Count, Count] = (64, 256, 512, 1024, 2048)

@@ -6,22 +6,28 @@ part of the configuration, so that the file alone is enough.
 """
 
 import json
-import re
 import tempfile
 import warnings
-from argparse import Namespace
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from pickle import UnpicklingError
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 
-from lambdanets.files import whole_path
-from lambdanets.models.config import as_tuples
+from lambdanets.files import read_object, whole_path, write_text
+from lambdanets.models.config import Side
 from lambdanets.models.shared import complete_shared
+from lambdanets.models.stored import (
+    NonFiniteWeightsWarning,
+    non_finite,
+    non_finite_message,
+    read_description_of,
+    read_metadata,
+    read_state,
+    shorten,
+    within_size_of,
+)
+from lambdanets.typed import Bounds, check_fields, from_json
 
 if TYPE_CHECKING:
     from lambdanets.models.network import Network
@@ -30,7 +36,12 @@ CONFIG, WEIGHTS, KEY = "config.json", "model.safetensors", "lambdanets"
 HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "force_download")
 DETECTOR_KEY, LANGUAGE_KEY = "lambdanets_detector", "lambdanets_language"  # of weights that other commands wrote
 OTHERS = {DETECTOR_KEY: "detect", LANGUAGE_KEY: "language"}
+WIDEST = 2**13  # channels before a classifier, at most
 TIMM_HAS = frozenset({"resnet26", "resnet50", "resnet101", "resnet152"})  # names that are somebody else's there
+
+Mean = Annotated[float, Bounds(-1e3, 1e3)]
+Std = Annotated[float, Bounds(1e-6, 1e3)]
+Crop = Annotated[float, Bounds(0.01, 1)]
 
 
 @dataclass(frozen=True)
@@ -38,19 +49,20 @@ class Preprocessing:
     """How an image becomes an input: turn it as its EXIF orientation says, resize the short side to size / crop, crop
     the centre, (x - mean) / std."""
 
-    mean: tuple[float, ...] = (0.485, 0.456, 0.406)
-    std: tuple[float, ...] = (0.229, 0.224, 0.225)
-    size: int | tuple[int, int] = 224
-    crop: float = 0.875
-    interpolation: str = "bicubic"
+    mean: tuple[Mean, ...] = (0.485, 0.456, 0.406)
+    std: tuple[Std, ...] = (0.229, 0.224, 0.225)
+    size: Side | tuple[Side, Side] = 224
+    crop: Crop = 0.875
+    interpolation: Literal["bilinear", "bicubic", "nearest"] = "bicubic"
     exif_orientation: bool = True
 
     # Weights from before this field were trained and used without it.
     WHEN_ABSENT: ClassVar[dict[str, Any]] = {"exif_orientation": False}
 
     def __post_init__(self) -> None:
-        if any(not std > 0 for std in self.std):
-            raise ValueError(f"std is above 0 in every channel, not {self.std}")
+        check_fields(self)
+        if not self.mean or len(self.mean) != len(self.std):
+            raise ValueError(f"mean and std must have one number for each channel, got {self.mean} and {self.std}")
 
 
 @dataclass(frozen=True)
@@ -62,12 +74,20 @@ class Card:
     metrics: dict[str, float] = field(default_factory=dict)  # for example {"top1": 78.4}
     recipe: dict[str, Any] = field(default_factory=dict)  # what made them, as JSON
 
-    @staticmethod
-    def from_json(data: dict[str, Any]) -> "Card":
-        given = {k: as_tuples(v) for k, v in data.get("preprocessing", {}).items()}
-        preprocessing = Preprocessing(**(Preprocessing.WHEN_ABSENT | given))
-        names = tuple(data.get("class_names", ()))
-        return Card(preprocessing, names, data.get("metrics", {}), data.get("recipe", {}))
+    WHEN_ABSENT: ClassVar[dict[str, Any]] = {"preprocessing": Preprocessing(**Preprocessing.WHEN_ABSENT)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description(Card):
+    """A card, and the network: what config.json and the header of the weights hold under our key."""
+
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    version: str = ""
+
+    @property
+    def card(self) -> Card:
+        return Card(**{f.name: getattr(self, f.name) for f in fields(Card)})
 
 
 def timm_name(name: str) -> str:
@@ -136,7 +156,7 @@ def save_pretrained(network: "Network", folder: str | Path, card: Card | None = 
         config["label_names"] = card.class_names
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+    write_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")
     save_weights(network, folder / WEIGHTS, card)
     return folder
 
@@ -175,57 +195,54 @@ def may_be_on_hub(source: str) -> bool:
     return source.count("/") == 1 and not source.startswith((".", "/", "~")) and not Path(source).parent.is_dir()
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """A file of JSON with names and values; the ValueError names it."""
-    try:
-        data = json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise ValueError(f"{path} holds no names and values, but {str(data)[:40]!r}")
-    return data
-
-
-def read_description(source: str | Path, **hub_options: Any) -> dict[str, Any]:
+def read_description(source: str | Path, **hub_options: Any) -> Description:
     """Name, arguments and card, from config.json or from the header of a safetensors file."""
     path = locate(source, CONFIG, **hub_options)
     if path.suffix == ".safetensors":
-        from safetensors import SafetensorError, safe_open
-
-        try:
-            with safe_open(str(path), framework="pt") as file:
-                metadata = file.metadata() or {}
-        except SafetensorError as error:
-            raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
-        for command in (OTHERS[key] for key in metadata if key in OTHERS):
+        for command in (OTHERS[key] for key in read_metadata(path) if key in OTHERS):
             raise ValueError(f"{path} is no classifier: `lambdanets {command} --help` says what it is for")
-        data = json.loads(metadata[KEY]) if KEY in metadata else None
+        data = read_description_of(path, KEY)
     else:
         data = read_object(path).get(KEY)
     if not isinstance(data, dict) or "name" not in data:
         raise ValueError(
             f"{path} does not say which network it is: build one, create_model(name, pretrained={str(source)!r})"
         )
-    return data
+    try:
+        return from_json(Description, data)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def read_card(source: str | Path) -> Card:
     """What the weights in a file, folder or hub id say about themselves."""
-    return Card.from_json(read_description(source))
+    return read_description(source).card
 
 
 def from_pretrained(source: str | Path, **arguments: Any) -> "Network":
     """The network of a file, folder or hub id, with its weights.
 
-    `arguments` change it, or are those of the hub's own `from_pretrained`: HUB_OPTIONS.
+    `arguments` change it, or are those of the hub's own `from_pretrained`: HUB_OPTIONS. What the file says can only
+    change fields of the network, and not ask for much more memory than the weights have.
     """
-    from lambdanets.models.registry import create_model, with_placement
+    from lambdanets.models.registry import build, configure, with_placement
 
     hub_options = {name: arguments.pop(name) for name in HUB_OPTIONS if name in arguments}
-    data = read_description(source, **hub_options)
-    network = create_model(data["name"], **{**with_placement(data["name"], data["arguments"]), **arguments})
-    load_weights(network, source, **hub_options)
-    network.card = Card.from_json(data)
+    found = read_description(source, **hub_options)
+    try:
+        said = with_placement(found.name, found.arguments)
+        config = configure(found.name, **said)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{source} describes no network of ours: {error}") from error
+    if found.class_names and len(found.class_names) != config.num_classes:
+        raise ValueError(f"{source} has {len(found.class_names)} class names for {config.num_classes} classes")
+    if arguments:
+        config = configure(found.name, **{**said, **arguments})
+    path = locate(source, WEIGHTS, **hub_options)
+    with within_size_of(path, config.num_classes * WIDEST if "num_classes" in arguments else 0):
+        network = build(found.name, config)
+    load_weights(network, path)
+    network.card = found.card
     return network
 
 
@@ -237,6 +254,9 @@ def load_weights(network: "Network", source: str | Path, **hub_options: Any) -> 
     """
     path = locate(source, WEIGHTS, **hub_options)
     state = read_state(path)
+    spoilt = non_finite(state)
+    if spoilt:
+        warnings.warn(non_finite_message(path, spoilt, len(state)), NonFiniteWeightsWarning, stacklevel=3)
     wanted = network.state_dict()
     head, first = network.classifier_name, f"{network.first_conv}.weight"
     classes = len(state.get(f"{head}.bias", ()))
@@ -275,44 +295,3 @@ def for_channels(weight_OCHW: Tensor, channels: int) -> Tensor:
         return weight_OCHW.sum(1, keepdim=True)
     repeated = weight_OCHW.repeat(1, -(-channels // present), 1, 1)[:, :channels]
     return repeated * (present / channels)
-
-
-def read_state(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file. Nothing in it can run code."""
-    if path.suffix == ".safetensors":
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        try:
-            return load_file(str(path))
-        except SafetensorError as error:
-            raise ValueError(f"{path} is not a whole safetensors file: {error}") from error
-    try:
-        with torch.serialization.safe_globals([Namespace]):  # timm's checkpoints have one beside the tensors
-            state = torch.load(path, map_location="cpu", weights_only=True)
-    except UnpicklingError as error:
-        raise ValueError(
-            f"{path} is refused: it is no torch file, or holds more than tensors, and loading that could run code. "
-            f"Save its state_dict alone"
-        ) from error
-    except (FileNotFoundError, PermissionError):
-        raise
-    except Exception as error:  # a file that is cut off fails in many ways
-        why = f": {str(error).partition('.')[0]}" if isinstance(error, RuntimeError) else ", or none at all"
-        raise ValueError(f"{path} is not a whole torch file{why}") from error
-    for key in ("state_dict", "model"):  # as timm and torchvision wrap them
-        if isinstance(state, dict) and isinstance(state.get(key), dict):
-            state = state[key]
-    if not isinstance(state, dict) or not all(isinstance(v, Tensor) for v in state.values()):
-        raise ValueError(f"{path} is not a dictionary of tensors")
-    return unwrapped(state)
-
-
-def unwrapped(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Names without what DataParallel and torch.compile put before them."""
-    return {re.sub(r"^(module\.|_orig_mod\.)+", "", name): tensor for name, tensor in state.items()}
-
-
-def shorten(names: list[str], limit: int = 4) -> str:
-    rest = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + rest if names else "nothing"

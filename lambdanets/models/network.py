@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from lambdanets.layers.arguments import check_tensor, check_type
 from lambdanets.layers.lambda_layer import LambdaLayer
 from lambdanets.models.config import NetworkConfig
 from lambdanets.models.shared import SharesParameters, complete_shared
@@ -74,9 +75,16 @@ class Network(SharesParameters, ABC):
 
     def forward_features(self, x: Tensor) -> Tensor:
         """The last map, [B, num_features, height, width]."""
+        self._check_images(x)
         for stage in range(len(self.feature_info)):
             x = self.forward_stage(stage, x)
         return x
+
+    def _check_images(self, x: Tensor) -> None:
+        check_tensor(x, "x")
+        if x.ndim != 4:
+            raise ValueError(f"x must be [batch, channels, height, width], got {list(x.shape)}")
+        check_type(x, self.get_submodule(self.first_conv), "x")
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Pooling, dropout and the classifier (not with `pre_logits`) on what `forward_features` returned."""
@@ -101,6 +109,7 @@ class Network(SharesParameters, ABC):
             stop_early: leave out the stages after the last one of `indices`, whose map is then the last.
             intermediates_only: return the list alone.
         """
+        self._check_images(x)
         wanted = stage_indices(indices, len(self.feature_info))
         maps = {}
         for stage in range(max(wanted) + 1 if stop_early else len(self.feature_info)):

@@ -24,6 +24,7 @@ from lambdanets.models.patch import PatchNetwork
 from lambdanets.models.resnet import ResNet
 from lambdanets.models.rows import ROWS
 from lambdanets.models.spatial import check_options
+from lambdanets.typed import shown, unknown_arguments
 
 FAMILIES: dict[type[NetworkConfig], type[Network]] = {
     ResNetConfig: ResNet,
@@ -32,6 +33,22 @@ FAMILIES: dict[type[NetworkConfig], type[Network]] = {
     AttentionNetworkConfig: AttentionNetwork,
 }
 SPATIAL = frozenset(f.name for f in fields(SpatialOptions))
+# Arguments of timm's and torchvision's networks
+REMEDIES = {
+    "act_layer": "the activation cannot be changed",
+    "drop": "use drop_rate",
+    "drop_block_rate": "use drop_path_rate",
+    "dropout": "use drop_rate",
+    "img_size": "use image_size",
+    "in_channels": "use in_chans",
+    "kernel_size": "use scope",
+    "layers": "use depths",
+    "n_classes": "use num_classes",
+    "norm_layer": "norms are batch norms: use lambdanets.models.create_model() and replace the modules",
+    "num_channels": "use in_chans",
+    "num_heads": "use heads",
+    "weights": "use pretrained",
+}
 NO_WEIGHTS = (
     "no weights are published for {name!r}: pass pretrained='weights.safetensors', a folder that save_pretrained "
     "wrote, or the id of a model on the Hugging Face hub; `lambdanets train` makes weights"
@@ -43,19 +60,17 @@ def list_models(pattern: str = "*") -> list[str]:
     return sorted(name for name in ROWS if fnmatch(name, pattern))
 
 
-def configure(name: str, **arguments: Any) -> NetworkConfig:
+def configure(name: str, /, **arguments: Any) -> NetworkConfig:
     """The row of a network with some fields changed."""
-    if name not in ROWS:
-        close = get_close_matches(name, ROWS, 3)
+    if not isinstance(name, str) or name not in ROWS:
+        close = get_close_matches(str(name), ROWS, 3)
         hint = f"did you mean {' or '.join(close)}?" if close else "list_models() has them all"
-        raise ValueError(f"unknown model {name!r}; {hint}")
+        raise ValueError(f"unknown model {shown(name)}; {hint}")
     row = ROWS[name]
     known = {f.name for f in fields(row)}
-    unknown = sorted(set(arguments) - known)
+    unknown = arguments.keys() - known
     if unknown:
-        close = [m for argument in unknown for m in get_close_matches(argument, known, 1)]
-        hint = f"did you mean {', '.join(close)}?" if close else f"it takes {', '.join(sorted(known))}"
-        raise TypeError(f"{name} has no argument {', '.join(unknown)}; {hint}")
+        raise unknown_arguments(name, unknown, known, {n: r for n, r in REMEDIES.items() if n not in known})
     config = replace(row, **arguments)
     check_options(config.layer, list(arguments))
     unused = [argument for argument in arguments if argument in SPATIAL]
@@ -65,6 +80,13 @@ def configure(name: str, **arguments: Any) -> NetworkConfig:
             stacklevel=3,
         )
     return config
+
+
+def build(name: str, config: NetworkConfig) -> Network:
+    """The network of a configuration, under the name of its row."""
+    network = FAMILIES[type(config)](config)
+    network.name = name
+    return network
 
 
 def changes(name: str, config: NetworkConfig) -> dict[str, Any]:
@@ -134,8 +156,7 @@ def create_model(
     if pretrained is True:
         raise ValueError(NO_WEIGHTS.format(name=name))
     config = configure(name, **arguments)
-    network = FAMILIES[type(config)](config)
-    network.name = name
+    network = build(name, config)
     if pretrained:
         load_weights(network, pretrained)
     return FeatureNetwork(network, out_indices) if features_only else network

@@ -6,8 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lambdanets.layers.arguments import NotScriptable
 
-class SharesParameters(nn.Module):
+
+class SharesParameters(NotScriptable):
     """Loads what was stored under one of a parameter's names."""
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:

@@ -15,8 +15,31 @@ from lambdanets.ops.fused import backend as fused_backend
 from lambdanets.ops.positions import Positions
 from lambdanets.ops.problem import Problem, check, embeddings_of, problems, with_embeddings
 from lambdanets.ops.reference import lambda_reference
+from lambdanets.typed import named
+
+# Arguments of layers and of torch's and NATTEN's functions
+REMEDIES = {
+    "attn_mask": "use mask",
+    "dilation": "use positions=Relative(table, query_grid, dilation=...)",
+    "dim_head": "the key depth is the last axis of the queries [B, N, H, K]",
+    "embeddings": "use positions, with Dense, Relative or Relation embeddings",
+    "enable_gqa": "keys without a head axis are shared by the heads",
+    "heads": "the heads are an axis of the queries [B, N, H, K]",
+    "input_size": "use positions=Relative(table, query_grid)",
+    "intra_depth": "give keys and values a last axis U",
+    "is_causal": "use causal",
+    "kernel_size": "use positions=Relative(table, query_grid), where the table has the size of the window",
+    "key_depth": "the key depth is the last axis of the queries [B, N, H, K]",
+    "key_padding_mask": "use context_mask, which is True where there is context",
+    "num_heads": "the heads are an axis of the queries [B, N, H, K]",
+    "rel_pos": "use positions, with Dense, Relative or Relation embeddings",
+    "scale": "lambdas have no scale: multiply the queries",
+    "scope": "use positions=Relative(table, query_grid), where the table has the size of the scope",
+    "stride": "use positions=Relative(table, query_grid, context_grid, stride=...)",
+}
 
 
+@named(REMEDIES)
 def lambda_op(
     queries_BNHK: Tensor,
     keys: Tensor | None,
@@ -82,7 +105,9 @@ def lambda_op(
             return registered.lambda_op(queries_BNHK, keys, values, positions, **options, backend=backend)
         backend = "fused"  # operators of their own for every size; what stands around them is fused by the compiler
     elif torch._C._get_tracing_state() is not None:  # sizes are tensors there
-        raise RuntimeError("torch.jit.trace cannot follow lambdas: use torch.compile, torch.export, lambdanets export")
+        raise RuntimeError(
+            "torch.jit.trace cannot follow lambdas: use torch.compile, torch.export or `lambdanets export`"
+        )
     return compute(queries_BNHK, keys, values, positions, **options, backend=backend)
 
 

@@ -110,6 +110,12 @@ def check(
     causal: bool | str,
 ) -> None:
     """Refuses inputs that do not fit together, with the offending value and what to do about it."""
+    masks = (("mask", mask), ("context_mask", context_mask))
+    for name, tensor in (("queries", queries), ("keys", keys), ("values", values), *masks):
+        if tensor is not None and not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}: use torch.as_tensor({name})")
+    if positions is not None and not isinstance(positions, Dense | Relative | Relation):
+        raise TypeError(f"positions must be Dense, Relative or Relation embeddings, got {type(positions).__name__}")
     if queries.ndim != 4:
         raise ValueError(f"queries must be [B, N, H, K], got {list(queries.shape)}")
     for name, tensor in (("queries", queries), ("keys", keys), ("values", values)):

@@ -1,4 +1,4 @@
-"""What a run does, as data: everything that `config.json` holds. Written and read by `lambdanets.train.jsonable`."""
+"""What a run does, as data: everything that `config.json` holds. Written and read by `lambdanets.typed`."""
 
 import ast
 import math
@@ -12,10 +12,9 @@ from lambdanets.data.augment import Augment
 from lambdanets.data.order import Remainder
 from lambdanets.models.config import NetworkConfig
 from lambdanets.models.hub import Preprocessing
-from lambdanets.options import LARGEST, check_numbers, optional
+from lambdanets.options import LARGEST, check_image_size, check_numbers, optional
 
 Precision = Literal["float32", "bfloat16", "float16", "float64"]
-LARGEST_IMAGE = 8192  # pixels of a side
 LARGEST_BATCH = 2**20
 
 
@@ -31,6 +30,18 @@ def at_least(config: object, least: int, *names: str) -> None:
 def check_reading(data: Any) -> None:
     """What all configurations of images have."""
     check_numbers(data, "data.", workers=(0, 1024), max_broken=(0, 1))
+
+
+# Arguments of `create_model` that have an option of their own, or follow from the data
+ELSEWHERE = {
+    "features_only": "training decides it",
+    "in_chans": "the channels are those of the data, --data.channels",
+    "name": "use --model.name",
+    "num_classes": "the classes are those of the data",
+    "out_indices": "training decides it",
+    "pretrained": "use --model.pretrained",
+}
+LONGEST_OPTION = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +75,13 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if not 0 < self.batch_norm_momentum <= 1:
             raise ValueError(f"model.batch_norm_momentum is in (0, 1], not {self.batch_norm_momentum}")
+        check_image_size(self.image_size, "model.image_size")
         for word in self.options:
-            parse_option(word)
+            name, _ = parse_option(word)
+            if name in ELSEWHERE:
+                raise ValueError(f"model.options cannot have {name}: {ELSEWHERE[name]}")
         chance = (0, 1 - 1e-6)
-        check_numbers(self, "model.", image_size=(1, LARGEST_IMAGE), drop_rate=chance, drop_path_rate=chance)
+        check_numbers(self, "model.", drop_rate=chance, drop_path_rate=chance)
 
     def arguments(self) -> dict[str, Any]:
         """What `create_model` takes beside the name; classes and channels come from the data."""
@@ -100,10 +114,14 @@ def parse_option(word: str) -> tuple[str, Any]:
     name, equals, value = word.partition("=")
     if not equals:
         raise ValueError(f"options of a network are name=value, for example scope=7, not {word!r}")
+    if len(value) > LONGEST_OPTION:
+        raise ValueError(f"the option {name[:40]} has {len(value):,} characters, at most {LONGEST_OPTION} are allowed")
     try:
         return name, ast.literal_eval(value)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError):
         return name, value
+    except (RecursionError, MemoryError):
+        raise ValueError(f"the option {name[:40]} is nested too deeply: {value[:40]}...") from None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,7 @@
 """A trained network, wherever it is: what `evaluate` and `predict` share."""
 
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from lambdanets.data.loader import Batch, Loader
 from lambdanets.data.transforms import normalize
+from lambdanets.files import read_object
 from lambdanets.models.hub import (
     CONFIG,
     KEY,
@@ -22,12 +24,11 @@ from lambdanets.models.hub import (
     locate,
     may_be_on_hub,
     read_card,
-    read_object,
-    read_state,
 )
 from lambdanets.models.network import Network
-from lambdanets.models.registry import FAMILIES, create_model
+from lambdanets.models.registry import FAMILIES, configure, create_model
 from lambdanets.models.rows import ROWS
+from lambdanets.models.stored import NonFiniteWeightsWarning, read_state
 from lambdanets.options import chosen_device
 from lambdanets.train import task
 from lambdanets.train.config import parse_option
@@ -78,26 +79,12 @@ def open_trained(what: str, using: Using | None = None) -> Trained:
     """
     using = using or Using()
     device = chosen_device(using.device)
-    path = Path(what).expanduser()
-    if what in ROWS and not path.exists():
-        network = named_network(what, using)
-    elif using.pretrained or using.options:
-        raise ValueError(f"--pretrained and --options are for the name of a network, and {what!r} is none")
-    elif path.is_dir():
-        network = from_pretrained(weights_in(path, using.weights))
-    elif path.is_file():
-        if path.suffix != ".safetensors":
-            raise ValueError(
-                f"{what} is no .safetensors file: `lambdanets convert` makes one, or name the network and pass "
-                f"--pretrained {what}"
-            )
-        network = from_pretrained(path)
-    elif may_be_on_hub(what):
-        network = from_pretrained(what)
-    else:
-        raise FileNotFoundError(
-            f"{what} is no run folder, .safetensors file or model folder, nor a network's name (`lambdanets models`)"
-        )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NonFiniteWeightsWarning)
+        try:
+            network = find_network(what, using)
+        except NonFiniteWeightsWarning as warning:  # every answer would be NaN
+            raise ValueError(str(warning)) from None
     if not network.num_classes:
         raise ValueError(f"{what} has no classifier")
     card = network.card or default_card(network)
@@ -108,6 +95,29 @@ def open_trained(what: str, using: Using | None = None) -> Trained:
     return Trained(network, card, using, device)
 
 
+def find_network(what: str, using: Using) -> Network:
+    """The network that `open_trained` is asked for, on the CPU."""
+    path = Path(what).expanduser()
+    if what in ROWS and not path.exists():
+        return named_network(what, using)
+    if using.pretrained or using.options:
+        raise ValueError(f"--pretrained and --options are for the name of a network, and {what!r} is none")
+    if path.is_dir():
+        return from_pretrained(weights_in(path, using.weights))
+    if path.is_file():
+        if path.suffix != ".safetensors":
+            raise ValueError(
+                f"{what} is no .safetensors file: `lambdanets convert` makes one, or name the network and pass "
+                f"--pretrained {what}"
+            )
+        return from_pretrained(path)
+    if may_be_on_hub(what):
+        return from_pretrained(what)
+    raise FileNotFoundError(
+        f"{what} is no run folder, .safetensors file or model folder, nor a network's name (`lambdanets models`)"
+    )
+
+
 def named_network(name: str, using: Using) -> Network:
     if using.pretrained is None:
         raise ValueError(f"{name} has no weights of its own: --pretrained WEIGHTS (a file, a folder, or a hub id)")
@@ -115,12 +125,13 @@ def named_network(name: str, using: Using) -> Network:
     arguments: dict[str, Any] = dict(parse_option(word) for word in using.options)
     head = FAMILIES[type(ROWS[name])].classifier_name
     bias = read_state(source).get(f"{head}.bias")
-    if bias is not None:
+    if bias is not None and bias.ndim == 1:
         arguments.setdefault("num_classes", len(bias))
     try:
-        network = create_model(name, source, **arguments)
+        configure(name, **arguments)
     except TypeError as error:  # an argument that it does not have
         raise ValueError(f"--options: {error}") from error
+    network = create_model(name, source, **arguments)
     with suppress(ValueError):  # weights of others say nothing about themselves
         network.card = read_card(using.pretrained)
     return network

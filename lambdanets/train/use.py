@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 import tyro
 from rich.console import Console
 
-from lambdanets.options import check_numbers, chosen_device, optional
-from lambdanets.train.config import LARGEST_BATCH, LARGEST_IMAGE, Precision
+from lambdanets.options import check_image_size, check_numbers, chosen_device, optional
+from lambdanets.train.config import LARGEST_BATCH, Precision, parse_option
 
 SHOWN_CLASSES = 10
 STDIN = "-"
@@ -43,9 +43,10 @@ class Using:
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise ValueError(f"--batch-size {self.batch_size}: at least 1")
-        if self.image_size is not None and self.image_size < 1:
-            raise ValueError(f"--image-size {self.image_size}: at least 1")
-        check_numbers(self, "--", batch_size=(1, LARGEST_BATCH), image_size=(1, LARGEST_IMAGE), workers=(0, 1024))
+        check_image_size(self.image_size, "--image-size")
+        check_numbers(self, "--", batch_size=(1, LARGEST_BATCH), workers=(0, 1024))
+        for word in self.options:
+            parse_option(word)
 
     def loader_workers(self, images: int) -> int:
         if self.workers is not None:

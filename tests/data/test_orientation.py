@@ -72,7 +72,7 @@ def test_evaluation_sees_the_upright_scene(orientation: int):
 def test_old_weights_and_runs_see_the_stored_pixels(orientation: int):
     data = photographed(SCENE, orientation)
     stored = Image.fromarray(np.asarray(open_image(data)))
-    old = Card.from_json({"preprocessing": {"size": 24, "crop": 1.0}}).preprocessing
+    old = from_json(Card, {"preprocessing": {"size": 24, "crop": 1.0}}).preprocessing
     assert not old.exif_orientation
     assert np.array_equal(evaluation(old)(open_image(data)), evaluation(old)(stored))
     run = from_json(DataConfig, {"path": "x"})

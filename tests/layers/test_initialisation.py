@@ -133,7 +133,7 @@ def test_embedding_std(build):
             positions.reset_parameters()
     assert build(embedding_std=0).table.count_nonzero() == 0
     for wrong in ("one", -1, float("nan"), float("inf"), None, True):
-        with pytest.raises(ValueError, match="embedding_std must be 'unit' or a finite number from 0 on, got"):
+        with pytest.raises(ValueError, match="embedding_std must be "):
             build(embedding_std=wrong)
 
 

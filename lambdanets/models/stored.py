@@ -1,0 +1,169 @@
+"""Files of weights: nothing that is read can run code, and none makes us allocate much more than its own size."""
+
+import re
+from argparse import Namespace
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from lambdanets.files import as_object, parse_json
+
+SPARE = 2**26  # elements that a network may have beyond the bytes of its file: new classifiers, buffers
+FACTORIES = (torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn)
+
+
+class NonFiniteWeightsWarning(UserWarning):
+    """Weights hold NaN or infinite values."""
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The texts in the header of a safetensors file."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            return file.metadata() or {}
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise not_whole(path, error) from error
+
+
+def read_description_of(path: Path, key: str) -> dict[str, Any] | None:
+    """The JSON object that our commands write into the header of a safetensors file, None without one."""
+    text = read_metadata(path).get(key)
+    if text is None:
+        return None
+    return as_object(parse_json(text, f"the header of {path}", constants=True), f"the header of {path}")
+
+
+def read_state(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, or of a state dict that torch.save wrote."""
+    if path.suffix == ".safetensors":
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            return load_file(str(path))
+        except FileNotFoundError:
+            raise
+        except (SafetensorError, OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
+            raise not_whole(path, error) from error
+    try:
+        with torch.serialization.safe_globals([Namespace]):  # timm's checkpoints have one beside the tensors
+            state = torch.load(path, map_location="cpu", weights_only=True)
+    except UnpicklingError as error:
+        raise ValueError(
+            f"{path} is refused: it is no torch file, or holds more than tensors, and loading that could run code. "
+            f"Save its state_dict alone"
+        ) from error
+    except (FileNotFoundError, PermissionError, IsADirectoryError):
+        raise
+    except Exception as error:  # a file that is cut off fails in many ways
+        why = f": {str(error).partition('.')[0]}" if isinstance(error, RuntimeError) else ", or none at all"
+        raise ValueError(f"{path} is not a whole torch file{why}") from error
+    for key in ("state_dict", "model"):  # as timm and torchvision wrap them
+        if isinstance(state, dict) and isinstance(state.get(key), dict):
+            state = state[key]
+    if not isinstance(state, dict) or not all(isinstance(n, str) and isinstance(v, Tensor) for n, v in state.items()):
+        raise ValueError(f"{path} is not a dictionary of tensors")
+    for name, tensor in state.items():
+        if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
+            raise ValueError(f"{path}: {name} is not a plain tensor ({tensor.layout}, {tensor.dtype}, {tensor.device})")
+        if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+            raise ValueError(
+                f"{path}: {name} is {list(tensor.shape)}, more than the file holds: save tensor.contiguous()"
+            )
+    return unwrapped(state)
+
+
+def not_whole(path: Path, error: Exception) -> ValueError:
+    return ValueError(f"{path} is not a whole safetensors file: {' '.join(str(error).split())[:200]}")
+
+
+def unwrapped(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Names without what DataParallel and torch.compile put before them."""
+    return {re.sub(r"^(module\.|_orig_mod\.)+", "", name): tensor for name, tensor in state.items()}
+
+
+def non_finite(state: Mapping[str, Tensor]) -> list[str]:
+    """The names of tensors that hold NaN or infinite values."""
+    return [
+        name for name, tensor in state.items() if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all())
+    ]
+
+
+def non_finite_message(path: Path, names: list[str], total: int) -> str:
+    return (
+        f"{path}: {len(names)} of {total} tensors hold values that are not finite (NaN or infinite), {names[0]} first: "
+        f"its training diverged or the file is damaged; use other weights"
+    )
+
+
+def check_finite(path: Path, state: Mapping[str, Tensor]) -> None:
+    """Refuse weights that hold NaN or infinite values."""
+    found = non_finite(state)
+    if found:
+        raise ValueError(non_finite_message(path, found, len(state)))
+
+
+class Budget(TorchFunctionMode):
+    """Count the elements of new tensors, and refuse to create more than `limit`."""
+
+    def __init__(self, limit: int, what: str) -> None:
+        super().__init__()
+        self.left = self.limit = limit
+        self.what = what
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if function in FACTORIES:
+            size = kwargs.get("size", args[0] if args and isinstance(args[0], list | tuple) else args)
+            self.left -= prod(s for s in size if isinstance(s, int))
+            if self.left < 0:
+                raise ValueError(
+                    f"{self.what} describes a network of more than {self.limit:,} parameters, which is far more than "
+                    f"the file holds: it is damaged, or not what it says it is"
+                )
+        return function(*args, **kwargs)
+
+
+def load_exactly(module: nn.Module, path: Path, state: Mapping[str, Tensor] | None = None) -> None:
+    """Load the weights of a file that says what it is: they must fit, and be finite."""
+    state = read_state(path) if state is None else state
+    check_finite(path, state)
+    wanted = module.state_dict()
+    wrong = [
+        f"{name} is {list(state[name].shape)}, expected {list(tensor.shape)}"
+        for name, tensor in wanted.items()
+        if name in state and state[name].shape != tensor.shape
+    ]
+    if wrong:
+        raise ValueError(f"{path} does not fit what it says it is: {shorten(wrong)}")
+    missing, unexpected = module.load_state_dict(state, strict=False)
+    if missing or unexpected:
+        raise ValueError(
+            f"{path} does not fit what it says it is: missing {shorten(missing)}; not expected {shorten(unexpected)}"
+        )
+
+
+def shorten(names: list[str], limit: int = 4) -> str:
+    rest = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + rest if names else "nothing"
+
+
+@contextmanager
+def within_size_of(path: Path, more: int = 0) -> Iterator[None]:
+    """Build a network that a file of weights describes: at most as many elements as the file has bytes, and `SPARE`.
+
+    Args:
+        path: the weights.
+        more: elements that the caller asked for.
+    """
+    with Budget(path.stat().st_size + SPARE + more, str(path)):
+        yield
