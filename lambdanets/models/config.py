@@ -9,7 +9,7 @@ from torch import nn
 from lambdanets.typed import Bounds, Deviation, check_fields
 
 MOST = 2**16  # of channels, heads and depths: fields may come from a file, which must not make us allocate gigabytes
-MOST_BLOCKS = 1000  # of a stage
+MOST_BLOCKS = 200  # of a stage; the deepest in the paper has 87
 MOST_CLASSES = 10**7
 LARGEST_IMAGE = 8192  # pixels of a side
 

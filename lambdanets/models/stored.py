@@ -16,6 +16,8 @@ from torch.overrides import TorchFunctionMode
 from lambdanets.files import as_object, parse_json
 
 SPARE = 2**26  # elements that a network may have beyond the bytes of its file: new classifiers, buffers
+SPARE_TENSORS = 1000
+BYTES_OF_A_TENSOR = 50  # its entry in a header, at least
 FACTORIES = (torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn)
 
 
@@ -113,11 +115,12 @@ def check_finite(path: Path, state: Mapping[str, Tensor]) -> None:
 
 
 class Budget(TorchFunctionMode):
-    """Count the elements of new tensors, and refuse to create more than `limit`."""
+    """Count new tensors and their elements, and refuse to create more than is allowed."""
 
-    def __init__(self, limit: int, what: str) -> None:
+    def __init__(self, elements: int, tensors: int, what: str) -> None:
         super().__init__()
-        self.left = self.limit = limit
+        self.left, self.tensors_left = elements, tensors
+        self.most = f"{elements:,} parameters or {tensors:,} tensors"
         self.what = what
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -125,10 +128,11 @@ class Budget(TorchFunctionMode):
         if function in FACTORIES:
             size = kwargs.get("size", args[0] if args and isinstance(args[0], list | tuple) else args)
             self.left -= prod(s for s in size if isinstance(s, int))
-            if self.left < 0:
+            self.tensors_left -= 1
+            if min(self.left, self.tensors_left) < 0:
                 raise ValueError(
-                    f"{self.what} describes a network of more than {self.limit:,} parameters, which is far more than "
-                    f"the file holds: it is damaged, or not what it says it is"
+                    f"{self.what} describes a network of more than {self.most}, which is far more than the file holds: "
+                    f"it is damaged, or not what it says it is"
                 )
         return function(*args, **kwargs)
 
@@ -159,11 +163,12 @@ def shorten(names: list[str], limit: int = 4) -> str:
 
 @contextmanager
 def within_size_of(path: Path, more: int = 0) -> Iterator[None]:
-    """Build a network that a file of weights describes: at most as many elements as the file has bytes, and `SPARE`.
+    """Build a network that a file of weights describes: its size is bounded by that of the file.
 
     Args:
         path: the weights.
         more: elements that the caller asked for.
     """
-    with Budget(path.stat().st_size + SPARE + more, str(path)):
+    size = path.stat().st_size
+    with Budget(size + SPARE + more, size // BYTES_OF_A_TENSOR + SPARE_TENSORS, str(path)):
         yield

@@ -273,7 +273,7 @@ def test_two_lambda_layers_in_one_block_warn() -> None:
         ("resnet50", {"placement": None}, ValueError, "placement must be text or a list, got None"),
         ("resnet50", {"placement": ("C", "C", 3, "L")}, ValueError, r"placement\[2\] must be text or a list, got 3"),
         ("resnet50", {"depths": (3, 4, 6)}, ValueError, r"depths must be a list of 4, got \(3, 4, 6\)"),
-        ("resnet50", {"depths": (3, 4, 0, 3)}, ValueError, r"depths\[2\] must be from 1 to 1000, got 0"),
+        ("resnet50", {"depths": (3, 4, 0, 3)}, ValueError, r"depths\[2\] must be from 1 to 200, got 0"),
         ("resnet50", {"widths": 64}, ValueError, "widths must be a list of 4, got 64"),
         (
             "resnet50",
