@@ -146,3 +146,8 @@ def check_map(x: Any, channels: int, linear: nn.Module, dims: int | None = 2, na
         axes = "*space" if dims is None else "height, width"
         raise ValueError(f"{name} must be [batch, {channels}, {axes}], got {list(x.shape)}")
     check_type(x, linear, name)
+
+
+def check_odd(kernel_size: int) -> None:
+    if kernel_size % 2 == 0:
+        raise ValueError(f"kernel_size={kernel_size} is even: the map would change its size, use {kernel_size + 1}")

@@ -6,7 +6,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from lambdanets.layers.arguments import NotScriptable, check_map, layer_arguments
+from lambdanets.layers.arguments import NotScriptable, check_map, check_odd, layer_arguments
 from lambdanets.layers.attention import GlobalAttention2d
 from lambdanets.typed import Bounds, Count
 
@@ -45,8 +45,7 @@ class AugmentedConvolution2d(NotScriptable):
         super().__init__()
         out_channels = channels if out_channels is None else out_channels
         attended = max(int(out_channels * value_ratio) // heads, 1) * heads
-        if kernel_size % 2 == 0:
-            raise ValueError(f"kernel_size={kernel_size} is even: the map would change its size, use {kernel_size + 1}")
+        check_odd(kernel_size)
         if attended >= out_channels:
             raise ValueError(f"{heads} heads leave no channel of {out_channels} to the convolution: use fewer heads")
         if key_depth is None:

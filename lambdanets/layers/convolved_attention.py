@@ -3,10 +3,12 @@
 import torch
 from torch import Tensor, nn
 
+from lambdanets.layers.arguments import NotScriptable, check_map, check_odd, layer_arguments
 from lambdanets.layers.linear_attention import LinearAttention
+from lambdanets.typed import Count
 
 
-class ConvolutionLinearAttention2d(nn.Module):
+class ConvolutionLinearAttention2d(NotScriptable):
     """y + project(attention(y)) with y = conv(x): efficient attention (Shen et al. 2018) as a residual module.
 
     The attention is `LinearAttention` with softmax over the depth of queries and over the positions of keys; a 1x1
@@ -20,19 +22,21 @@ class ConvolutionLinearAttention2d(nn.Module):
         kernel_size: of the convolution, odd.
     """
 
+    @layer_arguments
     def __init__(
         self,
-        channels: int,
-        out_channels: int | None = None,
+        channels: Count,
+        out_channels: Count | None = None,
         *,
-        heads: int = 1,
-        key_depth: int | None = None,
-        kernel_size: int = 3,
+        heads: Count = 1,
+        key_depth: Count | None = None,
+        kernel_size: Count = 3,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         out_channels = channels if out_channels is None else out_channels
+        check_odd(kernel_size)
         if out_channels % (2 * heads):
             raise ValueError(
                 f"out_channels={out_channels} is not divisible by twice heads={heads}: use another of the two"
@@ -43,5 +47,6 @@ class ConvolutionLinearAttention2d(nn.Module):
         self.project = nn.Conv2d(inner, out_channels, 1, bias=False, **factory)
 
     def forward(self, x: Tensor) -> Tensor:
+        check_map(x, self.conv.in_channels, self.conv)
         y = self.conv(x)
         return y + self.project(self.attention(y))

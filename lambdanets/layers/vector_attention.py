@@ -9,8 +9,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from lambdanets.layers.arguments import NotScriptable, check_map, layer_arguments
 from lambdanets.layers.attention import keep_format
 from lambdanets.ops.positions import per_axis
+from lambdanets.typed import Count
 
 
 def reflected(x: Tensor, margin: tuple[int, int]) -> Tensor:
@@ -25,16 +27,17 @@ def reflected(x: Tensor, margin: tuple[int, int]) -> Tensor:
     return x
 
 
-class VectorAttention2d(nn.Module):
+class VectorAttention2d(NotScriptable):
     """What pairwise and patchwise attention share: projections, footprints and the weighted sum, with biases."""
 
+    @layer_arguments
     def __init__(
         self,
-        channels: int,
-        out_channels: int | None,
-        scope: int | Sequence[int],
-        key_depth: int | None,
-        group: int,
+        channels: Count,
+        out_channels: Count | None,
+        scope: Count | Sequence[Count],
+        key_depth: Count | None,
+        group: Count,
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
@@ -53,8 +56,7 @@ class VectorAttention2d(nn.Module):
         self.to_values = nn.Conv2d(channels, out_channels, 1, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.ndim != 4 or x.shape[1] != self.channels:
-            raise ValueError(f"x must be [batch, {self.channels}, height, width], got {list(x.shape)}")
+        check_map(x, self.channels, self.to_queries)
         weights = self.weights(x)  # [B, G, S, N]
         values = self.footprints(self.to_values(x)).unflatten(1, (self.groups, self.group))
         output = torch.einsum("bgsn,bgcsn->bgcn", weights, values)
@@ -87,14 +89,15 @@ class PairwiseAttention2d(VectorAttention2d):
         group: how many channels share a weight.
     """
 
+    @layer_arguments
     def __init__(
         self,
-        channels: int,
-        out_channels: int | None = None,
+        channels: Count,
+        out_channels: Count | None = None,
         *,
-        scope: int | Sequence[int] = 7,
-        key_depth: int | None = None,
-        group: int = 8,
+        scope: Count | Sequence[Count] = 7,
+        key_depth: Count | None = None,
+        group: Count = 8,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
@@ -131,14 +134,15 @@ class PatchwiseAttention2d(VectorAttention2d):
     Args: as for PairwiseAttention2d.
     """
 
+    @layer_arguments
     def __init__(
         self,
-        channels: int,
-        out_channels: int | None = None,
+        channels: Count,
+        out_channels: Count | None = None,
         *,
-        scope: int | Sequence[int] = 7,
-        key_depth: int | None = None,
-        group: int = 8,
+        scope: Count | Sequence[Count] = 7,
+        key_depth: Count | None = None,
+        group: Count = 8,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:

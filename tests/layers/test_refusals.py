@@ -1,5 +1,6 @@
 """A layer refuses what it cannot do: the message has the offending value, and what to do."""
 
+import inspect
 import io
 
 import numpy as np
@@ -10,9 +11,12 @@ from lambdanets import LambdaLayer1d, LambdaLayer2d, LambdaLayer3d, RelativePosi
 from lambdanets.layers import (
     AugmentedConvolution2d,
     AxialAttention2d,
+    ConvolutionLinearAttention2d,
     GlobalAttention2d,
     LinearAttention,
     LocalAttention2d,
+    PairwiseAttention2d,
+    PatchwiseAttention2d,
     SqueezeExcitation2d,
 )
 from lambdanets.ops import lambda_op
@@ -169,6 +173,9 @@ LAYERS = {
     "axial": (AxialAttention2d, {"input_size": 5}, 4),
     "local": (LocalAttention2d, {"heads": 2}, 4),
     "augmented": (AugmentedConvolution2d, {"input_size": 5, "heads": 2}, 4),
+    "pairwise": (PairwiseAttention2d, {"scope": 3}, 4),
+    "patchwise": (PatchwiseAttention2d, {"scope": 3}, 4),
+    "convolved": (ConvolutionLinearAttention2d, {}, 4),
     "linear": (LinearAttention, {}, 4),
     "se": (SqueezeExcitation2d, {}, 4),
 }
@@ -209,7 +216,7 @@ def test_arguments_that_people_carry_over(kind, options, axes):
         kind(8, 8, 3, 1, **options)
     with pytest.raises(TypeError, match=f"{name} has no argument padding; a layer pads by itself"):
         kind(8, padding=1, **options)
-    if kind is not SqueezeExcitation2d:
+    if "heads" in inspect.signature(kind).parameters:
         with pytest.raises(TypeError, match=f"{name} has no argument num_heads; use heads$"):
             kind(8, num_heads=4, **options)
         with pytest.raises(TypeError, match=f"{name} has no argument key_dept; did you mean key_depth"):
