@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from lambdanets.models.config import LARGEST_IMAGE
 from lambdanets.options import check_numbers, chosen_device, optional
-from lambdanets.train.config import LARGEST_BATCH, LARGEST_IMAGE, Precision
+from lambdanets.train.config import LARGEST_BATCH, Precision
 from lambdanets.train.use import STDIN
 
 MOST_SHOWN = 20

@@ -5,10 +5,10 @@ from typing import Annotated, Literal
 
 import tyro
 
+from lambdanets.models.config import LARGEST_IMAGE
 from lambdanets.options import check_numbers, optional
 from lambdanets.train.config import (
     LARGEST_BATCH,
-    LARGEST_IMAGE,
     ModelConfig,
     RunConfig,
     at_least,
