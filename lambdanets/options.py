@@ -54,9 +54,9 @@ def check_numbers(config: Any, where: str = "", **ranges: tuple[float, float]) -
 def check_image_size(size: int | None, name: str) -> None:
     """Refuse sizes of images that no machine has memory for; `name` is the option."""
     if size is not None and not 1 <= size <= LARGEST_IMAGE:
-        gigabytes = 12 * size**2 / 1e9
-        more = f"; one image of that size takes {gigabytes:,.0f} GB in float32" if gigabytes >= 1 else ""
-        raise ValueError(f"{name} must be from 1 to {LARGEST_IMAGE} pixels, got {size}{more}")
+        gigabytes = 12 * size**2 // 10**9
+        more = f": one image of that size takes {gigabytes:,} GB in float32" if 0 < gigabytes < 10**6 else ""
+        raise ValueError(f"{name} is between 1 and {LARGEST_IMAGE:,} pixels, not {str(size)[:40]}{more}")
 
 
 def check_positive(**numbers: float | None) -> None:
