@@ -171,6 +171,22 @@ def test_flipped_bytes_never_raise_anything_else():
                 assert decode(bad.tobytes()).mode == "RGB"
 
 
+def test_a_flipped_bit_in_a_png_is_always_noticed():
+    """Pillow stops reading before the checksums of the pixels."""
+    good = encoded(picture(0), "PNG")
+    pixels = np.asarray(decode(good))
+    first = good.index(b"IDAT")
+    last = good.index(b"IEND") - 4
+    refused = 0
+    for at in range(first, last):
+        bad = good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :]
+        try:
+            assert np.array_equal(np.asarray(decode(bad)), pixels), at
+        except BrokenImageError:
+            refused += 1
+    assert refused == last - first
+
+
 def test_a_run_goes_on_among_broken_files(tmp_path: Path):
     write_folder(tmp_path, {"a": 40})
     for i, data in enumerate(BROKEN.values()):
