@@ -56,6 +56,8 @@ def load(optimizer: torch.optim.Optimizer, state: Any) -> None:
         raise ValueError(f"optimizer has other settings than this run: {options}")
     for parameter, names in before.items():
         found = optimizer.state[parameter]
+        if not isinstance(found, dict):
+            raise ValueError(f"optimizer has {str(found)[:40]!r} as the state of a parameter")
         if not names <= found.keys():
             raise ValueError(f"optimizer has no {', '.join(sorted(names - found.keys()))}")
         for name, value in found.items():

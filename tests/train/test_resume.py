@@ -184,6 +184,7 @@ FOREIGN = {
     "another optimizer": (("engine", "optimizer"), {"state": {}, "param_groups": []}),
     "an optimizer of text": (("engine", "optimizer"), "sgd"),
     "no momentum": (("engine", "optimizer", "state", 0), {}),
+    "a list of momenta": (("engine", "optimizer", "state", 0), [1.0]),
     "momentum of another shape": (("engine", "optimizer", "state", 0, "momentum_buffer"), torch.ones(2, 2)),
     "another weight decay": (("engine", "optimizer", "param_groups", 0, "weight_decay"), "much"),
     "another scale": (("engine", "scale", "scale"), torch.ones(2)),
