@@ -89,7 +89,7 @@ def select(folder: Path, selection: Selection) -> Counts:
     missing = [u.name for n, u in enumerate(manifest.units) if not label_path(folder, n).exists()]
     if missing and not selection.partial:
         raise ValueError(
-            f"{len(missing)} of {len(manifest.units)} units have no labels ({', '.join(missing[:3])}, ...): run "
+            f"{folder}: {len(missing)} of {len(manifest.units)} units have no labels ({', '.join(missing[:3])}, ...): run "
             f"`lambdanets pseudo-label` again, or take what there is with --partial"
         )
     passes = Passes(folder, manifest, selection)
