@@ -156,12 +156,13 @@ class ScoreResults:
     def run(self) -> int:
         from lambdanets.detect.annotations import read_scenes
         from lambdanets.detect.precision import average_precision
-        from lambdanets.detect.results import read_results
+        from lambdanets.detect.results import check_sizes, read_results
 
         check_numbers(self, "--", detections=(1, 100_000))
         results = read_results(self.results)
         boxes, masks = (any(key in one for one in results) for key in ("bbox", "segmentation"))
         scenes = read_scenes(self.annotations, None, masks="auto" if masks else "no")
+        check_sizes(self.results, results, scenes.pictures)
         if results and not boxes and not scenes.masks:
             raise ValueError(f"{self.results} has masks alone, and {self.annotations} has none")
         unknown = {one["image_id"] for one in results} - {picture.id for picture in scenes.pictures}

@@ -16,7 +16,7 @@ from lambdanets.detect.coco import DetectionSet
 from lambdanets.detect.config import DetectConfig
 from lambdanets.detect.draw import draw, true_objects
 from lambdanets.detect.quality import Quality, quality
-from lambdanets.detect.results import Detection, by_picture, read_results
+from lambdanets.detect.results import Detection, by_picture, check_sizes, read_results
 from lambdanets.detect.scenes import Picture
 from lambdanets.detect.task import DETECTIONS, PROBLEMS, evaluated_set
 from lambdanets.files import read_object
@@ -147,6 +147,7 @@ def looked_at(folder: Path, config: DetectConfig, pictures: int) -> tuple[list[A
     try:
         results = read_results(path)
         data, indices, _ = evaluated_set(config)
+        check_sizes(path, results, data.scenes.pictures)
     except (ValueError, OSError) as error:
         return [], [], f"No pictures: {error}"
     found = by_picture(results, data.scenes.categories)

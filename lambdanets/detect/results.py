@@ -13,7 +13,7 @@ from torch import Tensor
 from lambdanets.data.decode import LIMITS
 from lambdanets.detect import rle
 from lambdanets.detect.annotations import LARGEST_ID, MOST_BYTES, number_of, shown, side
-from lambdanets.detect.scenes import Category
+from lambdanets.detect.scenes import Category, Picture
 from lambdanets.files import read_json, write_text
 
 LARGEST_NUMBER = 1e9  # of boxes and scores
@@ -101,6 +101,18 @@ def read_results(path: Path) -> list[Result]:
             if key in one and not right(one[key]):
                 raise ValueError(f"{path}: detection {i} has the {key} {shown(one[key], 80)}")
     return data
+
+
+def check_sizes(path: Path, results: Sequence[Result], pictures: Sequence[Picture]) -> None:
+    """Raise a ValueError if the outline of a detection is for another size than its picture has."""
+    sizes = {picture.id: [*picture.size] for picture in pictures}
+    for i, one in enumerate(results):
+        wanted = sizes.get(one["image_id"])
+        if wanted is not None and "segmentation" in one and one["segmentation"]["size"] != wanted:
+            raise ValueError(
+                f"{path}: detection {i} has an outline for {one['segmentation']['size']} pixels, height first, and the "
+                f"picture {one['image_id']} has {wanted}"
+            )
 
 
 def is_number(value: Any) -> bool:
