@@ -89,8 +89,8 @@ def select(folder: Path, selection: Selection) -> Counts:
     missing = [u.name for n, u in enumerate(manifest.units) if not label_path(folder, n).exists()]
     if missing and not selection.partial:
         raise ValueError(
-            f"{folder}: {len(missing)} of {len(manifest.units)} units have no labels ({', '.join(missing[:3])}, ...): run "
-            f"`lambdanets pseudo-label` again, or take what there is with --partial"
+            f"{folder}: {len(missing)} of {len(manifest.units)} units have no labels ({', '.join(missing[:3])}, ...): "
+            f"run `lambdanets pseudo-label` again, or take what there is with --partial"
         )
     passes = Passes(folder, manifest, selection)
     labelled, confident, histogram = passes.count()
