@@ -7,10 +7,11 @@ from functools import partial
 from torch import Tensor
 
 from lambdanets.convert import networks
+from lambdanets.convert.keys import COUNTER
 from lambdanets.convert.layers import D_LI14, LUCIDRAINS, TIMM, LayerNames, build_layer, read_layer
 from lambdanets.layers import LambdaLayer2d
 from lambdanets.models import Network
-from lambdanets.models.stored import shorten, unwrapped
+from lambdanets.models.stored import SPARE, SPARE_TENSORS, Budget, shorten, unwrapped
 
 Module = LambdaLayer2d | Network
 
@@ -58,7 +59,17 @@ def convert_state(state: Mapping[str, Tensor], source_format: str | None = None)
     name = source_format or recognise(state)
     if name not in FORMATS:
         raise ValueError(f"unknown format {name!r}; choose one of {', '.join(FORMATS)}")
-    return Converted(FORMATS[name].convert(state), name)
+    what = FORMATS[name].what
+    odd = next((n for n, t in state.items() if not t.is_floating_point() and not n.endswith(COUNTER)), None)
+    if odd is not None:
+        raise ValueError(f"this is not {what}: {odd} is {state[odd].dtype}, expected a floating-point dtype")
+    elements = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+    try:
+        with Budget(elements + SPARE, 2 * len(state) + SPARE_TENSORS, what):
+            return Converted(FORMATS[name].convert(state), name)
+    except (IndexError, RuntimeError, TypeError, ZeroDivisionError) as error:  # sizes are read from any tensor
+        text = str(error).partition("\n")[0]
+        raise ValueError(f"this is not {what}: its tensors have other shapes ({text})") from error
 
 
 def recognise(state: Mapping[str, Tensor]) -> str:

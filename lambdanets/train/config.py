@@ -13,6 +13,7 @@ from lambdanets.data.order import Remainder
 from lambdanets.models.config import NetworkConfig
 from lambdanets.models.hub import Preprocessing
 from lambdanets.options import LARGEST, check_image_size, check_numbers, optional
+from lambdanets.typed import shown
 
 Precision = Literal["float32", "bfloat16", "float16", "float64"]
 LARGEST_BATCH = 2**20
@@ -113,7 +114,7 @@ def parse_option(word: str) -> tuple[str, Any]:
     """An argument of a network from a command line; what is no Python value is a text."""
     name, equals, value = word.partition("=")
     if not equals:
-        raise ValueError(f"options of a network are name=value, for example scope=7, not {word!r}")
+        raise ValueError(f"options of a network are name=value, for example scope=7, not {shown(word)}")
     if len(value) > LONGEST_OPTION:
         raise ValueError(f"the option {name[:40]} has {len(value):,} characters, at most {LONGEST_OPTION} are allowed")
     try:

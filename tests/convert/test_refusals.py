@@ -119,3 +119,29 @@ def test_unknown_format_and_a_layer_into_a_folder(state, tmp_path, capsys):
 def test_other_things_than_tensors(tmp_path, capsys):
     torch.save({"conv_qkv.weight": "not a tensor"}, tmp_path / "a.pt")
     assert "tensors" in refusal(tmp_path / "a.pt", tmp_path, capsys)
+
+
+ODD = {
+    "scalar": torch.zeros(()),
+    "vector": torch.zeros(3),
+    "empty": torch.zeros(0),
+    "five axes": torch.zeros(1, 1, 1, 1, 1),
+    "whole numbers": torch.zeros(6, 12, 1, 1, dtype=torch.int64),
+    "complex": torch.zeros(6, 12, 1, 1, dtype=torch.complex64),
+}
+
+
+@pytest.mark.parametrize("name", ["conv_qkv.weight", "norm_q.weight", "norm_v.running_mean", "lambda_conv.weight"])
+@pytest.mark.parametrize("kind", ODD)
+def test_tensors_of_odd_shapes(kind, name, state, tmp_path, capsys):
+    torch.save({**state, name: ODD[kind]}, tmp_path / "a.pt")
+    said = refusal(tmp_path / "a.pt", tmp_path, capsys)
+    assert "not d-li14's LambdaLayer" in said or "position convolution is [K, U, 1, r, r]" in said
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_networks_with_tensors_of_odd_shapes(kind, tmp_path, capsys):
+    state = peers.LambdaResNet((1, 1, 1, 1), 3, depth=4, scope=3).state_dict()
+    for name in ("conv1.0.weight", "layer1.0.conv1.weight", "layer1.0.conv2.conv_qkv.weight", "fc.weight"):
+        torch.save({**state, name: ODD[kind]}, tmp_path / "a.pt")
+        assert refusal(tmp_path / "a.pt", tmp_path, capsys)

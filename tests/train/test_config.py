@@ -8,14 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from lambdanets.cli import main
 from lambdanets.data.augment import Augment
 from lambdanets.detect.config import DetectConfig, DetectData
 from lambdanets.language.task import LanguageConfig
+from lambdanets.options import chosen_device
 from lambdanets.pseudo.config import CoTrainConfig
 from lambdanets.train.config import DataConfig, Ema, ModelConfig, Optimizer, RunConfig, Schedule, TrainConfig
 from lambdanets.train.jsonable import from_json, to_json
+from lambdanets.train.use import Using
 
 CONFIGS = {
     "default": TrainConfig(),
@@ -180,3 +183,47 @@ def test_the_size_of_embeddings_may_be_a_rule():
     assert from_json(TrainConfig, to_json(config)).model.row().embedding_std == "unit"
     with pytest.raises(ValueError, match=r"model.embedding_std .*'one'"):
         from_json(TrainConfig, {"model": {"embedding_std": "one"}})
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("pretrained=owner/name", "cannot have pretrained: use --model.pretrained"),
+        ("num_classes=0", "cannot have num_classes: the classes are those of the data"),
+        ("features_only=True", "cannot have features_only"),
+        ("scope=[[[", "scope must be"),
+        ("scope=((1,),(2,(3,)))", "scope"),
+        ("heads=1e9", "heads must be a whole number .* got 1000000000.0"),
+        ("heads=" + "9" * 400, "heads must be from 1 to 65536"),
+        ("scope=" + "[" * 900, "scope must be"),
+        ("scope=" + "[" * 5000, "has 5,000 characters"),
+        ("bogus=1", "has no argument bogus"),
+        ("num_heads=4", "has no argument num_heads; use heads"),
+        ("scope", "name=value"),
+    ],
+)
+def test_odd_options_of_a_network(word, message):
+    with pytest.raises(ValueError, match=message) as refused:
+        ModelConfig(options=(word,)).row()
+    assert len(str(refused.value)) < 1000
+
+
+@pytest.mark.parametrize("name", ["mps", "xpu", "meta"])
+def test_devices_that_are_not_supported(name):
+    with pytest.raises(ValueError, match=f"device '{name}' is not supported: use cpu, cuda or cuda:1"):
+        chosen_device(name)
+
+
+def test_a_gpu_that_is_not_there(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert chosen_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(ValueError, match="device 'cuda:7': torch finds 2 CUDA GPUs here"):
+        chosen_device("cuda:7")
+
+
+def test_images_that_are_too_large():
+    with pytest.raises(ValueError, match=r"between 1 and 8,192 pixels, not 100000: one image .* takes 120 GB"):
+        ModelConfig(image_size=100_000)
+    with pytest.raises(ValueError, match="--image-size is between"):
+        Using(image_size=100_000)
