@@ -30,10 +30,10 @@ def notes(model: nn.Module, config: RunConfig, share: Share, steps: int, epochs:
             f"A batch norm momentum of {slow:g} is too small for {steps:,} steps: "
             f"the statistics that evaluation uses will not have settled. Use {USUAL_MOMENTUM}"
         )
-    warmup, epochs = config.schedule.warmup_epochs, config.epochs
-    if warmup >= epochs:
+    warmup, length = config.schedule.warmup_epochs, config.epochs
+    if warmup >= length:
         found.append(
-            f"The warmup takes {warmup:g} epochs and the run {epochs:g}, so the learning rate never gets to its peak: "
+            f"The warmup takes {warmup:g} epochs and the run {length:g}, so the learning rate never gets to its peak: "
             f"use a smaller --schedule.warmup-epochs"
         )
     return found

@@ -5,7 +5,7 @@ import math
 from lambdanets.train.config import Schedule
 
 
-def learning_rate(schedule: Schedule, batch_size: int, step: int, *, steps: int, steps_per_epoch: int) -> float:
+def learning_rate(schedule: Schedule, batch_size: int, step: int, *, steps: int, steps_per_epoch: float) -> float:
     """The rate of a step (counted from 0) of a run of `steps`."""
     peak = schedule.peak(batch_size)
     warmup = schedule.warmup_epochs * steps_per_epoch
