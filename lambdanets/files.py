@@ -20,6 +20,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, a quota, or the larg
 LOCK = ".lock"
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # of file systems without flock
 NO_LOCK_ADVICE = "make sure that no other process writes into it"
+RESTART_WAIT = 60.0  # seconds for which processes that were restarted wait for the lock of those that they replace
 POLL = 0.05  # seconds between tries to take a lock
 HELD: set[int] = set()  # descriptors of the locks of this process
 

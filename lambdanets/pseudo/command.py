@@ -4,7 +4,7 @@
 import json
 import os
 import sys
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.progress import Progress as Bar
 from rich.progress import TextColumn
 
+from lambdanets.files import RESTART_WAIT, locked
 from lambdanets.options import check_numbers, chosen_device, optional
 from lambdanets.train.use import Using
 
@@ -126,13 +127,17 @@ class PseudoLabel:
         ensemble = open_teachers(self.teacher, using, self.labelling.class_names)
         options = self.labelling.options(using.batch_size)
         console = Console(stderr=True, highlight=False)
-        with progress_bar(console, len(range(rank, len(place.units), world))) as progress:
-            workers = using.loader_workers(sys.maxsize)
-            done = label(ensemble, place, self.out, options, workers=workers, rank=rank, world=world, progress=progress)
-        tell_labelled(done, console, rank, world)
-        if done.complete or (selection.partial and world == 1):
-            choose(self.out, selection)
-        elif not done.failed and world > 1:
+        bar = progress_bar(console, len(range(rank, len(place.units), world)))
+        with own_labels(self.out, rank):
+            with bar as progress:
+                workers = using.loader_workers(sys.maxsize)
+                done = label(
+                    ensemble, place, self.out, options, workers=workers, rank=rank, world=world, progress=progress
+                )
+            tell_labelled(done, console, rank, world)
+            if done.complete or (selection.partial and world == 1):
+                choose(self.out, selection)
+        if not done.complete and not done.failed and world > 1:
             print(f"process {rank} is done; the last one chooses among the labels", file=sys.stderr)
         return 1 if done.failed else 0
 
@@ -148,10 +153,19 @@ class PseudoSelect:
     """Print the counts as JSON."""
 
     def run(self) -> int:
-        counts = choose(self.out, self.choosing.selection(), quiet=self.json)
+        with own_labels(self.out, 0) if self.out.is_dir() else nullcontext():
+            counts = choose(self.out, self.choosing.selection(), quiet=self.json)
         if self.json:
             print(json.dumps(asdict(counts)))
         return 0
+
+
+def own_labels(folder: Path, rank: int) -> AbstractContextManager[None]:
+    """The lock of a folder of labels, which the first process of a command holds for all."""
+    if rank:
+        return nullcontext()
+    restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    return locked(folder, wait=RESTART_WAIT if restarted else 0.0)
 
 
 def choose(folder: Path, selection: "Selection", *, quiet: bool = False) -> "Counts":

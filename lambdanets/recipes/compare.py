@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from rich.console import Console
 from rich.table import Table
 
+from lambdanets.files import locked
 from lambdanets.measure.machine import describe
 from lambdanets.options import chosen_device, optional
 from lambdanets.recipes.small import imagenette
@@ -117,10 +118,11 @@ class Compare:
         )
         base = replace(base, epochs=base.epochs if self.epochs is None else self.epochs)
         base = replace(base, batch_size=base.batch_size if self.batch_size is None else self.batch_size)
-        contest = Contest.open(self.out, base, {name: CONTESTANTS[name] for name in self.networks})
         tuning = base.epochs / 2 if self.tuning_epochs is None else self.tuning_epochs
-        contest.check(tuning)
-        contest.go(self.seeds, tuning, self.minutes)
+        with locked(self.out):
+            contest = Contest.open(self.out, base, {name: CONTESTANTS[name] for name in self.networks})
+            contest.check(tuning)
+            contest.go(self.seeds, tuning, self.minutes)
         contest.show(Console(highlight=False))
         return 0
 

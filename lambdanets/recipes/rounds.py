@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from lambdanets.pseudo.command import Choosing, Labelling, own_gpu, progress_bar
+from lambdanets.pseudo.command import Choosing, Labelling, own_gpu, own_labels, progress_bar
 from lambdanets.pseudo.config import CoTrainConfig
 from lambdanets.recipes.command import RECIPES
 from lambdanets.train.signals import SIGNAL_STATUS
@@ -48,7 +48,8 @@ class PseudoRounds:
         rank, world = who()
         using = own_gpu(self.using)
         console = Console(highlight=False)
-        with Watcher(console) as watcher, progress_bar(Console(stderr=True), 0) as progress:
+        bar = progress_bar(Console(stderr=True), 0)
+        with own_labels(self.folder, rank), Watcher(console) as watcher, bar as progress:
             found = run_rounds(
                 self.teacher,
                 self.images,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from lambdanets.data.order import Epochs, Remainder
-from lambdanets.files import locked, parse_json, read_object
+from lambdanets.files import RESTART_WAIT, locked, parse_json, read_object
 from lambdanets.train import checkpoint
 from lambdanets.train.checkpoint import ForeignError
 from lambdanets.train.config import RunConfig
@@ -26,7 +26,6 @@ CHANGEABLE = (
     "pseudo.epoch",  # the number of steps says whether epochs are the same
 )
 FORMAT = 1  # of a checkpoint
-RESTART_WAIT = 60.0  # seconds for which a restarted run waits for the lock of the processes that it replaces
 FIRST_LINE = 2**20  # most bytes of it
 
 

@@ -9,6 +9,7 @@ import torch
 
 from lambdanets.cli import main
 from lambdanets.data.source import open_source
+from lambdanets.files import locked
 from lambdanets.models import Card, Preprocessing, save_weights
 from lambdanets.pseudo.files import label_path, read_labels
 from lambdanets.pseudo.label import LabelOptions, label
@@ -107,6 +108,19 @@ def test_several_processes_give_the_result_of_one(tmp_path, teacher, shards, wor
         assert done.complete == (rank == 2)
         assert done.units == (1 if rank == 2 else 2)
     assert contents(tmp_path / "one") == contents(tmp_path / "three")
+
+
+def test_labels_in_use_by_another_process_are_left_as_they_are(tmp_path, teacher, shards, capsys):
+    out = tmp_path / "out"
+    command = ["pseudo-label", teacher, str(shards), str(out), "--device", "cpu", "--workers", "0"]
+    with locked(out):
+        assert main(command) == 2
+        assert f"{out} is in use by another process" in capsys.readouterr().err
+        assert main(["pseudo-select", str(out)]) == 2
+        assert f"{out} is in use by another process" in capsys.readouterr().err
+    assert [path.name for path in out.iterdir()] == [".lock"]
+    assert main(["pseudo-select", str(tmp_path / "none")]) == 2
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_damaged_shard_is_named_and_the_others_are_kept(tmp_path, teacher, shards, capsys):
