@@ -242,7 +242,7 @@ def test_before_a_unit_is_finished_settings_may_change(tmp_path, teacher, shards
     command = ["pseudo-label", teacher, str(shards), str(tmp_path / "out"), "--device", "cpu", "--workers", "0"]
     assert main([*command, "--guard", "nowhere"]) == 2
     assert "nowhere" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()  # nothing is written before all is ready
+    assert [path.name for path in (tmp_path / "out").iterdir()] == [".lock"]  # nothing else before all is ready
     assert killed(lambda: label_all(teacher, shards, tmp_path / "out"), 5)
     before = contents(tmp_path / "out")
     assert list(before) == ["labels.json"]
