@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from lambdanets.files import LOCK
 from lambdanets.pseudo.label import LabelOptions, Run, label
 from lambdanets.pseudo.teacher import open_teachers
 from lambdanets.pseudo.units import open_place
@@ -38,8 +39,9 @@ def label_all(teacher: str, images: Path, out: Path, options: LabelOptions = OPT
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Everything below a folder, hidden files included."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    """Everything below a folder, hidden files included; but for the lock, which names a process."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != LOCK]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
 def killed(work, moment: int, monkeypatch_points=("launch", "land", "finish")) -> bool:
