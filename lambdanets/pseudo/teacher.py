@@ -35,7 +35,7 @@ class Teacher:
     @property
     def view(self) -> tuple[Preprocessing, int]:
         """How it wants images, but for mean and std, which are the device's work."""
-        return replace(self.preprocessing, mean=(), std=()), self.channels
+        return replace(self.preprocessing, mean=(0.0,), std=(1.0,)), self.channels
 
     def about(self) -> dict[str, Any]:
         size = self.preprocessing.size

@@ -244,7 +244,7 @@ def test_a_run_from_before_a_field_goes_on_as_it_was(tmp_path, monkeypatch, agai
         (["train", "imagnette"], ["unknown recipe 'imagnette': did you mean imagenette"]),
         (["train", "xyz"], ["unknown recipe 'xyz': `lambdanets train --help` has them all"]),
         (["detect", "train", "shape"], ["unknown recipe 'shape': did you mean shapes?"]),
-        (["train", "resume", "broken"], ["broken/config.json is not JSON"]),
+        (["train", "resume", "broken"], ["broken/config.json is not usable JSON"]),
         (["train", "debug", "--model.pretrained", "empty.pt"], ["empty.pt is not a whole torch file"]),
     ],
 )
