@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from lambdanets.cli import main
 from lambdanets.convert import load_layer
+from lambdanets.detect.weights import load_detector
 from lambdanets.models import Network, from_pretrained
-from lambdanets.models.hub import KEY
+from lambdanets.models.hub import DETECTOR_KEY, KEY
 from lambdanets.models.stored import NonFiniteWeightsWarning, read_state, within_size_of
 from lambdanets.train.trained import open_trained
 from tests.train.weights import image_folder, small_network, small_weights
@@ -256,3 +257,19 @@ def test_headers_of_converted_layers(arguments: Any, message: str, tmp_path: Pat
     save_file({"to_queries.weight": torch.zeros(2, 2)}, path, {KEY: json.dumps(header)})
     with pytest.raises(ValueError, match=message):
         load_layer(path)
+
+
+def test_a_detector_may_not_name_other_weights(tmp_path: Path, no_hub: list[Any]) -> None:
+    about = {
+        "model": {"name": "lambda_resnet_tiny", "pretrained": "owner/name"},
+        "heads": {},
+        "categories": [],
+        "masks": False,
+        "size": 64,
+        "mean": [0.5, 0.5, 0.5],
+        "std": [0.2, 0.2, 0.2],
+    }
+    save_file({"a": torch.zeros(1)}, tmp_path / "d.safetensors", {DETECTOR_KEY: json.dumps(about)})
+    with pytest.raises(ValueError, match=r"model.pretrained must be null in a file of weights"):
+        load_detector(tmp_path / "d.safetensors")
+    assert not no_hub
