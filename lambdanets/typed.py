@@ -115,7 +115,7 @@ def read(kind: Any, data: Any, where: str) -> Any:
             return float(data)
         except OverflowError:
             raise wrong(where, kind, data) from None
-    fits = type(data) is kind if kind in (bool, int, float, str) else isinstance(data, kind)
+    fits = type(data) is kind if kind in (bool, int, float, str) else isinstance(data, kind)  # type: ignore[arg-type]
     if not fits:
         raise wrong(where, kind, data)
     return data

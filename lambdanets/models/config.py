@@ -113,8 +113,8 @@ class ResNetConfig(NetworkConfig):
 
     depths: tuple[Blocks, Blocks, Blocks, Blocks]
     widths: tuple[Count, Count, Count, Count] = (64, 128, 256, 512)
-    stem: str = "vanilla"
-    shortcut: str = "conv"
+    stem: Literal["vanilla", "deep", "strided", "small"] = "vanilla"
+    shortcut: Literal["conv", "pool"] = "conv"
     se: bool | tuple[bool, bool, bool, bool] = False
     se_reduction: Count = 16
     placement: Placement = "CCCC"
