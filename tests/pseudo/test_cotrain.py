@@ -282,7 +282,7 @@ def test_contents_that_changed_are_refused_and_old_files_have_no_digests(tmp_pat
         PseudoSource(labels, NAMES)
     data = json.loads((labels / "labels.json").read_text())
     (labels / "labels.json").write_text(json.dumps(data | {"units": [3]}))
-    with pytest.raises(ValueError, match=r"labels.json cannot be read: units\[0\] is an object, not 3"):
+    with pytest.raises(ValueError, match=r"labels.json cannot be read: units\[0\] must be an object, got 3"):
         PseudoSource(labels, NAMES)
 
 
