@@ -22,6 +22,7 @@ from lambdanets.train.trained import Trained
 from lambdanets.train.use import STDIN
 
 MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"GIF87a", b"GIF89a")  # how JPEG, PNG, WebP and GIF begin
+NOT_FINITE = "the scores are not finite (NaN): the weights are damaged, or --precision is too small for them"
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,10 @@ def predict(trained: Trained, given: list[Given], top: int = 5) -> Iterator[Pred
         best = logits_BC.double().softmax(1).topk(min(top, logits_BC.shape[1]), dim=1)
         for index, values, places in zip(batch.indices.tolist(), best.values, best.indices, strict=True):
             classes = tuple((names[i], p) for i, p in zip(places.tolist(), values.tolist(), strict=True))
-            found[index] = Prediction(given[index].name, classes)
+            if values.isfinite().all():
+                found[index] = Prediction(given[index].name, classes)
+            else:
+                found[index] = Prediction(given[index].name, error=NOT_FINITE)
         yield from (found[index] for index in sorted(found))
 
 

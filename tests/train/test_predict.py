@@ -6,11 +6,13 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
 from lambdanets.cli import main
+from lambdanets.models import Card, Preprocessing, save_weights
 from lambdanets.train.predict import gather
-from tests.train.weights import NAMES, image_folder, scores_of, small_weights
+from tests.train.weights import MEAN, NAMES, SIZE, STD, image_folder, scores_of, small_network, small_weights
 
 
 class Stdin:
@@ -187,3 +189,14 @@ def test_grey_networks_take_colour_images(tmp_path: Path, capsys):
     _, weights = small_weights(tmp_path / "w.safetensors", in_chans=1)
     images = image_folder(tmp_path / "images", each=1)
     assert len(run(capsys, weights, *images)) == 7
+
+
+def test_scores_that_are_not_finite_are_an_error(tmp_path, capsys):
+    """Finite weights can be so large that the scores are not."""
+    network = small_network()
+    with torch.no_grad():
+        network.get_classifier().weight.fill_(3e38)
+    path = save_weights(network, tmp_path / "w.safetensors", Card(Preprocessing(MEAN, STD, SIZE, 1.0), NAMES))
+    image = next(iter(image_folder(tmp_path / "images", each=1)))
+    (found,) = run(capsys, path, image, status=1)
+    assert "not finite" in found["error"]
