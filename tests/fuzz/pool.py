@@ -87,7 +87,7 @@ def work(pipe: Connection, place: str) -> None:
 
     torch.set_num_threads(1)
     forbid_network()
-    warnings.simplefilter("always")  # each case is the first
+    warnings.simplefilter("always", UserWarning)  # each case is the first
     pipe.send(None)
     while True:
         try:

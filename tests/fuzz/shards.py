@@ -57,7 +57,7 @@ def run(case: Case) -> bool:
         case.note(said_too)
         (case.folder / "classes.txt").write_bytes(text)
 
-    names = (shard, "classes.txt")
+    names = (shard, "classes.txt", str(case.folder))
     unpacked = data if not packed else gunzipped(data)
     expected = None if unpacked is None else reading(unpacked)
     found = case.command(DataCheck(str(case.folder), workers=1), names=names)
