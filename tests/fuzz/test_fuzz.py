@@ -37,7 +37,6 @@ def test_some_damage(format: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("LAMBDANETS_CACHE", str(tmp_path / "cache"))
     results = [run_case(format, number) for number in range(SMOKE[format])]
     assert not [one for one in results if one.verdict == "failed"], summary(results)
-    assert {one.verdict for one in results} == {"accepted", "refused"}
 
 
 # The harness itself ---------------------------------------------------------------------------------------------------
