@@ -86,7 +86,7 @@ class KillAndResume:
     output: Path
     kills: int = 40
     """How often the run is killed."""
-    epochs: float = 2.0
+    epochs: float = 1.0
     """Of 4,000 digits, in batches of 32."""
     workers: int = 1
     """Processes that read images."""
@@ -127,10 +127,9 @@ class KillAndResume:
         while len(moments) < self.kills:
             kill = len(moments)
             process = part.start()
-            wanted = MOMENTS[kill % len(MOMENTS)]
-            late = wanted == "end" and kill > 2 * self.kills // 3
+            late = kill >= self.kills - self.kills // 8  # the last ones: after the last step
             wait_for_step(process, part.out, steps if late else (kill + 1) * steps // (self.kills + 1))
-            if wanted == "checkpoint":
+            if kill % 2 == 0 and newest(part.out) < steps:
                 wait_for_part(process, part.out)
             else:
                 time.sleep(generator.random() * 0.2)
