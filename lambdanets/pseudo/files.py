@@ -166,6 +166,17 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
+def check_units(folder: Path, manifest: Manifest) -> None:
+    """Refuse a folder with labels of units that the manifest does not have: the manifest is damaged."""
+    paths = (folder / LABELS).glob("*.safetensors")
+    beyond = sorted(path for path in paths if path.stem.isdecimal() and int(path.stem) >= len(manifest.units))
+    if beyond:
+        raise ValueError(
+            f"{folder / MANIFEST} has {len(manifest.units)} units, and {beyond[0]} is of another one: the manifest is "
+            f"damaged. Label again into another folder"
+        )
+
+
 def write_labels(folder: Path, number: int, labels: Labels) -> None:
     arrays = {
         name: value

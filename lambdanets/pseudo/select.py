@@ -23,6 +23,7 @@ from lambdanets.options import check_numbers
 from lambdanets.pseudo.files import (
     SELECTION,
     Manifest,
+    check_units,
     every_label,
     label_path,
     read_columns,
@@ -86,6 +87,7 @@ class Counts:
 def select(folder: Path, selection: Selection) -> Counts:
     """Writes which rows of each label file are used and how often, and `selection.json`."""
     manifest = read_manifest(folder)
+    check_units(folder, manifest)
     missing = [u.name for n, u in enumerate(manifest.units) if not label_path(folder, n).exists()]
     if missing and not selection.partial:
         raise ValueError(

@@ -113,3 +113,12 @@ def test_memory_does_not_grow_with_the_images(tmp_path, capsys):
     assert found["units"] == 100
     assert found["used"] == 50 * found["most"]
     assert json.loads(capsys.readouterr().out) == found
+
+
+def test_a_manifest_that_has_lost_a_unit_is_refused(tmp_path):
+    folder = write_made_labels(tmp_path, [np.array([0, 1])] * 3, [np.array([0.9, 0.8])] * 3, ("a", "b"))
+    manifest = json.loads((folder / "labels.json").read_text())
+    del manifest["units"][1]
+    (folder / "labels.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match=r"labels\.json has 2 units, and .*000002\.safetensors"):
+        select(folder, Selection())
