@@ -289,7 +289,7 @@ def test_a_full_disk_keeps_what_is_finished(tmp_path, teacher):
 def test_probabilities_that_are_not_finite_stop(tmp_path, shards):
     network = small_network()
     with torch.no_grad():
-        network.get_classifier().bias[0] = float("nan")
+        network.get_classifier().weight.fill_(3e38)  # finite: weights that are not are refused when they are loaded
     path = save_weights(network, tmp_path / "bad.safetensors", Card(Preprocessing(size=SIZE)))
     with pytest.raises(ValueError, match="not finite with --precision float32: its weights are damaged"):
         label_all(str(path), shards, tmp_path / "out", OPTIONS)
