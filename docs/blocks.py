@@ -39,6 +39,25 @@ def comparison(result: Row, where: str) -> str:
     return "".join(lines)
 
 
+def embedding(result: Row, where: str) -> str:
+    """What benchmarks/embedding_std.py wrote."""
+    used = result["settings"]
+    lines = [
+        f"{where}. {used['network']} with lambda layers in all stages, images of {used['image_size']} pixels, "
+        f"{used['epochs']:g} epochs, the same recipe for all rows.\n\n",
+        "| `embedding_std` | seeds | top-1, held-out training images | top-1, validation images |\n",
+        "| --- | ---: | ---: | ---: |\n",
+    ]
+    for name in result["means"]:
+        rows = [row for row in result["rows"] if row["embedding_std"] == name]
+        cells = [f"`{name}` ({rows[0]['value']:.3g})" if name == "unit" else name, str(len(rows))]
+        for split in ("held_out", "validation"):
+            scores = [100 * row[f"{split}_top1"] for row in rows]
+            cells.append(f"{fmean(scores):.1f} ({', '.join(f'{score:.1f}' for score in scores)})")
+        lines.append(f"| {' | '.join(cells)} |\n")
+    return "".join(lines)
+
+
 def engine(result: Row, where: str) -> str:
     """What `lambdanets bench engine` wrote."""
     used = result["settings"]

@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # blocks.py, readings.py
 
 import readings
-from blocks import Row, comparison, detect, engine, kernels, loader, pseudo, pseudo_hours, sets
+from blocks import Row, comparison, detect, embedding, engine, kernels, loader, pseudo, pseudo_hours, sets
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -210,10 +210,11 @@ def language(result: Row, where: str) -> str:
 
 OTHERS = {"language": language, "compare": comparison, "networks": networks, "engine": engine, "pseudo": pseudo}
 OTHERS |= {"detect": detect, "sets": sets, "steps": steps, "loader": loader, "guard": readings.guard}
-OTHERS |= {"roofline": kernels}
+OTHERS |= {"roofline": kernels, "embedding": embedding}
 WRITERS = {"detect-cuda": "lambdanets detect bench", "detect-sets": "benchmarks/detect_sets.py"}
 WRITERS |= {"guard-imagenette": "benchmarks/guard_hashes.py", "kernels-h200": "lambdanets bench kernels"}
 WRITERS |= {"steps-cuda": "benchmarks/step_profile.py", "compare-imagenette": "lambdanets compare"}
+WRITERS |= {"embedding-std": "benchmarks/embedding_std.py"}
 
 
 def hard_baseline(rows: list[Row]) -> str:

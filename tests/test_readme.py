@@ -256,6 +256,23 @@ def test_sentences_about_a_comparison_follow_its_numbers(gains, verdict, paper, 
     assert best in text
 
 
+def test_the_initial_size_of_embeddings_is_shown(tmp_path: Path):
+    block = "<!-- bench:embedding-std -->\n<!-- /bench -->"
+    assert "`benchmarks/embedding_std.py` writes embedding-std.json" in generate.filled(block, tmp_path)
+    rows = [
+        {"embedding_std": name, "value": value, "held_out_top1": 0.5 + seed / 10, "validation_top1": 0.25}
+        for name, value in (("unit", 0.0109), ("1", 1.0))
+        for seed in (0, 1)
+    ]
+    result = {"name": "embedding", "date": "2021-02-17", "machine": {"cpu": "A chip", "cores": 1, "gpu": None}}
+    settings = {"network": "resnet26_d", "image_size": 64, "epochs": 4.0}
+    result |= {"versions": {"torch": "2"}, "settings": settings, "rows": rows, "means": {"unit": {}, "1": {}}}
+    (tmp_path / "embedding-std.json").write_text(json.dumps(result))
+    text = generate.filled(block, tmp_path)
+    assert "| `unit` (0.0109) | 2 | 55.0 (50.0, 60.0) | 25.0 (25.0, 25.0) |" in text
+    assert "| 1 | 2 | 55.0 (50.0, 60.0) |" in text
+
+
 def test_memory_is_shown_beside_ours():
     about = {"shape": "7x7x8", "scope": None}
     rows = [about | {"contender": "ours", "peak_bytes": 3 * 2**30}, about | {"contender": "conv", "peak_bytes": 2**30}]
