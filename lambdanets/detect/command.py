@@ -168,13 +168,6 @@ class ScoreResults:
         unknown = {one["image_id"] for one in results} - {picture.id for picture in scenes.pictures}
         if unknown:
             raise ValueError(f"{self.results} has detections for {len(unknown)} pictures that {self.annotations} lacks")
-        sizes = {picture.id: list(picture.size) for picture in scenes.pictures}
-        for one in results:
-            if "segmentation" in one and one["segmentation"]["size"] != sizes[one["image_id"]]:
-                raise ValueError(
-                    f"{self.results} has a mask of {one['segmentation']['size']} pixels, height first, for picture "
-                    f"{one['image_id']}, which has {sizes[one['image_id']]}"
-                )
         others = {one["category_id"] for one in results} - {category.id for category in scenes.categories}
         if others:
             print(f"{self.annotations} has no category {min(others)}: such detections do not count", file=sys.stderr)

@@ -116,7 +116,7 @@ def test_a_mask_of_another_size_than_its_picture_is_refused(tmp_path, capsys):
     one = {"image_id": number, "category_id": 1, "score": 0.5, "segmentation": mask}
     (tmp_path / "found.json").write_text(json.dumps([one]))
     assert main(["detect", "score", str(tmp_path / "found.json"), str(data / "instances_train.json")]) == 2
-    assert "has a mask of [5, 7] pixels, height first, for picture" in capsys.readouterr().err
+    assert "detection 0 has an outline for [5, 7] pixels, height first" in capsys.readouterr().err
 
 
 def test_results_with_masks_alone_and_of_other_classes(tmp_path, capsys):
@@ -206,7 +206,7 @@ def test_a_picture_of_a_telephone_is_looked_at_upright(run, tmp_path):
     [
         (["evaluate", "nowhere"], "neither the folder of a run"),
         (["train", "debug", "--data.path", "nowhere"], "no such folder or COCO file"),
-        (["train", "debug", "--data.std", "0", "0", "0"], "std is above 0"),
+        (["train", "debug", "--data.std", "0", "0", "0"], "std[0] must be from"),
         (["bench", "resnet50", "--sizes", "big"], "WIDTHxHEIGHT"),
         (["bench", "resnet51"], "resnet51"),
         (["report", "nowhere"], "not a folder"),

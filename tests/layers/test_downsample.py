@@ -129,7 +129,7 @@ def test_description():
     ("options", "message"),
     [
         ({"downsample": "max"}, r"unknown downsample 'max'; choose 'avg' \(average pooling after the layer\) or None"),
-        ({"downsample": 2}, "unknown downsample 2; choose 'avg'"),
+        ({"downsample": 2}, "downsample must be text or none, got 2"),
         ({"stride": 2}, r"downsample='avg' and stride=\(2, 2\) would both make the map smaller: leave one"),
         ({"causal": True}, "downsample='avg' and causal=True exclude each other: pooling windows reach one position"),
         ({"causal": "strict"}, "downsample='avg' and causal='strict' exclude"),

@@ -268,7 +268,7 @@ def test_growth_is_drawn_against_the_side(tmp_path):
         (["op", "--plot", "times.xyz"], "times.xyz: a picture's name ends in .*, .png, .*, .svg"),
         (["plot", "networks.json", "a.png"], "networks.json is no result of `bench op`, `bench layer`"),
         (["plot", "kernels.json", "a.png"], "kernels.json is no result of `bench op`, `bench layer`"),
-        (["plot", "broken.json", "a.png"], "broken.json is not JSON"),
+        (["plot", "broken.json", "a.png"], "broken.json is not usable JSON"),
     ],
 )
 def test_refusals(arguments, words, tmp_path, monkeypatch, capsys):

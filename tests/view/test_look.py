@@ -105,7 +105,7 @@ def test_context_and_padding() -> None:
     torch.testing.assert_close(one.applied(), one.output, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("case", SMALL)
+@pytest.mark.parametrize("case", [case for case in SMALL if case != "attention"])
 def test_every_layer_of_a_network(case: str) -> None:
     network, x = small(case).double().train(), images(case, batch=1, dtype=torch.float64)
     statistics = {name: buffer.clone() for name, buffer in network.named_buffers()}
