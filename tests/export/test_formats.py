@@ -193,7 +193,7 @@ def test_command_without_weights(tmp_path: Path, capsys: pytest.CaptureFixture) 
     for wrong, sentence in (
         (["--options", "placment=CCCL"], "placement"),
         (["--options", "scope"], "name=value"),
-        (["--image-size", "0"], "number of pixels"),
+        (["--image-size", "0"], "image_size must be from 1 to 8192"),
     ):
         assert main([*arguments, *wrong]) == 2
         assert sentence in capsys.readouterr().err

@@ -30,7 +30,7 @@ BAD = {
     "nothing_left": ({"content": False, "positions": None}, ValueError, "no interaction at all: give one"),
     "key_norm": ({"key_norm": "layer"}, ValueError, "unknown key_norm 'layer'; choose one of 'softmax', 'l2', None"),
     "causal": ({"causal": "future"}, ValueError, "unknown causal 'future'; choose one of False, True"),
-    "positions_kind": ({"positions": TABLE}, TypeError, "None, Dense, Relative or Relation, got Tensor"),
+    "positions_kind": ({"positions": TABLE}, TypeError, "Relative or Relation embeddings, got Tensor"),
     "dense_shape": (
         {"positions": Dense(torch.zeros(N, 5, K))},
         ValueError,
