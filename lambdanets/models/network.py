@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 from torch.utils.checkpoint import checkpoint
 
 from lambdanets.layers.arguments import check_tensor, check_type
@@ -81,6 +82,8 @@ class Network(SharesParameters, ABC):
         return x
 
     def _check_images(self, x: Tensor) -> None:
+        if isinstance(x, Proxy):  # torch.fx can trace a network whose layers the tracer keeps whole
+            return
         check_tensor(x, "x")
         if x.ndim != 4:
             raise ValueError(f"x must be [batch, channels, height, width], got {list(x.shape)}")
