@@ -126,7 +126,7 @@ class EvaluateDetector:
         from lambdanets.detect.coco import open_set
         from lambdanets.detect.config import DetectConfig
         from lambdanets.detect.task import evaluated_set
-        from lambdanets.train.jsonable import from_json
+        from lambdanets.typed import from_json
 
         where, images = self.data, self.images
         if where is None:

@@ -27,7 +27,7 @@ from lambdanets.report.plots import Series, curves
 from lambdanets.report.run import CONFIG, REPORT, Run, read_log
 from lambdanets.report.show import count, duration, flattened, rate, shortened
 from lambdanets.report.template import rendered
-from lambdanets.train.jsonable import from_json
+from lambdanets.typed import from_json
 
 HERE = Path(__file__).parent
 SIDE = 420  # pixels of a picture on the page

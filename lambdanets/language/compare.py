@@ -39,9 +39,9 @@ from lambdanets.measure.timing import interleaved, threads
 from lambdanets.options import BENCHES, check_numbers, optional
 from lambdanets.train.distributed import World
 from lambdanets.train.engine import Engine
-from lambdanets.train.jsonable import to_json
 from lambdanets.train.memory import make_share
 from lambdanets.train.schedule import learning_rate
+from lambdanets.typed import to_json
 
 KINDS: tuple[Kind, ...] = ("lambda", "attention")
 STEPS_TIMED = 16  # of generation, in one repeat

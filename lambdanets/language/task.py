@@ -23,8 +23,8 @@ from lambdanets.models.stored import load_exactly, read_description_of, within_s
 from lambdanets.options import check_numbers, optional
 from lambdanets.train.config import Ema, Optimizer, RunConfig, Schedule
 from lambdanets.train.distributed import World
-from lambdanets.train.jsonable import from_json, to_json
 from lambdanets.train.task import RAW_WEIGHTS, WEIGHTS, Outcome, Share, Task
+from lambdanets.typed import from_json, to_json
 
 LARGEST_LENGTH = 2**20  # bytes of a window
 REGION = 4096  # bytes of validation text in a row, so that windows of any length up to this see the same bytes

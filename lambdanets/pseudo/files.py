@@ -18,7 +18,7 @@ import numpy as np
 from lambdanets.data.places import whole_file
 from lambdanets.files import as_object, parse_json, read_object
 from lambdanets.pseudo.checks import AGAIN, digest, what_is_wrong, what_is_wrong_with_rows
-from lambdanets.train.jsonable import from_json
+from lambdanets.typed import from_json
 
 MANIFEST, LABELS, SELECTED, SELECTION = "labels.json", "labels", "selected", "selection.json"
 KEY, DIGESTS = "lambdanets", "digests"

@@ -32,7 +32,7 @@ from lambdanets.pseudo.files import (
     write_arrays,
     write_whole,
 )
-from lambdanets.train.jsonable import from_json
+from lambdanets.typed import from_json
 
 BINS = 20  # of the confidence histograms
 KEY_BITS = 64

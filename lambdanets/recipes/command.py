@@ -25,10 +25,10 @@ from lambdanets.recipes.imagenet import (
 from lambdanets.recipes.pseudo import PSEUDO_TOP1, cotrain, cotrain_350
 from lambdanets.recipes.small import debug, demo, imagenette
 from lambdanets.train.config import RunConfig, TrainConfig
-from lambdanets.train.jsonable import as_before, from_json
 from lambdanets.train.log import CONFIG
 from lambdanets.train.signals import SIGNAL_STATUS
 from lambdanets.train.task import Task
+from lambdanets.typed import as_before, from_json
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from lambdanets.detect.command import (
 from lambdanets.detect.config import DetectConfig
 from lambdanets.recipes.coco import coco_mask_rcnn, coco_one_gpu, debug, shapes, small_set
 from lambdanets.recipes.command import Recipe, RunFolder, check_recipe, train_task
-from lambdanets.train.jsonable import from_json
+from lambdanets.typed import from_json
 
 RECIPES: dict[str, Recipe] = {
     "shapes": Recipe(shapes, "coloured shapes, made from a seed: on two CPU cores, in some minutes"),  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from lambdanets.language.compare import CompareLanguage
 from lambdanets.language.task import Language, LanguageConfig, load_language
 from lambdanets.options import check_numbers
 from lambdanets.recipes.command import RunFolder, train_task
-from lambdanets.train.jsonable import from_json
+from lambdanets.typed import from_json
 
 
 @dataclass(frozen=True)

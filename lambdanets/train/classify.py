@@ -25,8 +25,8 @@ from lambdanets.options import chosen_device
 from lambdanets.train.config import RunConfig, TrainConfig
 from lambdanets.train.distributed import World
 from lambdanets.train.identity import labels_digest, names_digest
-from lambdanets.train.jsonable import to_json
 from lambdanets.train.task import RAW_WEIGHTS, WEIGHTS, Outcome, Share, Task
+from lambdanets.typed import to_json
 
 PREDICTIONS, START = "predictions.safetensors", "start.safetensors"
 OWN_HELD_OUT = 0.1  # where there is nothing else to evaluate on

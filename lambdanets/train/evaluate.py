@@ -24,9 +24,9 @@ from lambdanets.report import scores
 from lambdanets.report.show import percent, rate, shortened
 from lambdanets.train.classify import Classify
 from lambdanets.train.config import TrainConfig
-from lambdanets.train.jsonable import from_json
 from lambdanets.train.trained import RUN_LOG, Trained
 from lambdanets.train.use import SHOWN_CLASSES, Split
+from lambdanets.typed import from_json
 
 ALL = "all"  # of images that have no splits
 

@@ -14,9 +14,9 @@ from lambdanets.files import read_object, write_text
 from lambdanets.models.hub import shorten
 from lambdanets.train.config import RunConfig
 from lambdanets.train.distributed import World
-from lambdanets.train.jsonable import to_json
 from lambdanets.train.log import RUN
 from lambdanets.train.task import Task
+from lambdanets.typed import to_json
 
 # Settings that may differ between the processes of a run: places and resources of a machine.
 PER_MACHINE = (

@@ -20,7 +20,6 @@ from lambdanets.train.distributed import World, join
 from lambdanets.train.engine import Engine, check_tensors
 from lambdanets.train.guard import NotFiniteError, diagnose
 from lambdanets.train.identity import check_processes, write_identity
-from lambdanets.train.jsonable import to_json
 from lambdanets.train.log import CHECKPOINTS, CONFIG, RunLog
 from lambdanets.train.lost import LostProcessError, lost_process
 from lambdanets.train.memory import fitting_share, make_share
@@ -32,6 +31,7 @@ from lambdanets.train.resume import FORMAT, find_checkpoint, own_folder
 from lambdanets.train.schedule import learning_rate
 from lambdanets.train.signals import WATCHED, StopRequests
 from lambdanets.train.task import Task
+from lambdanets.typed import to_json
 
 AGREE_EVERY = 4  # steps after which several processes ask each other whether to stop or to save
 Watch = Callable[[dict[str, Any]], None]

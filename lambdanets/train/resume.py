@@ -14,9 +14,9 @@ from lambdanets.train.checkpoint import ForeignError
 from lambdanets.train.config import RunConfig
 from lambdanets.train.distributed import World
 from lambdanets.train.identity import data_change, flat, read_identity
-from lambdanets.train.jsonable import to_json
 from lambdanets.train.log import CHECKPOINTS, CONFIG, LOG, RUN
 from lambdanets.train.task import Task
+from lambdanets.typed import to_json
 
 # What may differ when a run resumes: where things are, and how they are computed or shown.
 CHANGEABLE = (

@@ -18,8 +18,8 @@ from lambdanets.recipes import demo
 from lambdanets.recipes.command import train
 from lambdanets.report.pictures import picture
 from lambdanets.train.evaluate import find_images
-from lambdanets.train.jsonable import from_json
 from lambdanets.train.trained import RUN_LOG, RUN_WEIGHTS
+from lambdanets.typed import from_json
 from lambdanets.webdemo.analyse import Finder, Model, open_model
 
 RUNS = Path("runs")

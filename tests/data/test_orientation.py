@@ -15,7 +15,7 @@ from lambdanets.data.transforms import evaluation, training
 from lambdanets.models.hub import Card, Preprocessing
 from lambdanets.report.pictures import picture as thumbnail
 from lambdanets.train.config import DataConfig
-from lambdanets.train.jsonable import from_json
+from lambdanets.typed import from_json
 from tests.data.helpers import encoded, photographed, picture, write_tar
 
 ORIENTATIONS = range(1, 9)

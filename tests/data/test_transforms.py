@@ -16,7 +16,7 @@ from lambdanets.data.decode import open_image
 from lambdanets.data.loader import seeded
 from lambdanets.data.transforms import Cutout, evaluation, normalize, rand_augment, random_box, reduced, training
 from lambdanets.models.hub import Preprocessing
-from lambdanets.train.jsonable import from_json
+from lambdanets.typed import from_json
 from tests.data.helpers import encoded, jpeg, picture
 
 MODES = {"bilinear": InterpolationMode.BILINEAR, "bicubic": InterpolationMode.BICUBIC}

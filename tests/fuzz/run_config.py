@@ -13,7 +13,7 @@ KEPT = ("log.jsonl", "weights.safetensors", "predictions.safetensors")
 
 
 def run(case: Case) -> bool:
-    from lambdanets.train.jsonable import to_json
+    from lambdanets.typed import to_json
 
     draw = case.random
     data = to_json(small_config(case.folder))
@@ -44,8 +44,8 @@ def resumed(case: Case, content: bytes, names: tuple[str, ...]) -> Any:
     """The configuration that `train resume` would train with; None if it refuses it."""
     from lambdanets.recipes.command import Resume, Train
     from lambdanets.train import loop
-    from lambdanets.train.jsonable import to_json
     from lambdanets.train.schedule import learning_rate
+    from lambdanets.typed import to_json
 
     reached: list[Any] = []
 

@@ -26,8 +26,8 @@ from lambdanets.recipes.detect import RECIPES as DETECTORS
 from lambdanets.recipes.small import debug
 from lambdanets.reproduce import ROWS
 from lambdanets.train.config import TrainConfig
-from lambdanets.train.jsonable import from_json, to_json
 from lambdanets.train.resume import check_config
+from lambdanets.typed import from_json, to_json
 
 IMAGES = 1_281_167 * 0.98
 

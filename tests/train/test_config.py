@@ -17,8 +17,8 @@ from lambdanets.language.task import LanguageConfig
 from lambdanets.options import chosen_device
 from lambdanets.pseudo.config import CoTrainConfig
 from lambdanets.train.config import DataConfig, Ema, ModelConfig, Optimizer, RunConfig, Schedule, TrainConfig
-from lambdanets.train.jsonable import from_json, to_json
 from lambdanets.train.use import Using
+from lambdanets.typed import from_json, to_json
 
 CONFIGS = {
     "default": TrainConfig(),
