@@ -130,7 +130,7 @@ def check_tensor(x: Any, name: str) -> None:
 
 def check_type(x: Tensor, linear: nn.Module, name: str) -> None:
     """Refuse an input whose dtype is not that of the weights, where torch would."""
-    weight = getattr(linear, "weight", None)
+    weight = linear._parameters.get("weight")  # not of a parametrization, which reading it would run
     if type(weight) is not nn.Parameter or x.dtype == weight.dtype or type_of_product(x, weight) is not None:
         return
     raise TypeError(

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from lambdanets import LambdaLayer1d, LambdaLayer2d, RelativePositions
+from lambdanets.layers import SqueezeExcitation2d
 from lambdanets.ops import Relation, lambda_op
 
 X = torch.randn(3, 8, 5, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -38,6 +39,24 @@ def test_hooks_on_projections_are_called(layer):
     layer(X)
     layer.train()(X)
     assert sorted(seen) == sorted(["to_queries", "to_keys", "to_values", "norm_values"] * 2)
+
+
+@pytest.mark.parametrize("kind", [LambdaLayer2d, SqueezeExcitation2d])
+def test_a_parametrized_weight_is_computed_once(kind):
+    """Checks of the input must not read it: spectral norm in training changes its estimate with each reading."""
+    calls = []
+
+    class Counting(nn.Module):
+        def forward(self, weight):
+            calls.append(1)
+            return weight
+
+    layer = kind(8).double()
+    projection = layer.to_queries if kind is LambdaLayer2d else layer.fc1
+    nn.utils.parametrize.register_parametrization(projection, "weight", Counting())
+    calls.clear()
+    layer(X)
+    assert len(calls) == 1
 
 
 def test_an_adapter_in_place_of_a_projection_is_trained(layer):
