@@ -186,8 +186,12 @@ def check_index(index: ShardIndex, size: int) -> None:
 
 
 def walk(path: Path, shown: Path) -> ShardIndex:
-    """Pair images and labels by their keys, in any order of members. `shown` is what the user calls the shard."""
+    """Pair images and labels by their keys, in any order of members. `shown` is what the user calls the shard.
+
+    Where a key has KEY.jpg and others such as KEY.mask.png, it is the image, and the others are left out.
+    """
     images: dict[str, Member] = {}
+    longer: dict[str, list[Member]] = {}  # images whose extensions have more than one part
     labels: dict[str, dict[str, Member]] = {}
     for member in members_of(path, shown):
         key, extension = split_name(member.name)
@@ -195,15 +199,23 @@ def walk(path: Path, shown: Path) -> ShardIndex:
             continue
         refuse_pickle(extension, f"{shown}: {printable(member.name)}")
         if is_image_extension(extension):
+            if "." in extension:
+                longer.setdefault(key, []).append(member)
+                continue
             other = images.setdefault(key, member)
         elif extension in LABEL_MEMBERS:
             other = labels.setdefault(key, {}).setdefault(extension, member)
         else:
             continue
         if other is not member:
-            names = printable(other.name), printable(member.name)
-            what = f"{names[0]} twice" if names[0] == names[1] else f"{names[0]} and {names[1]}, two images of one key"
-            raise ValueError(f"{shown} holds {what}: pack each image once, with a key of its own")
+            raise twice(other, member, shown)
+    for key, found in longer.items():
+        if key not in images:
+            if len(found) > 1:
+                raise twice(found[0], found[1], shown)
+            images[key] = found[0]
+    if longer:
+        images = dict(sorted(images.items(), key=lambda item: item[1].offset))
     if not images:
         known = ", ".join(extension.removeprefix(".") for extension in EXTENSIONS[1:])
         raise ValueError(f"{shown} holds no images: expected KEY{EXTENSIONS[0]} ({known}) and KEY.cls or KEY.json")
@@ -228,6 +240,12 @@ def walk(path: Path, shown: Path) -> ShardIndex:
             index.offsets.append(image.offset)
             index.sizes.append(image.size)
     return index
+
+
+def twice(one: Member, other: Member, shown: Path) -> ValueError:
+    names = printable(one.name), printable(other.name)
+    what = f"{names[0]} twice" if names[0] == names[1] else f"{names[0]} and {names[1]}, two images of one key"
+    return ValueError(f"{shown} holds {what}: pack each image once, with a key of its own")
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -255,7 +273,7 @@ def label_text(members: dict[str, bytes], what: str) -> str:
                 raise ValueError(f"a .cls file holds a number, not {number[:40]!r}")
             return str(int(number))
         if "json" in members:
-            content = parse_json(members["json"], "its .json file")
+            content = parse_json(members["json"], "its .json file", any_number=True)  # of which the label is checked
             if isinstance(content, dict):
                 content = next((content[key] for key in LABEL_KEYS if key in content), "")
             if isinstance(content, int) and not isinstance(content, bool):

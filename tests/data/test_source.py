@@ -328,6 +328,7 @@ def test_labels_belong_to_images_in_any_order(tmp_path: Path, order: str):
         ([("a.jpg", b"x"), ("a.jpg", b"y")], "a.jpg twice"),
         ([("a.jpg", b"x"), ("b.jpg", b"x"), ("a.cls", b"1"), ("b.cls", b"1"), ("a.cls", b"0")], "a.cls twice"),
         ([("a.jpg", b"x"), ("a.cls", b"1"), ("a.png", b"y")], r"a.jpg and a.png, two images of one key"),
+        ([("a.1.png", b"x"), ("a.cls", b"1"), ("a.2.png", b"y")], r"a.1.png and a.2.png, two images of one key"),
         ([("a.jpg", b"x"), ("b.cls", b"1"), ("c.tiff", b"y"), ("c.cls", b"2")], r"2 labels without.*first b.cls: add"),
         ([("a.jpg", b"x"), ("a.cls", b" " * 2_000_000 + b"1")], r"a.cls has 2,000,001 bytes, too many for a label"),
     ],
@@ -337,6 +338,22 @@ def test_members_that_do_not_pair_are_refused(tmp_path: Path, members: list[tupl
     write_tar(tmp_path / "x.tar", members)
     with pytest.raises(ValueError, match=message):
         open_source(tmp_path)
+
+
+def test_other_images_of_a_key_are_left_out(tmp_path: Path):
+    """As webdataset's users pack masks and depths, whose extensions have more than one part."""
+    first, second = jpeg(0), jpeg(1)
+    members = [("a.seg.png", b"x"), ("a.depth.png", b"y"), ("a.jpg", first), ("a.cls", b"1")]
+    write_tar(tmp_path / "x.tar", [*members, ("b.large.jpg", second), ("b.cls", b"0")])
+    source = open_source(tmp_path)
+    assert [source.read(i) for i in range(len(source))] == [first, second]
+    assert source.labels.tolist() == [1, 0]
+
+
+def test_json_members_may_hold_any_numbers_beside_the_label(tmp_path: Path):
+    """As img2dataset writes them: scores that are NaN, and hashes of more than 64 bits."""
+    write_tar(tmp_path / "x.tar", [("a.jpg", jpeg(0)), ("a.json", b'{"label": 1, "p": NaN, "hash": ' + b"9" * 30 + b"}")])
+    assert open_source(tmp_path).labels.tolist() == [1]
 
 
 @pytest.mark.parametrize("label", [b"", b"cat", b"\x80\x04K\x01.", b"7", b"9" * 400, b"1_0", b"1" + b" " * 40 + b"2"])
