@@ -92,7 +92,7 @@ def parse_json(text: str | bytes, what: str, *, any_number: bool = False, consta
         raise ValueError(f"{what} is not usable JSON: {error}") from error
 
 
-def read_json(path: Path, most: int = MOST_JSON_BYTES, *, any_number: bool = False) -> Any:
+def read_json(path: Path, most: int = MOST_JSON_BYTES, *, any_number: bool = False, constants: bool = False) -> Any:
     """Read a JSON file of at most `most` bytes, see `parse_json`."""
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
@@ -100,7 +100,7 @@ def read_json(path: Path, most: int = MOST_JSON_BYTES, *, any_number: bool = Fal
         text = file.read((min(status.st_size, most) if stat.S_ISREG(status.st_mode) else most) + 1)
     if len(text) > most:
         raise ValueError(f"{path} has more than {most:,} bytes, which is too large for this kind of file")
-    return parse_json(text, str(path), any_number=any_number)
+    return parse_json(text, str(path), any_number=any_number, constants=constants)
 
 
 def as_object(data: Any, what: str) -> dict[str, Any]:
@@ -110,9 +110,9 @@ def as_object(data: Any, what: str) -> dict[str, Any]:
     return data
 
 
-def read_object(path: Path, most: int = MOST_JSON_BYTES) -> dict[str, Any]:
+def read_object(path: Path, most: int = MOST_JSON_BYTES, *, constants: bool = False) -> dict[str, Any]:
     """Read a JSON file that contains an object."""
-    return as_object(read_json(path, most), str(path))
+    return as_object(read_json(path, most, constants=constants), str(path))
 
 
 @contextmanager

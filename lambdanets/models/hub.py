@@ -203,7 +203,7 @@ def read_description(source: str | Path, **hub_options: Any) -> Description:
             raise ValueError(f"{path} is no classifier: `lambdanets {command} --help` says what it is for")
         data = read_description_of(path, KEY)
     else:
-        data = read_object(path).get(KEY)
+        data = read_object(path, constants=True).get(KEY)  # metrics may be NaN
     if not isinstance(data, dict) or "name" not in data:
         raise ValueError(
             f"{path} does not say which network it is: build one, create_model(name, pretrained={str(source)!r})"

@@ -69,6 +69,13 @@ def test_checkpoints_of_timms_script(tmp_path: Path) -> None:
         assert torch.equal(again.state_dict()[name], tensor), name
 
 
+def test_metrics_that_are_not_numbers_can_be_read_again(tmp_path: Path) -> None:
+    card = Card(metrics={"loss": float("nan"), "worst": float("inf")})
+    folder = small("vanilla").save_pretrained(tmp_path, card)
+    for path in (folder, folder / "model.safetensors"):
+        assert str(read_card(path).metrics) == str(card.metrics)
+
+
 def test_a_file_alone_is_enough_and_says_what_it_is(tmp_path: Path) -> None:
     network = small("vanilla")
     file = network.save_pretrained(tmp_path, CARD) / "model.safetensors"
