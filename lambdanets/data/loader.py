@@ -201,7 +201,7 @@ class Loader:
         options = options or LoaderOptions()
         self.indices = np.arange(len(source)) if indices is None else np.asarray(indices, np.int64)
         if options.cache == "memory":
-            turn = transform.exif_orientation
+            turn = getattr(transform, "exif_orientation", False)  # any function is a transform
             source = cached(source, self.indices, options.cache_bytes, options.limits, turn)
         self.source, self.options, self.training = source, options, training
         self.sampler = Positions(self.indices, options, training)

@@ -18,7 +18,7 @@ from lambdanets.data.loader import Batch, Loader, LoaderOptions, Positions
 from lambdanets.data.source import ArraySource, open_source
 from lambdanets.data.transforms import evaluation, training
 from lambdanets.models.hub import Preprocessing
-from tests.data.helpers import Numbered, write_folder
+from tests.data.helpers import Numbered, photographed, picture, write_folder
 
 CHANGE = training(6, Augment(randaugment_layers=1))
 CENTRE = evaluation(Preprocessing(size=8, crop=1.0))
@@ -240,6 +240,18 @@ def test_pixels_in_memory_change_nothing(tmp_path: Path, workers: int):
     assert equal(epochs(fresh), epochs(kept))
     assert sorted(one.index for one in kept.broken) == sorted(one.index for one in fresh.broken) == [2, 6]
     kept.close()
+
+
+def test_any_function_may_be_the_transform_of_kept_pixels(tmp_path: Path):
+    """It gets images as they are stored, in memory or not: only ours say that they turn them."""
+    (tmp_path / "a").mkdir()
+    for i in range(4):
+        (tmp_path / "a" / f"{i}.png").write_bytes(photographed(picture(i), 6))
+    sizes = [
+        {batch.images.shape for batch in Loader(open_source(tmp_path), np.asarray, options(cache=kept)).epoch(0)}  # type: ignore[arg-type]
+        for kept in ("none", "memory")
+    ]
+    assert sizes == [{(4, 3, 40, 32)}] * 2
 
 
 def test_kept_pixels_need_no_files(tmp_path: Path):

@@ -352,7 +352,9 @@ def test_other_images_of_a_key_are_left_out(tmp_path: Path):
 
 def test_json_members_may_hold_any_numbers_beside_the_label(tmp_path: Path):
     """As img2dataset writes them: scores that are NaN, and hashes of more than 64 bits."""
-    write_tar(tmp_path / "x.tar", [("a.jpg", jpeg(0)), ("a.json", b'{"label": 1, "p": NaN, "hash": ' + b"9" * 30 + b"}")])
+    write_tar(
+        tmp_path / "x.tar", [("a.jpg", jpeg(0)), ("a.json", b'{"label": 1, "p": NaN, "hash": ' + b"9" * 30 + b"}")]
+    )
     assert open_source(tmp_path).labels.tolist() == [1]
 
 
