@@ -32,7 +32,7 @@ from lambdanets.detect.precision import average_precision
 from lambdanets.detect.results import Result, by_picture, read_results, write_results
 from lambdanets.detect.task import DETECTIONS, Detect
 from lambdanets.detect.use import look_through, open_detector
-from lambdanets.measure.machine import describe
+from lambdanets.machine import describe
 from lambdanets.options import chosen_device, optional
 from lambdanets.recipes.coco import RATE, small_set
 from lambdanets.recipes.small import imagenette

@@ -14,7 +14,7 @@ import statistics
 from pathlib import Path
 
 from lambdanets.data.augment import Augment
-from lambdanets.measure.machine import describe
+from lambdanets.machine import describe
 from lambdanets.options import chosen_device
 from lambdanets.train.classify import Classify
 from lambdanets.train.config import DataConfig, Ema, ModelConfig, Optimizer, Schedule, TrainConfig

@@ -19,7 +19,7 @@ from PIL import Image, ImageEnhance
 from lambdanets.data.decode import load, open_image
 from lambdanets.data.order import permutation
 from lambdanets.files import whole_path
-from lambdanets.measure.machine import describe
+from lambdanets.machine import describe
 from lambdanets.options import check_positive
 from lambdanets.pseudo.guard import open_guarded, perceptual_hash
 

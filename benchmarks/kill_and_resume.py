@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 from lambdanets.data.augment import Augment
 from lambdanets.files import write_text
-from lambdanets.measure.machine import describe
+from lambdanets.machine import describe
 from lambdanets.options import check_positive
 from lambdanets.train import checkpoint
 from lambdanets.train.classify import Classify

@@ -23,7 +23,7 @@ import tyro
 from lambdanets.data.pack import pack
 from lambdanets.data.source import Source, open_source
 from lambdanets.data.split import held_out
-from lambdanets.measure.machine import describe
+from lambdanets.machine import describe
 from lambdanets.options import chosen_device, optional
 from lambdanets.pseudo.config import PseudoData
 from lambdanets.pseudo.cotrain import CoTrain
@@ -35,9 +35,9 @@ from lambdanets.recipes.pseudo import on_top
 from lambdanets.recipes.small import imagenette
 from lambdanets.train.classify import Classify
 from lambdanets.train.config import ModelConfig, TrainConfig
+from lambdanets.train.inference.command import Using
 from lambdanets.train.loop import fit
 from lambdanets.train.task import Task
-from lambdanets.train.use import Using
 
 
 @dataclass(frozen=True)

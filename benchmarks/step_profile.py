@@ -18,8 +18,8 @@ import torch
 import tyro
 from torch.profiler import ProfilerActivity, profile
 
-from lambdanets.measure.machine import describe
-from lambdanets.measure.networks import Entry
+from lambdanets.bench.networks import Entry
+from lambdanets.machine import describe
 from lambdanets.options import optional
 
 Way = Literal["eager", "compiled", "CUDA graphs"]

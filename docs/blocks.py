@@ -10,7 +10,7 @@ Row = dict[str, Any]
 
 def comparison(result: Row, where: str) -> str:
     """What `lambdanets compare` wrote: the final runs, and the trials that chose their settings."""
-    from lambdanets.recipes.compare import CONTESTANTS, Contest
+    from lambdanets.experiments.compare import CONTESTANTS, Contest
     from lambdanets.recipes.small import imagenette
 
     contest = Contest(Path(), imagenette(), CONTESTANTS, result["rows"])
@@ -76,7 +76,7 @@ def engine(result: Row, where: str) -> str:
 
 def kernels(result: Row, where: str) -> str:
     """What `lambdanets bench kernels` wrote: for each map a table of its training step, and inference in a line."""
-    from lambdanets.measure.roofline import TITLES, Peaks, lines, sentence
+    from lambdanets.bench.roofline import TITLES, Peaks, lines, sentence
 
     used, rows = result["settings"], result["rows"]
     peaks = result["peaks"] and Peaks(**result["peaks"])

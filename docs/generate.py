@@ -92,7 +92,7 @@ def reproduced(name: str, results: Path) -> str:
     path = results / folder / "reproduce.json"
     if not path.exists():
         return f"No measurement yet: `lambdanets reproduce all --out benchmarks/results/{folder}` writes it.\n"
-    from lambdanets.reproduce.document import summary, tables
+    from lambdanets.experiments.reproduce.document import summary, tables
 
     result = json.loads(path.read_text())
     if folder != name:

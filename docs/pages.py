@@ -97,8 +97,8 @@ def measurements() -> str:
 
 def counts() -> str:
     """The paper's counts that its text does not give, as `lambdanets reproduce` finds them."""
-    from lambdanets.reproduce import TABLES, compare
-    from lambdanets.reproduce.compare import MARKS
+    from lambdanets.experiments.reproduce import TABLES, compare
+    from lambdanets.experiments.reproduce.compare import MARKS
 
     titles = {table.name: table.title for table in TABLES.values()}
     lines = ["| table | row | paper | as written | another reading | |", "| --- | --- | ---: | ---: | ---: | --- |"]

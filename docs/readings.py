@@ -26,7 +26,7 @@ def compare(result: Row) -> str:
 
 def verdicts(result: Row) -> str:
     """Every network beside the convolution."""
-    from lambdanets.recipes.compare import BASELINE
+    from lambdanets.experiments.compare import BASELINE
 
     found = final_runs(result)
     lines = [beside(name, rows, found.get(BASELINE, {})) for name, rows in found.items() if name != BASELINE]
@@ -38,7 +38,7 @@ SENTENCES = {"reading": compare, "verdict": verdicts}
 
 def final_runs(result: Row) -> dict[str, dict[int, Row]]:
     """By network and seed."""
-    from lambdanets.recipes.compare import CONTESTANTS, Contest
+    from lambdanets.experiments.compare import CONTESTANTS, Contest
     from lambdanets.recipes.small import imagenette
 
     contest = Contest(Path(), imagenette(), CONTESTANTS, result["rows"])
@@ -53,7 +53,7 @@ def called(name: str) -> str:
 
 def beside(name: str, rows: dict[int, Row], baseline: dict[int, Row]) -> str:
     """How a network does beside the convolution, over the seeds that both have."""
-    from lambdanets.recipes.compare import difference
+    from lambdanets.experiments.compare import difference
 
     found = difference(rows, baseline)
     if found is None:

@@ -10,28 +10,28 @@ from typing import Annotated, Any
 import tyro
 
 from lambdanets import __version__
+from lambdanets.bench.engine import BenchEngine
+from lambdanets.bench.kernels import BenchKernels
+from lambdanets.bench.layers import BenchLayer, BenchOp
+from lambdanets.bench.networks import BenchNetwork
+from lambdanets.bench.plot import BenchPlot
 from lambdanets.convert.command import Convert
 from lambdanets.data.command import Data
 from lambdanets.data.strings import printable
 from lambdanets.data.workers import loss_of_worker
+from lambdanets.experiments.compare import Compare
+from lambdanets.experiments.language.command import LanguageCommand
+from lambdanets.experiments.reproduce.command import Models, Reproduce
+from lambdanets.experiments.rounds.command import rounds_command
+from lambdanets.experiments.webdemo.command import Demo
 from lambdanets.export.command import Export
-from lambdanets.measure.bench import BenchLayer, BenchOp
-from lambdanets.measure.draw import BenchPlot
-from lambdanets.measure.kernels import BenchKernels
-from lambdanets.measure.networks import BenchNetwork
 from lambdanets.pseudo.command import PseudoLabel, PseudoSelect
-from lambdanets.recipes.command import train_command
-from lambdanets.recipes.compare import Compare
 from lambdanets.recipes.detect import detect_command
-from lambdanets.recipes.language import LanguageCommand
-from lambdanets.recipes.overhead import BenchEngine
-from lambdanets.recipes.rounds import rounds_command
 from lambdanets.report.command import Report
-from lambdanets.reproduce.command import Models, Reproduce
 from lambdanets.selftest import Selftest
-from lambdanets.train.use import Evaluate, Predict
+from lambdanets.train.command import train_command
+from lambdanets.train.inference.command import Evaluate, Predict
 from lambdanets.view.command import View
-from lambdanets.webdemo.command import Demo
 
 
 @dataclass(frozen=True)

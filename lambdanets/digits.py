@@ -10,13 +10,13 @@ from rich.table import Table
 
 from lambdanets.data.source import Source
 from lambdanets.recipes import demo
-from lambdanets.recipes.command import train
 from lambdanets.report.page import write_report
 from lambdanets.report.show import count, percent, rate
+from lambdanets.train.command import train
 from lambdanets.train.config import TrainConfig
-from lambdanets.train.evaluate import Evaluation, Images, evaluate, find_images
-from lambdanets.train.predict import answer_table, gather, predict, row
-from lambdanets.train.trained import open_trained
+from lambdanets.train.inference.evaluate import Evaluation, Images, evaluate, find_images
+from lambdanets.train.inference.predict import answer_table, gather, predict, row
+from lambdanets.train.inference.trained import open_trained
 
 LAMBDA, TWIN = "lambda", "convolution"
 PREDICTED = 8

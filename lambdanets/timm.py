@@ -15,7 +15,7 @@ from timm.models import PretrainedCfg, is_model, register_model
 from torch import nn
 
 from lambdanets.models import FeatureNetwork, Network, create_model, list_models
-from lambdanets.models.hub import default_card, timm_configuration, timm_name
+from lambdanets.models.pretrained import default_card, timm_configuration, timm_name
 
 USAGE = "usage: python -m lambdanets.timm SCRIPT [arguments of the script], for example timm's train.py or validate.py"
 

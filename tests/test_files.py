@@ -15,11 +15,11 @@ from lambdanets.convert.files import save_layer
 from lambdanets.data.places import whole_file
 from lambdanets.detect import weights as detection
 from lambdanets.detect.scenes import Category
+from lambdanets.experiments.language.network import ByteModel, ByteModelConfig
+from lambdanets.experiments.language.task import About, save_language
 from lambdanets.files import LOCK, FolderInUseError, locked, parse_json, read_json, read_object, whole_path
-from lambdanets.language.network import ByteModel, ByteModelConfig
-from lambdanets.language.task import About, save_language
 from lambdanets.layers import LambdaLayer2d
-from lambdanets.models.hub import save_weights
+from lambdanets.models.pretrained import save_weights
 from lambdanets.train.classify import PREDICTIONS, START, WEIGHTS, Classify
 from lambdanets.train.config import ModelConfig
 from lambdanets.train.loop import fit

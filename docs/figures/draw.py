@@ -15,8 +15,8 @@ from math import ceil, floor, log10
 from pathlib import Path
 from typing import Any
 
-from lambdanets.measure.memory import GB, RESNET50, global_attention_bytes, lambda_bytes
-from lambdanets.reproduce.pareto import published
+from lambdanets.bench.memory import GB, RESNET50, global_attention_bytes, lambda_bytes
+from lambdanets.experiments.reproduce.pareto import published
 
 HERE = Path(__file__).resolve().parent
 REPRODUCED = HERE.parent.parent / "benchmarks" / "results" / "reproduce-h200" / "reproduce.json"

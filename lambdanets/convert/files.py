@@ -13,7 +13,7 @@ from lambdanets.convert.formats import Converted
 from lambdanets.files import as_object, whole_path
 from lambdanets.layers import LambdaLayer2d
 from lambdanets.models import Network
-from lambdanets.models.hub import KEY, WEIGHTS, default_card
+from lambdanets.models.pretrained import KEY, WEIGHTS, default_card
 from lambdanets.models.stored import load_exactly, read_description_of, read_state, within_size_of
 
 LAYER = "layer"  # in the place where networks say their name

@@ -112,7 +112,7 @@ class DataSpeed:
         from lambdanets.data.augment import Augment
         from lambdanets.data.source import open_source
         from lambdanets.data.speed import measure
-        from lambdanets.measure.machine import describe
+        from lambdanets.machine import describe
 
         torch.set_num_threads(1)
         augment = Augment(randaugment_layers=self.randaugment_layers, randaugment_magnitude=self.randaugment_magnitude)

@@ -20,7 +20,7 @@ from lambdanets.data.loader import Loader, LoaderOptions
 from lambdanets.data.pack import encoded
 from lambdanets.data.source import Source
 from lambdanets.data.transforms import Training, interpolation_of, training
-from lambdanets.models.hub import Preprocessing
+from lambdanets.models.pretrained import Preprocessing
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from lambdanets.bench.networks import Entry, cuda_lost
+from lambdanets.bench.show import wide
+from lambdanets.bench.throughput import free_memory
+from lambdanets.bench.timing import once, peak_bytes
 from lambdanets.detect.config import Heads
-from lambdanets.measure.machine import describe
-from lambdanets.measure.networks import Entry, cuda_lost
-from lambdanets.measure.show import wide
-from lambdanets.measure.throughput import free_memory
-from lambdanets.measure.timing import once, peak_bytes
+from lambdanets.machine import describe
 from lambdanets.options import BENCHES, chosen_device, optional
 
 FLEX = "flex_attention"

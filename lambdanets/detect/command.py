@@ -17,7 +17,7 @@ from rich.table import Table
 from lambdanets.models.config import LARGEST_IMAGE
 from lambdanets.options import check_numbers, chosen_device, optional
 from lambdanets.train.config import LARGEST_BATCH, Precision
-from lambdanets.train.use import STDIN
+from lambdanets.train.inference.command import STDIN
 
 MOST_SHOWN = 20
 
@@ -241,7 +241,7 @@ class PredictObjects:
 
     def run(self) -> int:
         from lambdanets.detect.predict import predict
-        from lambdanets.train.predict import gather
+        from lambdanets.train.inference.predict import gather
 
         check_numbers(self, "--", score=(0, 1))
         words = self.images or (STDIN,)

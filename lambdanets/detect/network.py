@@ -24,8 +24,8 @@ from lambdanets.data.transforms import normalize
 from lambdanets.detect.config import Heads
 from lambdanets.detect.padding import Padding, Size, float_output
 from lambdanets.detect.transforms import unpacked
-from lambdanets.models.hub import Preprocessing
 from lambdanets.models.network import FeatureNetwork
+from lambdanets.models.pretrained import Preprocessing
 from lambdanets.models.registry import create_model
 from lambdanets.train.config import ModelConfig
 

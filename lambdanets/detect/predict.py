@@ -10,7 +10,7 @@ from lambdanets.data.decode import BrokenImageError
 from lambdanets.data.source import read_file
 from lambdanets.detect.draw import draw
 from lambdanets.detect.use import Trained
-from lambdanets.train.predict import Given
+from lambdanets.train.inference.predict import Given
 
 LINES = "detections.jsonl"
 

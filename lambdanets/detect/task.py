@@ -21,7 +21,7 @@ from lambdanets.detect.network import Detector, make_detector
 from lambdanets.detect.results import Result, detections, write_results
 from lambdanets.detect.transforms import Fitting, Training
 from lambdanets.detect.weights import FILES, about, save_detector
-from lambdanets.models.hub import Preprocessing
+from lambdanets.models.pretrained import Preprocessing
 from lambdanets.train.classify import reader_options
 from lambdanets.train.distributed import World
 from lambdanets.train.identity import labels_digest

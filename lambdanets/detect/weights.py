@@ -11,7 +11,7 @@ from lambdanets.detect.network import Detector, make_detector
 from lambdanets.detect.scenes import Category
 from lambdanets.files import whole_path
 from lambdanets.models.config import LARGEST_IMAGE
-from lambdanets.models.hub import DETECTOR_KEY, Preprocessing
+from lambdanets.models.pretrained import DETECTOR_KEY, Preprocessing
 from lambdanets.models.stored import load_exactly, read_description_of, within_size_of
 from lambdanets.train.config import ModelConfig
 from lambdanets.typed import Bounds, from_json, to_json

@@ -54,9 +54,9 @@ class Export:
     def run(self) -> int:
         import torch
 
+        from lambdanets.bench.timing import threads
         from lambdanets.export.formats import export
-        from lambdanets.measure.machine import describe
-        from lambdanets.measure.timing import threads
+        from lambdanets.machine import describe
 
         if self.rounds < 1:
             raise ValueError(f"--rounds {self.rounds}: at least 1")
@@ -72,8 +72,8 @@ class Export:
         return 0
 
     def trained_network(self) -> "Network":
-        from lambdanets.train.trained import open_trained
-        from lambdanets.train.use import Using
+        from lambdanets.train.inference.command import Using
+        from lambdanets.train.inference.trained import open_trained
 
         using = Using(
             weights=self.weights,
@@ -91,7 +91,7 @@ def new_network(name: str, options: tuple[str, ...], image_size: int | None) -> 
     """Random weights whose norms fit, so that scores are numbers of a usual size."""
     import torch
 
-    from lambdanets.measure.throughput import settle
+    from lambdanets.bench.throughput import settle
     from lambdanets.models.registry import create_model
     from lambdanets.train.config import parse_option
 
@@ -109,7 +109,7 @@ def new_network(name: str, options: tuple[str, ...], image_size: int | None) -> 
 
 
 def show(done: "Done", threads: int, console: Console) -> None:
-    from lambdanets.models.hub import WEIGHTS
+    from lambdanets.models.pretrained import WEIGHTS
     from lambdanets.report.show import some
 
     table = Table("format")

@@ -20,8 +20,16 @@ from lambdanets.export.check import ROUNDINGS, TOLERANCE, Latency, compare, late
 from lambdanets.export.plain import plain_network
 from lambdanets.layers import AugmentedConvolution2d, AxialAttention2d, GlobalAttention2d
 from lambdanets.layers.lambda_layer import LambdaLayer
-from lambdanets.models.hub import CONFIG, KEY, WEIGHTS, default_card, describe_network, from_pretrained, save_pretrained
 from lambdanets.models.network import Network
+from lambdanets.models.pretrained import (
+    CONFIG,
+    KEY,
+    WEIGHTS,
+    default_card,
+    describe_network,
+    from_pretrained,
+    save_pretrained,
+)
 
 MOST_IMAGES, MOST_PIXELS = 1024, 4096  # of an open batch, and of an open side
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")

@@ -9,14 +9,14 @@ from lambdanets.models.config import (
     ResNetConfig,
     SpatialOptions,
 )
-from lambdanets.models.hub import Card, Preprocessing, from_pretrained, load_weights, read_card, save_weights
 from lambdanets.models.mobilenet import MobileNetV2
 from lambdanets.models.network import FeatureInfo, FeatureNetwork, Network
 from lambdanets.models.patch import PatchNetwork
+from lambdanets.models.pretrained import Card, Preprocessing, from_pretrained, load_weights, read_card, save_weights
 from lambdanets.models.registry import configure, create_model, list_models
 from lambdanets.models.resnet import Bottleneck, ResNet
-from lambdanets.models.rows import ROWS
 from lambdanets.models.spatial import LAYERS
+from lambdanets.models.zoo import ROWS
 
 __all__ = [
     "LAYERS",

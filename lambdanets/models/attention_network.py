@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
+from lambdanets.models.blocks import DropPath, conv, drop_path_rates, smaller
 from lambdanets.models.config import AttentionNetworkConfig
 from lambdanets.models.network import Network
-from lambdanets.models.parts import DropPath, conv, drop_path_rates, smaller
 from lambdanets.models.spatial import scope_of_stage, spatial_layer
 
 STAGES = 5

@@ -19,7 +19,7 @@ from lambdanets.models.config import NetworkConfig
 from lambdanets.models.shared import SharesParameters, complete_shared
 
 if TYPE_CHECKING:
-    from lambdanets.models.hub import Card
+    from lambdanets.models.pretrained import Card
 
 
 class Network(SharesParameters, ABC):
@@ -158,25 +158,25 @@ class Network(SharesParameters, ABC):
 
     def save_pretrained(self, folder: str | Path, card: "Card | None" = None) -> Path:
         """Writes config.json and model.safetensors; `card` says preprocessing, class names, metrics and recipe."""
-        from lambdanets.models import hub
+        from lambdanets.models import pretrained
 
-        return hub.save_pretrained(self, folder, card)
+        return pretrained.save_pretrained(self, folder, card)
 
     @classmethod
     def from_pretrained(cls, source: str | Path, **arguments: Any) -> "Network":
         """The network of a folder or file that `save_pretrained` wrote, or of a hub id; `arguments` change it."""
-        from lambdanets.models import hub
+        from lambdanets.models import pretrained
 
-        network = hub.from_pretrained(source, **arguments)
+        network = pretrained.from_pretrained(source, **arguments)
         if not isinstance(network, cls):
             raise TypeError(f"{source} holds a {type(network).__name__}, not a {cls.__name__}")
         return network
 
     def push_to_hub(self, repo_id: str, card: "Card | None" = None, **options: Any) -> str:
         """Saves to the Hugging Face hub; `options` are those of `HfApi.upload_folder`. Returns the address."""
-        from lambdanets.models import hub
+        from lambdanets.models import pretrained
 
-        return hub.push_to_hub(self, repo_id, card, **options)
+        return pretrained.push_to_hub(self, repo_id, card, **options)
 
 
 class FeatureNetwork(SharesParameters):

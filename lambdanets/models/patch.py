@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from torch import Tensor, nn
 
 from lambdanets.layers import LambdaLayer2d, RelativePositions
+from lambdanets.models.blocks import DropPath, conv, drop_path_rates, smaller, zero_gamma
 from lambdanets.models.config import PatchConfig
 from lambdanets.models.network import Network
-from lambdanets.models.parts import DropPath, conv, drop_path_rates, smaller, zero_gamma
 from lambdanets.models.spatial import scope_of_stage, spatial_layer
 
 STAGES = 4  # of equal depth, only to name features

@@ -17,13 +17,13 @@ from lambdanets.models.config import (
     ResNetConfig,
     SpatialOptions,
 )
-from lambdanets.models.hub import load_weights
 from lambdanets.models.mobilenet import MobileNetV2
 from lambdanets.models.network import FeatureNetwork, Network
 from lambdanets.models.patch import PatchNetwork
+from lambdanets.models.pretrained import load_weights
 from lambdanets.models.resnet import ResNet
-from lambdanets.models.rows import ROWS
 from lambdanets.models.spatial import check_options
+from lambdanets.models.zoo import ROWS
 from lambdanets.typed import shown, unknown_arguments
 
 FAMILIES: dict[type[NetworkConfig], type[Network]] = {

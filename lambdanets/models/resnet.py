@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from lambdanets.layers import LambdaLayer2d, SqueezeExcitation2d
 from lambdanets.layers.pool import AveragePool
+from lambdanets.models.blocks import DropPath, conv, drop_path_rates, smaller, zero_gamma
 from lambdanets.models.config import Placement, ResNetConfig
 from lambdanets.models.network import Network
-from lambdanets.models.parts import DropPath, conv, drop_path_rates, smaller, zero_gamma
 from lambdanets.models.spatial import pool_behind, scope_of_stage, spatial_layer
 
 EXPANSION = 4  # a block puts out four times its width

@@ -48,7 +48,7 @@ NAMES = ("auto", "reference", *BACKENDS)
 
 NEVER = Rates(1e12, 0.0, 0.0)  # can run, for tests and where it is asked for; "auto" does not take it
 
-# `python -m lambdanets.measure.calibrate --threads 1`, float32, a core with AVX-512: (inference, training step). Those
+# `python -m lambdanets.bench.calibrate --threads 1`, float32, a core with AVX-512: (inference, training step). Those
 # of inference are from before `dft` had content for nothing and `gemm` made maps in parts: both are a little faster.
 # "depthwise" was measured later on a busy machine, where the others took 1.1 to 2.3 times as long as their constants
 # say. Its constants are not scaled, so that it is chosen only where it wins clearly (inference, scope 7); the call

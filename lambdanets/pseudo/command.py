@@ -17,7 +17,7 @@ from rich.progress import TextColumn
 
 from lambdanets.files import RESTART_WAIT, locked
 from lambdanets.options import check_numbers, chosen_device, optional
-from lambdanets.train.use import Using
+from lambdanets.train.inference.command import Using
 
 if TYPE_CHECKING:
     from lambdanets.pseudo.label import Labelled

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from lambdanets.data.source import open_source
 from lambdanets.data.transforms import Transform, evaluation, normalize
-from lambdanets.models.hub import Preprocessing, read_state
+from lambdanets.models.pretrained import Preprocessing, read_state
 from lambdanets.options import chosen_device
+from lambdanets.train.inference.command import Using
+from lambdanets.train.inference.trained import open_trained
 from lambdanets.train.precision import autocast
-from lambdanets.train.trained import open_trained
-from lambdanets.train.use import Using
 
 LIBRARIES = ("timm", "torchvision")
 IMAGENET = "imagenet"

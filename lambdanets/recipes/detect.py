@@ -19,7 +19,7 @@ from lambdanets.detect.command import (
 )
 from lambdanets.detect.config import DetectConfig
 from lambdanets.recipes.coco import coco_mask_rcnn, coco_one_gpu, debug, shapes, small_set
-from lambdanets.recipes.command import Recipe, RunFolder, check_recipe, train_task
+from lambdanets.train.command import Recipe, RunFolder, check_recipe, train_task
 from lambdanets.typed import from_json
 
 RECIPES: dict[str, Recipe] = {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from lambdanets.files import read_object
-from lambdanets.models.hub import Card, read_card, read_state
+from lambdanets.models.pretrained import Card, read_card, read_state
 from lambdanets.report.log import Log, Record, number, read_log
 from lambdanets.report.positions import Movement, movements
 

@@ -18,8 +18,8 @@ from lambdanets.data.split import held_out
 from lambdanets.data.transforms import evaluation, normalize, training
 from lambdanets.files import whole_path
 from lambdanets.layers import RelativePositions
-from lambdanets.models.hub import Card, save_weights, shorten
 from lambdanets.models.network import Network
+from lambdanets.models.pretrained import Card, save_weights, shorten
 from lambdanets.models.registry import create_model
 from lambdanets.options import chosen_device
 from lambdanets.train.config import RunConfig, TrainConfig

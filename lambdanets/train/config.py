@@ -11,7 +11,7 @@ import tyro
 from lambdanets.data.augment import Augment
 from lambdanets.data.order import Remainder
 from lambdanets.models.config import NetworkConfig
-from lambdanets.models.hub import Preprocessing
+from lambdanets.models.pretrained import Preprocessing
 from lambdanets.options import LARGEST, check_image_size, check_numbers, optional
 from lambdanets.typed import shown
 

@@ -19,8 +19,8 @@ from lambdanets.train.distributed import CPU, World
 from lambdanets.train.ema import MovingAverage, decay_of_step
 from lambdanets.train.precision import LossScale, autocast
 from lambdanets.train.statistics import RunningStatistics
+from lambdanets.train.step_metrics import Window
 from lambdanets.train.task import Outcome, Share, Task
-from lambdanets.train.window import Window
 
 AHEAD = 2  # steps that the host may be ahead of the device
 

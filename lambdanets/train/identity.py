@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from lambdanets.files import read_object, write_text
-from lambdanets.models.hub import shorten
+from lambdanets.models.pretrained import shorten
 from lambdanets.train.config import RunConfig
 from lambdanets.train.distributed import World
 from lambdanets.train.log import RUN

@@ -13,23 +13,23 @@ from torch import nn
 from lambdanets.data.broken import TooManyBrokenError
 from lambdanets.data.order import Epochs
 from lambdanets.files import write_text
-from lambdanets.measure.machine import describe
+from lambdanets.machine import describe
 from lambdanets.train import checkpoint
 from lambdanets.train.config import RunConfig
 from lambdanets.train.distributed import World, join
 from lambdanets.train.engine import Engine, check_tensors
-from lambdanets.train.guard import NotFiniteError, diagnose
 from lambdanets.train.identity import check_processes, write_identity
 from lambdanets.train.log import CHECKPOINTS, CONFIG, RunLog
 from lambdanets.train.lost import LostProcessError, lost_process
 from lambdanets.train.memory import fitting_share, make_share
-from lambdanets.train.notes import notes
+from lambdanets.train.nonfinite import NotFiniteError, diagnose
 from lambdanets.train.precision import autocast
 from lambdanets.train.prefetch import on_device
 from lambdanets.train.result import Result, Scores, save_at_end
 from lambdanets.train.resume import FORMAT, find_checkpoint, own_folder
 from lambdanets.train.schedule import learning_rate
 from lambdanets.train.signals import WATCHED, StopRequests
+from lambdanets.train.startup_warnings import notes
 from lambdanets.train.task import Task
 from lambdanets.typed import to_json
 

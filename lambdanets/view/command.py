@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
-    from lambdanets.train.trained import Trained
+    from lambdanets.train.inference.trained import Trained
     from lambdanets.view.look import Reach
 
 
@@ -48,8 +48,8 @@ class View:
     """Any size; by default the one that the weights were trained with."""
 
     def run(self) -> int:
-        from lambdanets.train.trained import open_trained
-        from lambdanets.train.use import Using
+        from lambdanets.train.inference.command import Using
+        from lambdanets.train.inference.trained import open_trained
         from lambdanets.view.draw import draw
         from lambdanets.view.look import interactions
         from lambdanets.view.page import interactive

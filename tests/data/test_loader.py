@@ -17,7 +17,7 @@ from lambdanets.data.broken import BrokenImages, TooManyBrokenError
 from lambdanets.data.loader import Batch, Loader, LoaderOptions, Positions
 from lambdanets.data.source import ArraySource, open_source
 from lambdanets.data.transforms import evaluation, training
-from lambdanets.models.hub import Preprocessing
+from lambdanets.models.pretrained import Preprocessing
 from tests.data.helpers import Numbered, photographed, picture, write_folder
 
 CHANGE = training(6, Augment(randaugment_layers=1))

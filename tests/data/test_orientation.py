@@ -12,7 +12,7 @@ from lambdanets.data.decode import BrokenImageError, decode, open_image, orienta
 from lambdanets.data.loader import Loader, LoaderOptions, seeded
 from lambdanets.data.source import open_source
 from lambdanets.data.transforms import evaluation, training
-from lambdanets.models.hub import Card, Preprocessing
+from lambdanets.models.pretrained import Card, Preprocessing
 from lambdanets.report.pictures import picture as thumbnail
 from lambdanets.train.config import DataConfig
 from lambdanets.typed import from_json

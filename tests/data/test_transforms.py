@@ -15,7 +15,7 @@ from lambdanets.data.augment import Augment
 from lambdanets.data.decode import open_image
 from lambdanets.data.loader import seeded
 from lambdanets.data.transforms import Cutout, evaluation, normalize, rand_augment, random_box, reduced, training
-from lambdanets.models.hub import Preprocessing
+from lambdanets.models.pretrained import Preprocessing
 from lambdanets.typed import from_json
 from tests.data.helpers import encoded, jpeg, picture
 

@@ -18,7 +18,7 @@ from lambdanets.detect.network import make_backbone
 from lambdanets.detect.page import write_report
 from lambdanets.detect.task import Detect
 from lambdanets.detect.use import look_through, open_detector
-from lambdanets.models.hub import save_weights
+from lambdanets.models.pretrained import save_weights
 from lambdanets.models.registry import create_model
 from lambdanets.recipes.coco import COCO_IMAGES, coco_mask_rcnn, coco_one_gpu, shapes
 from lambdanets.train.config import ModelConfig

@@ -14,7 +14,7 @@ from lambdanets.export import formats
 from lambdanets.export.check import compare, shapes_to_compare
 from lambdanets.export.formats import FORMATS, export
 from lambdanets.models import Network, create_model
-from lambdanets.models.hub import Card, Preprocessing, from_pretrained, save_pretrained
+from lambdanets.models.pretrained import Card, Preprocessing, from_pretrained, save_pretrained
 from tests.models.helpers import randomized, settled
 
 TOLERANCE = 2e-5  # of the largest score, in float32

@@ -20,8 +20,8 @@ FOREIGN: tuple[Any, ...] = (
 
 
 def run(case: Case) -> bool:
-    from lambdanets.recipes.command import Resume, Train
     from lambdanets.train.checkpoint import load_newest
+    from lambdanets.train.command import Resume, Train
 
     draw = case.random
     shutil.copytree(finished_run(), case.folder, dirs_exist_ok=True)

@@ -15,8 +15,8 @@ FREE = ("version", "metrics", "recipe")  # what nothing depends on
 
 
 def run(case: Case) -> bool:
-    from lambdanets.models.hub import from_pretrained
-    from lambdanets.train.use import Predict, Using
+    from lambdanets.models.pretrained import from_pretrained
+    from lambdanets.train.inference.command import Predict, Using
 
     draw = case.random
     in_header = draw.random() < 0.4

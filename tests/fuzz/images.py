@@ -30,7 +30,7 @@ def run(case: Case) -> bool:
     from lambdanets.data import decode
     from lambdanets.data.command import DataCheck
     from lambdanets.data.transforms import training
-    from lambdanets.train.use import Predict, Using
+    from lambdanets.train.inference.command import Predict, Using
 
     draw = case.random
     known = [name for name in ENDINGS if name in decode.FORMATS]

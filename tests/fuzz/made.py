@@ -63,7 +63,7 @@ def finished_run() -> Path:
     import contextlib
     import io
 
-    from lambdanets.recipes.command import train
+    from lambdanets.train.command import train
 
     folder = place() / "run"
     with contextlib.redirect_stdout(io.StringIO()):
@@ -74,7 +74,7 @@ def finished_run() -> Path:
 @cache
 def model_folder() -> Path:
     """What save_pretrained writes for the network of `small_run`."""
-    from lambdanets.models.hub import from_pretrained, save_pretrained
+    from lambdanets.models.pretrained import from_pretrained, save_pretrained
 
     return save_pretrained(from_pretrained(small_run()), place() / "model")
 

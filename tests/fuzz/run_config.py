@@ -42,8 +42,8 @@ def run(case: Case) -> bool:
 
 def resumed(case: Case, content: bytes, names: tuple[str, ...]) -> Any:
     """The configuration that `train resume` would train with; None if it refuses it."""
-    from lambdanets.recipes.command import Resume, Train
     from lambdanets.train import loop
+    from lambdanets.train.command import Resume, Train
     from lambdanets.train.schedule import learning_rate
     from lambdanets.typed import to_json
 
@@ -93,7 +93,7 @@ def difference(given: Any, read: Any, where: str = "") -> str:
 
 def evaluated(case: Case, names: tuple[str, ...], said: str) -> None:
     """`evaluate` reads the same file."""
-    from lambdanets.train.use import Evaluate, Using
+    from lambdanets.train.inference.command import Evaluate, Using
 
     for name in KEPT:
         shutil.copy(finished_run() / name, case.folder / name)

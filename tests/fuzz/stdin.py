@@ -14,7 +14,7 @@ WORDS = (
 
 
 def run(case: Case) -> bool:
-    from lambdanets.train.use import Predict, Using
+    from lambdanets.train.inference.command import Predict, Using
 
     draw = case.random
     good = str(picture()).encode()

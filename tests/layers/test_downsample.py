@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lambdanets import LambdaLayer1d, LambdaLayer2d, LambdaLayer3d
-from lambdanets.measure.flops import executed_flops, paper_flops
+from lambdanets.models.flops import executed_flops, paper_flops
 
 LAYERS = {1: LambdaLayer1d, 2: LambdaLayer2d, 3: LambdaLayer3d}
 SIZES = {1: (9,), 2: (6, 5), 3: (3, 4, 2)}

@@ -12,9 +12,9 @@ from torch import nn
 
 from lambdanets.layers import LambdaLayer2d
 from lambdanets.models import Card, MobileNetV2, Network, Preprocessing, create_model, from_pretrained, read_card
-from lambdanets.models.hub import DETECTOR_KEY, LANGUAGE_KEY
+from lambdanets.models.pretrained import DETECTOR_KEY, LANGUAGE_KEY
 from lambdanets.models.registry import changes
-from lambdanets.train.trained import open_trained
+from lambdanets.train.inference.trained import open_trained
 from tests.models.helpers import SMALL, images, small
 
 CARD = Card(

@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensorMode
 
 from lambdanets.layers import LambdaLayer2d, LocalAttention2d, SqueezeExcitation2d
 from lambdanets.models import LAYERS, ROWS, Bottleneck, ResNet, create_model, list_models
-from lambdanets.models.parts import DropPath
+from lambdanets.models.blocks import DropPath
 from tests.models.helpers import SMALL, fake, images, meta, randomized, settled, small
 
 

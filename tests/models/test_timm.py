@@ -9,7 +9,7 @@ import torch
 
 import lambdanets
 from lambdanets.models import FeatureNetwork, Network, list_models
-from lambdanets.models.hub import TIMM_HAS
+from lambdanets.models.pretrained import TIMM_HAS
 from tests.models.helpers import images, small
 
 timm = pytest.importorskip("timm")

@@ -8,7 +8,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from lambdanets.measure.timing import captured
+from lambdanets.bench.timing import captured
 from lambdanets.ops.fused import (
     beside,
     content_kernels,

@@ -11,7 +11,7 @@ from lambdanets.files import LOCK
 from lambdanets.pseudo.label import LabelOptions, Run, label
 from lambdanets.pseudo.teacher import open_teachers
 from lambdanets.pseudo.units import open_place
-from lambdanets.train.use import Using
+from lambdanets.train.inference.command import Using
 from tests.data.helpers import samples, write_folder, write_tar
 from tests.train.weights import small_weights
 

@@ -15,7 +15,7 @@ from lambdanets.pseudo.files import label_path, read_labels
 from lambdanets.pseudo.label import LabelOptions, label
 from lambdanets.pseudo.teacher import open_teachers
 from lambdanets.pseudo.units import open_place
-from lambdanets.train.use import Using
+from lambdanets.train.inference.command import Using
 from tests.data.helpers import samples, write_tar
 from tests.pseudo.made import (
     OPTIONS,

@@ -5,11 +5,11 @@ import torch
 from safetensors.torch import save_file
 
 from lambdanets.data.transforms import normalize
-from lambdanets.models.hub import Preprocessing
+from lambdanets.models.pretrained import Preprocessing
 from lambdanets.pseudo.files import read_manifest
 from lambdanets.pseudo.label import LabelOptions
 from lambdanets.pseudo.teacher import open_teachers, read_names
-from lambdanets.train.use import Using
+from lambdanets.train.inference.command import Using
 from tests.pseudo.made import USING, label_all, make_files, make_teacher
 from tests.train.weights import MEAN, NAMES, SIZE, STD, small_network, small_weights
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from lambdanets.cli import main
+from lambdanets.experiments.reproduce import ROWS
 from lambdanets.models.registry import configure
 from lambdanets.pseudo import cotrain as _cotrain  # noqa: F401  # its base class is replaced below
 from lambdanets.recipes import (
@@ -21,10 +22,9 @@ from lambdanets.recipes import (
     mobilenet_350,
 )
 from lambdanets.recipes.coco import coco_mask_rcnn, coco_one_gpu
-from lambdanets.recipes.command import RECIPES, Resume
 from lambdanets.recipes.detect import RECIPES as DETECTORS
 from lambdanets.recipes.small import debug
-from lambdanets.reproduce import ROWS
+from lambdanets.train.command import RECIPES, Resume
 from lambdanets.train.config import TrainConfig
 from lambdanets.train.resume import check_config
 from lambdanets.typed import from_json, to_json

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from lambdanets.models.hub import KEY
+from lambdanets.models.pretrained import KEY
 
 HOSTILE = '<script>document.title="owned"</script>'
 

@@ -13,11 +13,11 @@ import torch
 from lambdanets.cli import main
 from lambdanets.data.augment import Augment
 from lambdanets.detect.config import DetectConfig, DetectData
-from lambdanets.language.task import LanguageConfig
+from lambdanets.experiments.language.task import LanguageConfig
 from lambdanets.options import chosen_device
 from lambdanets.pseudo.config import CoTrainConfig
 from lambdanets.train.config import DataConfig, Ema, ModelConfig, Optimizer, RunConfig, Schedule, TrainConfig
-from lambdanets.train.use import Using
+from lambdanets.train.inference.command import Using
 from lambdanets.typed import from_json, to_json
 
 CONFIGS = {

@@ -10,16 +10,16 @@ import torch
 
 from lambdanets.cli import main
 from lambdanets.models import Card, Preprocessing, save_weights
-from lambdanets.models.hub import save_pretrained
+from lambdanets.models.pretrained import save_pretrained
 from lambdanets.recipes import debug
 from lambdanets.report.log import read_log
 from lambdanets.report.page import write_report
 from lambdanets.train.classify import Classify
 from lambdanets.train.config import DataConfig, ModelConfig, TrainConfig
-from lambdanets.train.evaluate import Clock, evaluate, find_images, match_classes
+from lambdanets.train.inference.command import Using
+from lambdanets.train.inference.evaluate import Clock, evaluate, find_images, match_classes
+from lambdanets.train.inference.trained import open_trained
 from lambdanets.train.loop import fit
-from lambdanets.train.trained import open_trained
-from lambdanets.train.use import Using
 from tests.train.weights import MEAN, NAMES, OPTIONS, SIZE, STD, image_folder, scores_of, small_network, small_weights
 
 

@@ -305,7 +305,7 @@ def test_a_run_of_images_leaves_what_others_read(tmp_path):
     from safetensors import safe_open
     from safetensors.torch import load_file
 
-    from lambdanets.models.hub import from_pretrained, read_card
+    from lambdanets.models.pretrained import from_pretrained, read_card
 
     images = folder_of_images(tmp_path / "images")
     config = image_config(images, tmp_path / "run")

@@ -11,8 +11,8 @@ from lambdanets.train import checkpoint, loop, memory
 from lambdanets.train.checkpoint import complete
 from lambdanets.train.config import Ema, Optimizer, Schedule
 from lambdanets.train.engine import seed_all
-from lambdanets.train.guard import NotFiniteError
 from lambdanets.train.loop import fit
+from lambdanets.train.nonfinite import NotFiniteError
 from lambdanets.train.task import Share
 from tests.train.tasks import EXAMPLES, Numbers, config, final, same
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from lambdanets.cli import main
 from lambdanets.models import Card, Preprocessing, save_weights
-from lambdanets.train.predict import gather
+from lambdanets.train.inference.predict import gather
 from tests.train.weights import MEAN, NAMES, SIZE, STD, image_folder, scores_of, small_network, small_weights
 
 

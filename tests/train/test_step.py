@@ -1,4 +1,4 @@
-"""What a step costs the host, and the parts of it that are kept off the host: average, statistics, the log's window."""
+"""What a step costs the host, and what is kept off the host: average, statistics, and the metrics of the log."""
 
 import math
 import random
@@ -11,14 +11,14 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lambdanets.data.order import mix
-from lambdanets.train import foreach, window
+from lambdanets.train import foreach, step_metrics
 from lambdanets.train.distributed import World
 from lambdanets.train.ema import MovingAverage
 from lambdanets.train.engine import Engine, seed_all
 from lambdanets.train.loop import fit
 from lambdanets.train.statistics import RunningStatistics
+from lambdanets.train.step_metrics import Window
 from lambdanets.train.task import Outcome, Share
-from lambdanets.train.window import Window
 from tests.train.tasks import Numbers, config, final, same
 
 
@@ -205,7 +205,7 @@ def test_a_long_window_is_read_now_and_then_and_says_the_same(tmp_path, monkeypa
     for folder in records:
         watch = records[folder].append
         fit(Numbers(spoilt={3, 4, 9}), config(folder, log_every=11, micro_batch=4), watch=watch)
-        monkeypatch.setattr(window, "MOST_WAITING", 2)
+        monkeypatch.setattr(step_metrics, "MOST_WAITING", 2)
     curves = [
         [
             [r.get(name) for name in ("event", "step", "loss", "top1", "grad_norm")]

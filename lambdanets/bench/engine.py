@@ -1,0 +1,231 @@
+"""`lambdanets bench engine`: what the training loop costs beside a bare one with the same network and images."""
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median, quantiles
+from typing import TYPE_CHECKING, Annotated, Any
+
+import torch
+from rich.console import Console
+
+from lambdanets.files import whole_path
+from lambdanets.machine import describe
+from lambdanets.options import BENCHES, check_positive, chosen_device, optional
+from lambdanets.recipes.small import imagenette
+from lambdanets.train.config import TrainConfig
+from lambdanets.train.loop import fit
+from lambdanets.train.precision import autocast
+from lambdanets.train.prefetch import moved
+from lambdanets.train.signals import SIGNAL_STATUS, Interrupted, Interrupts
+from lambdanets.train.task import Share
+
+if TYPE_CHECKING:
+    from lambdanets.train.classify import Classify
+
+Report = Callable[[dict[str, Any]], None]
+WINDOW = 20  # steps of one loop that are timed together; then it is the other's turn
+
+
+@dataclass(frozen=True)
+class BenchEngine:
+    """The training loop against a bare one: the same network, images and augmentation, in turns, in one run.
+
+    The bare loop moves a batch to the device, computes the loss, and takes a step of SGD. Ours also averages the
+    weights, undoes steps that are not finite, sums up what the log says, and can resume to the last bit. Both live in
+    one process and take turns of 20 steps: what else changes the machine's speed changes it for both. Each has
+    processes of its own that read images, also while the other loop runs: loops are compared, not how fast images come.
+    """
+
+    data: str
+    """Images, as `lambdanets train --data.path` takes them."""
+    placement: str = "CCLL"
+    """Of the ResNet-50 of the `imagenette` recipe: CCCC for convolutions alone."""
+    turns: int = 20
+    """Of each loop, 20 steps long, after one to warm up."""
+    batch: Annotated[int | None, optional("N")] = None
+    """Images of a step; by default the recipe's."""
+    image_size: Annotated[int | None, optional("PIXELS")] = None
+    """Of the images; by default the recipe's. Larger ones leave the device more to do in each step."""
+    compile: bool = False
+    """torch.compile, for both."""
+    workers: Annotated[int | None, optional("N")] = None
+    """Processes that read images, for each of the loops."""
+    device: Annotated[str | None, optional("DEVICE")] = None
+    """cpu or cuda; by default a GPU if there is one."""
+    output: Path = BENCHES / "engine.json"
+    """The JSON file."""
+
+    def run(self) -> int:
+        check_positive(image_size=self.image_size)
+        base = imagenette()
+        size = base.model.image_size if self.image_size is None else self.image_size
+        base = replace(
+            base,
+            model=replace(base.model, placement=self.placement, image_size=size),
+            data=replace(base.data, path=self.data, cache="memory", workers=self.workers),
+            batch_size=base.batch_size if self.batch is None else self.batch,
+            compile=self.compile,
+            device=self.device,
+        )
+        done = 0
+
+        def write(result: dict[str, Any]) -> None:
+            """After every turn, so that a run that is stopped loses nothing."""
+            nonlocal done
+            done = result["settings"]["turns"]
+            with whole_path(self.output) as part:
+                part.write_text(json.dumps(result, indent=1) + "\n")
+            print(f"turn {done} of {self.turns}: {100 * result['overhead']:.1f}% so far", file=sys.stderr, flush=True)
+
+        try:
+            with Interrupts() as stop:
+                result = compare_loops(base, self.turns, stop.check, write)
+        except Interrupted as signal:
+            (name,) = signal.args
+            rest = f"{self.output} has {done} of {self.turns} turns" if done else f"nothing is written to {self.output}"
+            print(f"lambdanets: {name} ended the measurement: {rest}", file=sys.stderr)
+            return SIGNAL_STATUS[name]
+        low, high = result["overhead_quartiles"]
+        Console(highlight=False).print(
+            f"bare loop {result['bare']:,.0f} images/s, ours {result['ours']:,.0f}: {100 * result['overhead']:.1f}% "
+            f"overhead (half of the turns {100 * low:.1f} to {100 * high:.1f}). Written to {self.output}",
+            soft_wrap=True,
+        )
+        return 0
+
+
+class Turns:
+    """After every turn of our loop, one of the bare loop; images per second of both. The first pair warms up.
+
+    `check` is called after every step, `report` with the rates so far from the second pair on.
+    """
+
+    def __init__(
+        self, images: int, device: torch.device, bare: Iterator[None], check: Callable[[], None], report: Report
+    ) -> None:
+        self.images, self.device, self.bare, self.check, self.report = images, device, bare, check, report
+        self.steps, self.began = 0, time.perf_counter()
+        self.rates: dict[str, list[float]] = {"bare": [], "ours": []}
+
+    def watch(self, record: dict[str, Any]) -> None:
+        """Is told of every step that our loop has taken; `check` may end it all."""
+        if record["event"] != "tick":
+            return
+        self.check()
+        self.steps += 1
+        if self.steps % WINDOW == 0:
+            self.over("ours")
+            for _ in range(WINDOW):
+                next(self.bare)
+                self.check()
+            self.over("bare")
+            if len(self.rates["bare"]) > 1:
+                self.report(self.rates)
+                self.began = time.perf_counter()
+
+    def over(self, name: str) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        now = time.perf_counter()
+        if self.steps > WINDOW:
+            self.rates[name].append(WINDOW * self.images / (now - self.began))
+        self.began = now
+
+
+def compare_loops(
+    base: TrainConfig, turns: int, check: Callable[[], None] = lambda: None, report: Report = lambda result: None
+) -> dict[str, Any]:
+    """Images per second of both loops, medians over their turns, and what ours takes longer than its neighbour.
+
+    `check` is called after every step; `report` with the result so far, after every turn from the second on.
+    """
+    from lambdanets.train.classify import Classify
+
+    if turns < 2:
+        raise ValueError(f"{turns} turns: at least 2 can be compared")
+    device = chosen_device(base.device)
+    base = replace(
+        base,
+        remainder="drop",
+        log_every=WINDOW,
+        evaluate_every=10**6,
+        micro_batch=base.batch_size,
+        checkpoint_minutes=1e6,
+    )
+    steps = (1 + turns) * WINDOW
+    bare = bare_steps(base, device)
+    about = describe(device)
+    taken = Turns(base.batch_size, device, bare, check, lambda rates: report(summary(base, about, rates)))
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            task = Classify(base)
+            epochs = steps / (task.examples // base.batch_size)
+            # A run that a signal ends has nothing to save here.
+            fit(task, replace(base, epochs=epochs, out=Path(folder)), watch=taken.watch, listen=False)
+    finally:
+        bare.close()
+    return summary(base, about, taken.rates)
+
+
+def summary(base: TrainConfig, about: dict[str, Any], found: dict[str, list[float]]) -> dict[str, Any]:
+    """The result, from the images per second of turns that are neighbours."""
+    overheads = [theirs / ours - 1 for theirs, ours in zip(found["bare"], found["ours"], strict=True)]
+    low, middle, high = quantiles(overheads, n=4, method="inclusive")
+    settings = {"placement": base.model.placement, "batch": base.batch_size, "precision": base.precision}
+    settings |= {"image_size": base.model.size, "compile": base.compile, "steps": WINDOW, "turns": len(overheads)}
+    return {
+        "name": "engine",
+        **about,
+        "settings": settings,
+        "bare": median(found["bare"]),
+        "ours": median(found["ours"]),
+        "overhead": middle,
+        "overhead_quartiles": [low, high],
+        "windows": found,
+    }
+
+
+def bare_steps(config: TrainConfig, device: torch.device) -> Generator[None]:
+    """A loop that does the least that training needs, one step after the other."""
+    from lambdanets.train.classify import Classify
+
+    torch.manual_seed(config.seed)
+    task = Classify(config)
+    network = task.model().to(device)
+    network = network.to(memory_format=torch.channels_last) if config.channels_last else network  # pyright: ignore
+    if config.compile:
+        network.compile()
+    chosen = config.optimizer
+    optimizer = torch.optim.SGD(
+        network.parameters(), lr=1e-3, momentum=chosen.momentum, weight_decay=chosen.weight_decay, fused=True
+    )
+    batches = endless(task, config)
+    try:
+        while True:
+            batch = moved(next(batches), device)
+            with autocast(config.precision, device):
+                outcome = task.loss(network, batch)
+            outcome.loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            yield
+    finally:
+        batches.close()
+        task.close()
+
+
+def endless(task: "Classify", config: TrainConfig) -> Any:
+    """The batches of one epoch after the other."""
+
+    def batches() -> Iterator[Any]:
+        epoch = 0
+        while True:
+            yield from task.batches(epoch, 0, Share(0, 1, config.batch_size, 1))
+            epoch += 1
+
+    return batches()

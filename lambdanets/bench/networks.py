@@ -1,0 +1,329 @@
+"""`lambdanets bench network`: speed and memory of whole networks, one after the other, in one run."""
+
+import ast
+import json
+import os
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import torch
+import tyro
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from torch import nn
+
+from lambdanets.bench.compiled import Way, compilation
+from lambdanets.bench.show import wide
+from lambdanets.bench.throughput import Precision, Protocol, Throughput, free_memory, measure_network
+from lambdanets.bench.timing import threads
+from lambdanets.machine import describe, installed
+from lambdanets.models import create_model
+from lambdanets.models.counts import count_parameters, meta_network
+from lambdanets.models.registry import configure
+from lambdanets.options import BENCHES, check_positive, chosen_device, optional
+
+TIMM = "timm:"
+ATTENTION = ("axial_attention", "local_attention")
+DEPTHS = (50, 101, 152, 350)
+PRESETS = {
+    "resnet50-placements": (
+        "resnet50",
+        *(f"resnet50,placement={placement}" for placement in ("CCCL", "CCLL", "CLLL", "LLLL")),
+        *(
+            name
+            for depth in DEPTHS
+            for name in (f"lambda_resnet{depth}", f"resnet_rs{depth}", f"resnet_rs{depth},se=False")
+        ),
+        *(f"resnet50,placement=LLLL,layer={layer}" for layer in ATTENTION),
+        "resnet50",  # again: has the machine changed meanwhile?
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A network to measure: one of ours with arguments, or one of timm's."""
+
+    text: str  # as it was given
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> "Entry":
+        """`NAME` or `NAME,argument=value,...`; a value is a Python literal or else a word."""
+        name, *parts = re.split(r",(?=\w+=)", text)
+        arguments = {}
+        for part in parts:
+            key, _, value = part.partition("=")
+            try:
+                arguments[key] = ast.literal_eval(value)
+            except (ValueError, SyntaxError):
+                arguments[key] = value
+        return cls(text, name, arguments)
+
+    @property
+    def from_timm(self) -> bool:
+        return self.name.startswith(TIMM)
+
+    def check(self) -> None:
+        """Refuses what cannot be built, before anything is measured."""
+        if not self.from_timm:
+            try:
+                meta_network(self.name, **self.arguments)
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{self.text}: {error}") from error
+            return
+        if installed("timm") is None:
+            raise ValueError(f"{self.text}: timm is not installed (pip install 'lambdanets[bench]')")
+        import timm
+
+        if not timm.is_model(self.name.removeprefix(TIMM)):
+            raise ValueError(f"{self.text}: timm has no model {self.name.removeprefix(TIMM)!r}")
+
+    def build(self, size: tuple[int, int] | None) -> nn.Module:
+        if not self.from_timm:
+            image_size = {} if size is None else {"image_size": size}
+            return create_model(self.name, **{**self.arguments, **image_size})
+        import timm
+
+        return timm.create_model(self.name.removeprefix(TIMM), **self.arguments)
+
+    def image_size(self) -> tuple[int, int]:
+        """Height and width of the images that the network is meant for."""
+        if not self.from_timm:
+            return configure(self.name, **self.arguments).image_grid
+        import timm
+
+        configuration = timm.get_pretrained_cfg(self.name.removeprefix(TIMM))
+        _, height, width = configuration.input_size if configuration is not None else (3, 224, 224)
+        return height, width
+
+
+@dataclass(frozen=True)
+class NetworkRow:
+    """One network by one protocol: a result, or the error that stopped it."""
+
+    network: str
+    image_size: tuple[int, int]
+    parameters: int | None
+    protocol: Protocol
+    result: Throughput | None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class BenchNetwork:
+    """Whole networks: training and inference throughput, latency, peak memory, by the paper's protocol.
+
+    The batch is 1024, or half of it and so on until it fits in memory. Training is forward, backward and a step of SGD;
+    inference has batch norm folded into convolutions. Results are written after every network, an error stops only
+    the network that it belongs to.
+    """
+
+    names: Annotated[tuple[str, ...], tyro.conf.Positional, optional("NAME ...")] = ()
+    """Networks: ours, such as resnet50 or resnet50,placement=CCLL,scope=7, and timm's, such as timm:resnet50."""
+    preset: Annotated[Literal["resnet50-placements"] | None, optional("NAME")] = None
+    """resnet50-placements: ResNet-50 and lambda layers in its stages, LambdaResNets beside ResNet-RS, attention."""
+    dtype: tuple[Precision, ...] = ("float32",)
+    """float32, tf32 (float32 tensors, products in TF32) and bfloat16 (training: autocast over float32 weights)."""
+    compile: Way | Literal["both", "all"] = "no"
+    """Eager; compiled by torch.compile; also started by CUDA graphs; or compiled by blocks, in a fraction of the time
+    (on a GPU a step is then one CUDA graph); both: no and yes in turn; all: each of them."""
+    train: bool = True
+    """Measure training."""
+    infer: bool = True
+    """Measure inference."""
+    latency: bool = True
+    """Measure a batch of 1 too, in inference (compiled networks compile once more for it)."""
+    fold: bool = True
+    """Fold batch norm into convolutions for inference."""
+    channels_last: bool = True
+    """Memory format of images and weights."""
+    image_size: Annotated[int | None, optional("PIXELS")] = None
+    """The same size for all; by default each network's own."""
+    batch: Annotated[int | None, optional("N")] = None
+    """Where the search for the largest batch begins; 1024, on a CPU 8."""
+    memory_batch: Annotated[int | None, optional("N")] = None
+    """Peak memory is measured with this batch for all networks; 128, on a CPU 8."""
+    repeats: int = 20
+    """Timed steps."""
+    seconds: float = 10.0
+    """Time no further step after this long with one network and protocol (three are timed anyway)."""
+    minutes: Annotated[float | None, optional("MINUTES")] = None
+    """Start no further network after this long."""
+    device: Annotated[str | None, optional("DEVICE")] = None
+    """cpu, cuda or cuda:1. A GPU if there is one."""
+    threads: Annotated[int | None, optional("N")] = None
+    """CPU threads; torch's own number by default."""
+    quick: bool = False
+    """Images of 64 pixels, a batch of 2 and two repeats: does it run?"""
+    output: Annotated[Path | None, optional("PATH")] = None
+    """The JSON file; runs/bench/networks-DEVICE.json by default."""
+
+    def run(self) -> int:
+        return bench_networks(self)
+
+
+def bench_networks(options: BenchNetwork) -> int:
+    """Measures everything, prints a table; returns the exit status, 1 if a network could not be measured."""
+    device = chosen_device(options.device)
+    texts = (*PRESETS.get(options.preset or "", ()), *options.names)
+    if not texts:
+        raise ValueError("which networks? Give names, such as resnet50 lambda_resnet50, or --preset")
+    check_positive(
+        batch=options.batch, memory_batch=options.memory_batch, image_size=options.image_size, repeats=options.repeats
+    )
+    entries = [Entry.parse(text) for text in texts]
+    for entry in entries:
+        entry.check()
+    protocols = make_protocols(options, device)
+    output = options.output or BENCHES / f"{result_name(options, device)}.json"
+    rows: list[NetworkRow] = []
+    start, lost = time.monotonic(), None
+    with threads(options.threads):
+        about = describe(device)
+        for number, entry in enumerate(entries, start=1):
+            side = options.image_size or (64 if options.quick else None)
+            size = (side, side) if side else entry.image_size()
+            for protocol in protocols:
+                if lost is None and options.minutes and time.monotonic() - start > 60 * options.minutes:
+                    lost = f"not measured: --minutes {options.minutes:g} were over"
+                row = NetworkRow(entry.text, size, None, protocol, None, lost)
+                if lost is None:
+                    row = measure(entry, size, protocol, device)
+                    lost = cuda_lost(device)
+                rows.append(row)
+                print(f"[{number}/{len(entries)} {time.monotonic() - start:.0f} s] {line(row)}", flush=True)
+                write(output, options, device, about, rows)
+    console = wide(Console())
+    for table in tables(rows):
+        console.print(table)
+    console.print(f"written to {output}", highlight=False, soft_wrap=True)
+    return 1 if any(row.error for row in rows) else 0
+
+
+def make_protocols(options: BenchNetwork, device: torch.device) -> list[Protocol]:
+    modes = [m for m, wanted in (("training", options.train), ("inference", options.infer)) if wanted]
+    if not modes:
+        raise ValueError("--no-train and --no-infer leave nothing to measure")
+    if "tf32" in options.dtype and device.type != "cuda":
+        raise ValueError("--dtype tf32 is for CUDA GPUs: use float32")
+    cuda = device.type == "cuda"
+    several: dict[str, tuple[Way, ...]] = {"both": ("no", "yes"), "all": get_args(Way)}
+    ways = several.get(options.compile, (options.compile,))
+    batch = options.batch or (2 if options.quick else 1024 if cuda else 8)
+    return [
+        Protocol(
+            mode=mode,  # type: ignore[arg-type]
+            precision=precision,
+            **compilation(way, device),  # type: ignore[arg-type]
+            channels_last=options.channels_last,
+            fold=options.fold,
+            batch=batch,
+            memory_batch=options.memory_batch or min(batch, 128 if cuda else 8),
+            repeats=2 if options.quick else options.repeats,
+            seconds=options.seconds,
+            latency=options.latency,
+        )
+        for precision in dict.fromkeys(options.dtype)
+        for way in ways
+        for mode in modes
+    ]
+
+
+def measure(entry: Entry, size: tuple[int, int], protocol: Protocol, device: torch.device) -> NetworkRow:
+    parameters = result = error = None
+
+    def build() -> nn.Module:
+        nonlocal parameters
+        network = entry.build(size)
+        parameters = count_parameters(network).total
+        return network
+
+    try:
+        result = measure_network(build, size, protocol, device)
+    except Exception as problem:  # whatever it is, the other networks are still to be measured
+        error = f"{type(problem).__name__}: {str(problem).strip().partition(chr(10))[0]}"
+    free_memory()
+    return NetworkRow(entry.text, size, parameters, protocol, result, error)
+
+
+def cuda_lost(device: torch.device) -> str | None:
+    """After some errors of a kernel nothing runs in this process any more."""
+    if device.type != "cuda":
+        return None
+    try:
+        torch.zeros(1, device=device).item()
+    except Exception as error:
+        return f"not measured: the GPU was lost before ({str(error).partition(chr(10))[0]})"
+    return None
+
+
+def result_name(options: BenchNetwork, device: torch.device) -> str:
+    return "-".join(["networks", device.type, *(["quick"] if options.quick else [])])
+
+
+def write(
+    output: Path, options: BenchNetwork, device: torch.device, about: dict[str, object], rows: Sequence[NetworkRow]
+) -> None:
+    """All rows so far, under their name only when the file is complete: a kill loses nothing."""
+    settings = {name: value for name, value in asdict(options).items() if name != "output"}
+    result = {"name": result_name(options, device), **about, "settings": settings, "rows": [asdict(r) for r in rows]}
+    output.parent.mkdir(parents=True, exist_ok=True)
+    part = output.with_name(output.name + ".part")
+    part.write_text(json.dumps(result, indent=1) + "\n")
+    os.replace(part, output)
+
+
+def line(row: NetworkRow) -> str:
+    if row.result is None:
+        return f"{row.network}, {kind(row.protocol)}: {row.error}"
+    found = row.result
+    return f"{row.network}, {kind(row.protocol)}: {found.examples_per_second:.4g} ex/s with batch {found.batch}"
+
+
+def kind(protocol: Protocol) -> str:
+    return f"{protocol.mode} {protocol.precision}{f' {protocol.how}' if protocol.compiled else ''}"
+
+
+def tables(rows: Sequence[NetworkRow]) -> list[Table]:
+    """One for each protocol, with ratios to its first network."""
+    found = []
+    for protocol in dict.fromkeys(row.protocol for row in rows):
+        table = Table(title=f"{kind(protocol)}: ratios are to the first row")
+        for title in ("network", "image", "params (M)", "batch", "ex/s", "ratio", "s / 1024", "ms, batch 1"):
+            table.add_column(title, justify="left" if title == "network" else "right")
+        table.add_column("peak GiB (batch)", justify="right")
+        table.add_column("ratio", justify="right")
+        chosen = [row for row in rows if row.protocol == protocol]
+        first = chosen[0].result
+        for row in chosen:
+            table.add_row(*cells(row, first))
+        found.append(table)
+    return found
+
+
+def cells(row: NetworkRow, first: Throughput | None) -> list[str]:
+    size = "x".join(map(str, dict.fromkeys(row.image_size)))
+    parameters = "-" if row.parameters is None else f"{row.parameters / 1e6:.1f}"
+    found = row.result
+    if found is None:
+        return [escape(f"{row.network} ({row.error})"), size, parameters]
+    comparable = first is not None and first.peak_batch == found.peak_batch
+    return [
+        escape(row.network),
+        size,
+        parameters,
+        str(found.batch),
+        f"{found.examples_per_second:.4g}",
+        "-" if first is None else f"{found.examples_per_second / first.examples_per_second:.2f}",
+        f"{found.seconds_per_1024:.3g}",
+        "-" if found.latency is None else f"{found.latency * 1e3:.3g}",
+        f"{found.peak_bytes / 2**30:.2f} ({found.peak_batch})",
+        f"{found.peak_bytes / first.peak_bytes:.2f}" if first is not None and comparable else "-",
+    ]

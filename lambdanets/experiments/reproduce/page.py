@@ -1,0 +1,183 @@
+"""What was found, as Markdown and as one HTML page with plots: everything inside, no scripts, every name escaped."""
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isnan, nan
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from lambdanets.data.places import whole_file
+from lambdanets.experiments.reproduce.experiments import EXPERIMENTS, KINDS
+from lambdanets.experiments.reproduce.numbers import COLUMNS, QUICK, Number
+from lambdanets.experiments.reproduce.pareto import OTHERS, OURS, claims, published, published_headlines
+from lambdanets.report.plots import COLOURS, INK, LINE, inline
+from lambdanets.report.template import rendered
+
+HERE = Path(__file__).parent
+MARKDOWN, HTML = "reproduce.md", "reproduce.html"
+FAMILIES = (OURS, *OTHERS)
+GROWTH = ("complexity", "multi-head", "intra-depth")
+BARS = ("inference", "training", "training step", "time", "space")
+INTRODUCTION = (
+    "The paper's numbers beside ours. Every line says what kind it is. ImageNet and COCO accuracies are never ours."
+)
+
+
+def comments() -> list[str]:
+    """What stands beside our headline: the paper's claims, and the same calculation from published times."""
+    said = [f"The paper: {OURS} over {other}: {text}." for other, text in claims().items()]
+    return [*said, *(f"For comparison, {one.text()}." for one in published_headlines())]
+
+
+def count(lines: Sequence[Number]) -> str:
+    """How many numbers of each kind there are, and how many are still to be measured."""
+    missing = [is_missing(one) for one in lines]
+    known = {kind: sum(one.kind == kind and not m for one, m in zip(lines, missing, strict=True)) for kind in KINDS}
+    text = ", ".join(f"{number} {kind}" for kind, number in known.items() if number)
+    return "; ".join(filter(None, [text, f"{sum(missing)} not measured yet" if any(missing) else ""]))
+
+
+def is_missing(one: Number) -> bool:
+    return one.kind == "measured" and one.value is None and one.ours != "OOM"
+
+
+def markdown_line(cells: Sequence[str]) -> str:
+    """A row of a table."""
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
+
+
+def markdown(found: Mapping[str, Sequence[Number]], headlines: Sequence[str]) -> str:
+    parts = ["# The paper, reproduced side by side\n\n", INTRODUCTION, "\n\n"]
+    parts += [f"- **{kind}**: {meaning}\n" for kind, meaning in KINDS.items()]
+    if headlines:
+        parts += ["\n## Speed at matched accuracy\n\n", *(f"**{text}**\n\n" for text in headlines)]
+        parts += [f"{text}\n\n" for text in comments()]
+    for name, lines in found.items():
+        one = EXPERIMENTS[name]
+        parts += [f"\n## {one.title}\n\n`lambdanets reproduce {name}` ({one.label}): {count(lines)}.\n\n"]
+        parts += [markdown_line(COLUMNS), markdown_line(["---:" if c in ("paper", "ours") else "---" for c in COLUMNS])]
+        parts += [markdown_line([getattr(number, column) for column in COLUMNS]) for number in lines]
+    return "".join(parts)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A number of the paper above ours; widths in percent."""
+
+    label: str
+    paper: str
+    ours: str
+    paper_width: float
+    ours_width: float
+
+
+def bars(name: str, lines: Sequence[Number]) -> list[tuple[str, list[Bar]]]:
+    """Where both have numbers: growth as it is, speeds as multiples of the first row, since the hardware differs."""
+    found = []
+    for quantity in BARS:
+        pairs = [
+            (one.row, float(one.paper), one.value)
+            for one in lines
+            if one.quantity == quantity and one.value is not None and QUICK not in one.note
+            if one.paper.replace(".", "", 1).isdigit()
+        ]
+        if len(pairs) < 2:
+            continue
+        paper_one, ours_one = (1.0, 1.0) if name in GROWTH else (pairs[0][1], pairs[0][2])
+        ratios = [(row, paper / paper_one, ours / ours_one) for row, paper, ours in pairs]
+        widest = max(max(paper, ours) for _, paper, ours in ratios) / 70
+        title = f"{quantity}: the formula above, measured below"
+        if name not in GROWTH:
+            title = f"{quantity}, as a multiple of {pairs[0][0]}: the paper above (TPUv3), ours below"
+        drawn = [Bar(row, f"{p:.2f}x", f"{o:.2f}x", p / widest, o / widest) for row, p, o in ratios]
+        found.append((title, drawn))
+    return found
+
+
+def pareto_charts(lines: Sequence[Number]) -> list[tuple[str, Markup]]:
+    """Time against accuracy: measured for training and inference, and the published times."""
+    by_title = {(one.row, one.quantity): one.value for one in lines if QUICK not in one.note}
+    charts = []
+    for quantity in ("training step", "inference step"):
+        points = {  # NaN, not measured, breaks the line
+            family: [
+                (nan if (seconds := by_title.get((one.title, quantity))) is None else seconds, one.top1)
+                for one in published()
+                if one.family == family
+            ]
+            for family in FAMILIES
+        }
+        charts.append((f"Measured here, {quantity}", pareto_chart(points, quantity)))
+    known = {
+        family: [(one.tpu_seconds, one.top1) for one in published() if one.family == family and one.tpu_seconds]
+        for family in FAMILIES
+    }
+    charts.append(("Published, training step on 8 TPUv3 cores", pareto_chart(known, "published")))
+    return [(title, chart) for title, chart in charts if chart is not None]
+
+
+def pareto_chart(points: Mapping[str, Sequence[tuple[float, float]]], label: str) -> Markup | None:
+    if all(isnan(seconds) for family in points.values() for seconds, _ in family):
+        return None
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": label, "font.size": 10, "font.family": "DejaVu Sans"}):
+        figure = Figure(figsize=(5.6, 3.6), layout="constrained")
+        figure.patch.set_visible(False)
+        axis: Any = figure.add_subplot()
+        axis.patch.set_visible(False)
+        for colour, family in zip(COLOURS, FAMILIES, strict=True):
+            if points[family]:
+                x, y = zip(*sorted(points[family], key=lambda p: p[1]), strict=True)
+                axis.plot(x, y, "o-", color=colour, linewidth=1.6, markersize=4)
+        axis.set_xscale("log")
+        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.xaxis.set_minor_formatter(NullFormatter())
+        axis.set_xlabel("seconds for 1024 images", color=INK)
+        axis.set_ylabel("published top-1 (%)", color=INK)
+        axis.grid(color=LINE, linewidth=0.8)
+        axis.tick_params(which="both", colors=INK, length=0)
+        for spine in axis.spines.values():
+            spine.set_color(LINE)
+        file = io.StringIO()
+        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    return inline(file.getvalue(), f"pareto {label}")
+
+
+def page(found: Mapping[str, Sequence[Number]], headlines: Sequence[str]) -> str:
+    experiments = [
+        {
+            "name": name,
+            "title": EXPERIMENTS[name].title,
+            "label": EXPERIMENTS[name].label,
+            "counts": count(lines),
+            "charts": pareto_charts(lines) if name == "pareto" else [],
+            "bars": bars(name, lines) if name != "pareto" else [],
+            "lines": lines,
+        }
+        for name, lines in found.items()
+    ]
+    return rendered(
+        HERE,
+        title="The paper, reproduced side by side",
+        introduction=INTRODUCTION,
+        kinds=KINDS,
+        experiments=experiments,
+        headlines=headlines,
+        said=comments(),
+        families=[(family, colour) for colour, family in enumerate(FAMILIES, start=1)],
+        columns=COLUMNS,
+    )
+
+
+def write(folder: Path, found: Mapping[str, Sequence[Number]], headlines: Sequence[str]) -> None:
+    """reproduce.md and reproduce.html."""
+    for name, text in ((MARKDOWN, markdown(found, headlines)), (HTML, page(found, headlines))):
+        with whole_file(folder / name) as file:
+            file.write(text.encode())

@@ -1,0 +1,137 @@
+"""FLOPs: in the paper's convention by formulas, and as executed by torch's counter.
+
+The paper counts 2 for a multiply-add, and nothing for norms, activations and pooling. Position lambdas cost
+n * min(scope, side)^2 * k * v * u multiply-adds: what lies outside the border is counted, the zeros that an einsum with
+dense embeddings multiplies are not.
+
+Letters: B batch, N queries, M context positions, H heads, K key depth, V value depth, U intra-depth.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from lambdanets.bench.trace import Call, evaluating, trace
+from lambdanets.layers import AxialAttention2d, GlobalAttention2d, LinearAttention, LocalAttention2d
+from lambdanets.layers.lambda_layer import LambdaLayer
+
+
+@dataclass(frozen=True)
+class ModuleFlops:
+    """What one call of a module costs, without the modules inside it that are counted themselves."""
+
+    name: str
+    kind: str
+    flops: int
+
+
+@dataclass(frozen=True)
+class Flops:
+    """FLOPs of one forward pass, by module."""
+
+    modules: tuple[ModuleFlops, ...]
+
+    @property
+    def total(self) -> int:
+        return sum(m.flops for m in self.modules)
+
+    def by_kind(self) -> dict[str, int]:
+        kinds = dict.fromkeys(m.kind for m in self.modules)
+        return {kind: sum(m.flops for m in self.modules if m.kind == kind) for kind in kinds}
+
+
+def convolution(call: Call) -> int:
+    module = call.module
+    assert isinstance(module, nn.modules.conv._ConvNd)
+    return prod(call.output) * module.in_channels // module.groups * prod(module.kernel_size)
+
+
+def linear(call: Call) -> int:
+    module = call.module
+    assert isinstance(module, nn.Linear)
+    return prod(call.output) * module.in_features
+
+
+def lambda_layer(call: Call) -> int:
+    """Its projections are one product and no modules that are called, so they are counted here."""
+    layer = call.module
+    assert isinstance(layer, LambdaLayer)
+    B, context_grid = call.inputs[0][0], call.inputs[-1][2:]
+    N, M = prod(layer.query_grid(call.inputs[0][2:])), prod(context_grid)
+    H, K, V, U = layer.heads, layer.key_depth, layer.value_depth, layer.intra_depth
+    groups = H if layer.multi_head else 1  # lambdas for each position
+    macs = N * layer.channels * H * K + M * layer.context_channels * groups * V * U
+    apply = N * H * K * V  # the paper's code applies the two lambdas one after the other, not their sum
+    if layer.to_keys is not None:
+        macs += M * layer.context_channels * groups * K * U + groups * M * K * V * U + apply
+    if layer.positions is not None:
+        reach = prod(min(s, side) for s, side in zip(layer.positions.scope, context_grid, strict=True))
+        macs += groups * N * reach * K * V * U + apply
+    return B * macs
+
+
+def linear_attention(call: Call) -> int:
+    layer = call.module
+    assert isinstance(layer, LinearAttention)
+    B, N = call.inputs[0][0], prod(call.inputs[0][2:])
+    groups = 1 if layer.multi_query else layer.heads
+    return B * N * layer.key_depth * layer.value_depth * (groups + layer.heads)
+
+
+def global_attention(call: Call) -> int:
+    layer = call.module
+    assert isinstance(layer, GlobalAttention2d)
+    B, height, width = call.inputs[0][0], *call.inputs[0][2:]
+    N = height * width
+    logits = layer.key_depth * (N + height + width)  # content, and the relative ones along each axis
+    return B * layer.heads * N * (logits + layer.value_depth * N)
+
+
+def axial_attention(call: Call) -> int:
+    layer = call.module
+    assert isinstance(layer, AxialAttention2d)
+    B, height, width = call.inputs[0][0], *call.inputs[0][2:]
+    along = ((layer.columns, height), (layer.rows, width))
+    return B * height * width * sum(a.heads * side * (2 * a.key_depth + a.value_depth) for a, side in along)
+
+
+def local_attention(call: Call) -> int:
+    layer = call.module
+    assert isinstance(layer, LocalAttention2d)
+    B, N = call.inputs[0][0], prod(call.inputs[0][2:])
+    return B * layer.heads * N * prod(layer.scope) * (2 * layer.key_depth + layer.value_depth)
+
+
+FORMULAS = {
+    nn.modules.conv._ConvNd: convolution,
+    nn.Linear: linear,
+    LambdaLayer: lambda_layer,
+    LinearAttention: linear_attention,
+    GlobalAttention2d: global_attention,
+    AxialAttention2d: axial_attention,
+    LocalAttention2d: local_attention,
+}
+
+
+def paper_flops(network: nn.Module, shape: Sequence[int]) -> Flops:
+    """FLOPs for one input of `shape` [B, C, height, width], in the paper's convention."""
+    found = []
+    for call in trace(network, shape, tuple(FORMULAS)):
+        formula = next(formula for kind, formula in FORMULAS.items() if isinstance(call.module, kind))
+        found.append(ModuleFlops(call.name, type(call.module).__name__, 2 * formula(call)))
+    return Flops(tuple(found))
+
+
+def executed_flops(network: nn.Module, shape: Sequence[int]) -> int:
+    """What torch's counter sees: for lambda layers the work of the implementation that runs, padding included.
+
+    It counts no Fourier transforms, which some implementations use on the CPU, only the products around them.
+    """
+    like = next(network.parameters())
+    with torch.no_grad(), evaluating(network), FlopCounterMode(display=False) as counter:
+        network(torch.zeros(tuple(shape), device=like.device, dtype=like.dtype))
+    return counter.get_total_flops()

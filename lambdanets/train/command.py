@@ -1,0 +1,201 @@
+"""`lambdanets train`."""
+
+import functools
+import inspect
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+
+from lambdanets.models.pretrained import read_object
+from lambdanets.pseudo.config import CoTrainConfig
+from lambdanets.recipes.imagenet import (
+    ROWS_350,
+    UNPUBLISHED_350,
+    imagenet_90,
+    imagenet_350,
+    imagenet_350_unpublished,
+    mobilenet_350,
+)
+from lambdanets.recipes.pseudo import PSEUDO_TOP1, cotrain, cotrain_350
+from lambdanets.recipes.small import debug, demo, imagenette
+from lambdanets.train.config import RunConfig, TrainConfig
+from lambdanets.train.log import CONFIG
+from lambdanets.train.signals import SIGNAL_STATUS
+from lambdanets.train.task import Task
+from lambdanets.typed import as_before, from_json
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A name of the command line."""
+
+    make: Callable[[], TrainConfig]
+    title: str
+
+    @property
+    def document(self) -> str:
+        make = self.make.func if isinstance(self.make, functools.partial) else self.make
+        return inspect.getdoc(make) or ""
+
+
+RECIPES = {
+    "demo": Recipe(demo, "4,000 real digits on two CPU cores, in a minute or two"),
+    "debug": Recipe(debug, "twenty steps with everything on: does training work here?"),
+    "imagenette": Recipe(imagenette, "ten classes of ImageNet at 128 pixels; a start for folders of your own"),
+    "cotrain": Recipe(cotrain, "few labels and many images: with the labels of `lambdanets pseudo-label`"),
+    "imagenet_90": Recipe(imagenet_90, "the paper's 90-epoch setup: ResNet-50 with lambda layers"),
+    "mobilenet_350": Recipe(mobilenet_350, "the paper's MobileNet-v2 with lambda blocks"),
+    **{
+        row.name: Recipe(
+            functools.partial(imagenet_350, row.depth, row.image_size),
+            f"the paper's LambdaResNet-{row.depth} at {row.image_size} pixels"
+            + (f": top-1 {row.top1}" if row.top1 else ""),
+        )
+        for row in ROWS_350
+    },
+    **{
+        row.name: Recipe(
+            functools.partial(imagenet_350_unpublished, row.network, row.image_size),
+            f"{row.network} at {row.image_size} pixels: top-1 {row.top1} in the paper, settings not published",
+        )
+        for row in UNPUBLISHED_350
+    },
+    **{
+        f"cotrain_350_{depth}_{size}": Recipe(
+            functools.partial(cotrain_350, depth, size),
+            f"the paper's LambdaResNet-{depth} at {size} pixels with pseudo-labels: top-1 {top1}",
+        )
+        for (depth, size), top1 in PSEUDO_TOP1.items()
+    },
+}
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A run to go on with."""
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """The folder of the run."""
+
+    def read(self) -> dict[str, Any]:
+        """What its config.json holds."""
+        path = self.run / CONFIG
+        if not path.is_file():
+            raise ValueError(f"{self.run} has no {CONFIG}: it is not the folder of a run")
+        return read_object(path)
+
+
+@dataclass(frozen=True)
+class Resume(RunFolder):
+    """Go on with a run, by its own configuration, from its newest whole checkpoint."""
+
+    def config(self) -> TrainConfig:
+        data = self.read()
+        if "heads" in data:
+            raise ValueError(f"{self.run} is the run of a detector: `lambdanets detect train resume {self.run}`")
+        kind = CoTrainConfig if "pseudo" in data else TrainConfig
+        return replace(from_json(kind, data), out=self.run)
+
+
+def check_recipe(arguments: Sequence[str], command: list[str], recipes: Iterable[str]) -> None:
+    """Refuses a word in the place of the recipe that is none; the parser would list all of them."""
+    words = list(arguments)[len(command) : len(command) + 1]
+    names = [*recipes, "resume"]
+    if list(arguments)[: len(command)] != command or not words or words[0].startswith("-") or words[0] in names:
+        return
+    close = get_close_matches(words[0], names)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"`lambdanets {' '.join(command)} --help` has them all"
+    raise ValueError(f"unknown recipe {words[0]!r}: {hint}")
+
+
+def train_command(arguments: Sequence[str] = ()) -> type["Train"]:
+    """`lambdanets train`: a list of recipes shows their titles, the help of the one in `arguments` all about it."""
+    check_recipe(arguments, ["train"], RECIPES)
+    kinds: list[Any] = [
+        Annotated[
+            type(recipe.make()),
+            tyro.conf.subcommand(
+                name, default=recipe.make(), description=recipe.document if name in arguments else recipe.title
+            ),
+        ]
+        for name, recipe in RECIPES.items()
+    ]
+    chosen: Any = functools.reduce(operator.or_, kinds) | Annotated[Resume, tyro.conf.subcommand("resume")]
+
+    @dataclass(frozen=True, kw_only=True)
+    class TrainRecipe(Train):
+        recipe: Annotated[chosen, tyro.conf.arg(name="")]  # pyright: ignore[reportInvalidTypeForm]
+        """Where the settings start from."""
+
+    TrainRecipe.__doc__ = Train.__doc__
+    return TrainRecipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train:
+    """Train a network: `lambdanets train RECIPE --data.path IMAGES --out RUN`, then any setting of the recipe.
+
+    `lambdanets train RECIPE --help` shows what a recipe costs, what to expect of it, and all its settings. On several
+    GPUs: `torchrun --nproc-per-node 8 -m lambdanets train RECIPE ...`. Ctrl-C or SIGTERM writes a checkpoint first.
+    """
+
+    recipe: Any
+    resume: bool = False
+    """Go on with the run in --out if it has a checkpoint, otherwise start: one command for every requeue of a job."""
+    report: bool = True
+    """Write report.html at the end."""
+
+    def run(self) -> int:
+        again = isinstance(self.recipe, Resume)
+        config = self.recipe.config() if isinstance(self.recipe, Resume) else self.recipe
+        return train(config, resume=again or self.resume, report=self.report)
+
+
+def train(config: TrainConfig, *, resume: bool = False, report: bool = True, console: Console | None = None) -> int:
+    """Trains a classifier and shows how it goes; returns an exit status."""
+    from lambdanets.pseudo.cotrain import CoTrain
+    from lambdanets.report.page import write_report
+    from lambdanets.train.classify import Classify
+
+    if resume and (config.out / CONFIG).is_file():  # a run keeps its behaviour, also where the defaults have changed
+        config = as_before(config, read_object(config.out / CONFIG))
+    task = CoTrain(config) if isinstance(config, CoTrainConfig) else Classify(config)
+    return train_task(task, config, "train", resume, write_report if report else None, console)
+
+
+def train_task(
+    task: Task,
+    config: RunConfig,
+    command: str,
+    resume: bool,
+    report: Callable[[Path], Path] | None,
+    console: Console | None,
+) -> int:
+    """Trains, shows how it goes, and writes a report at the end; returns an exit status.
+
+    `command` is what goes on with a run: `lambdanets COMMAND resume RUN`.
+    """
+    from lambdanets.train.loop import fit
+    from lambdanets.train.progress import Watcher
+
+    console = console or Console(highlight=False)
+    with Watcher(console) as watcher:
+        result = fit(task, config, resume=resume, watch=watcher)
+    if not result.main:
+        return 0
+    if not result.finished:
+        console.print(
+            f"stopped by {result.stopped_by} at step {result.step} of {result.steps}: nothing is lost. Go on:"
+        )
+        console.print(f"  lambdanets {command} resume {config.out}", soft_wrap=True)
+        return SIGNAL_STATUS.get(result.stopped_by or "", 1)
+    if report is not None:
+        console.print(f"report: {report(config.out)}", soft_wrap=True)
+    console.print(f"weights: {config.out / 'weights.safetensors'}", soft_wrap=True)
+    return 0

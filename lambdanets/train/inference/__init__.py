@@ -1,0 +1,1 @@
+"""Use trained weights: evaluation and prediction."""

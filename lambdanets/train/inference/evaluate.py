@@ -1,0 +1,257 @@
+"""`lambdanets evaluate`: how good trained weights are, in all and class by class, and how fast."""
+
+import time
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import track
+from rich.table import Table
+from torch import Tensor
+
+from lambdanets.data.broken import BrokenImages
+from lambdanets.data.loader import Loader, LoaderOptions
+from lambdanets.data.source import NoSplitError, Source, open_source
+from lambdanets.data.transforms import evaluation
+from lambdanets.models.counts import count_parameters
+from lambdanets.models.pretrained import read_object
+from lambdanets.report import scores
+from lambdanets.report.show import percent, rate, shortened
+from lambdanets.train.classify import Classify
+from lambdanets.train.config import TrainConfig
+from lambdanets.train.inference.command import SHOWN_CLASSES, Split
+from lambdanets.train.inference.trained import RUN_LOG, Trained
+from lambdanets.typed import from_json
+
+ALL = "all"  # of images that have no splits
+
+
+@dataclass(frozen=True)
+class ClassScore:
+    """One class; shares are None where there is nothing to divide by."""
+
+    name: str
+    examples: int
+    recall: float | None
+    precision: float | None
+    taken_for: str | None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How good weights are on a set of images. Shares are between 0 and 1."""
+
+    data: str
+    split: str
+    examples: int
+    top1: float
+    top5: float
+    loss: float
+    per_class: tuple[ClassScore, ...]  # the hardest first
+    broken: tuple[tuple[str, str], ...]  # images that could not be read, and why; they do not count
+    image_size: int | tuple[int, int]
+    parameters: int
+    images_per_second: float  # with reading the images
+    network_images_per_second: float  # without
+    device: str
+    precision: str
+    note: str = ""  # how classes were matched, if not by name
+
+
+@dataclass(frozen=True)
+class Images:
+    """What is evaluated: a source, or a part of one."""
+
+    source: Source
+    indices: np.ndarray
+    data: str
+    split: str
+
+
+def find_images(what: str, data: str | None = None, split: Split = "auto") -> Images:
+    """The images at `data`; without it those that the run was evaluated on."""
+    if data is None:
+        return images_of_run(what, split)
+    if split == "held_out":
+        raise ValueError("--split held_out is a part of a run's own training images: leave DATA out")
+    chosen = "validation" if split == "auto" else split
+    try:
+        source = open_source(data, split=chosen)
+    except NoSplitError:
+        if split != "auto":
+            raise
+        chosen, source = ALL, open_source(data, split="train")  # a folder of classes
+    return Images(source, np.arange(len(source)), data, chosen)
+
+
+def images_of_run(what: str, split: Split) -> Images:
+    folder = Path(what).expanduser()
+    if not (folder / RUN_LOG).is_file():
+        raise ValueError(f"which images? Only a run knows its own: lambdanets evaluate {what} DATA")
+    data = read_object(folder / "config.json")
+    known = {f.name for f in fields(TrainConfig)}  # a task on top of this one has settings of its own
+    config = from_json(TrainConfig, {key: value for key, value in data.items() if key in known})
+    path = config.data.path
+    if split == "train":
+        source = open_source(path, split="train")
+        return Images(source, np.arange(len(source)), path, split)
+    parts = Classify(config).parts
+    chosen = list(parts)[-1] if split == "auto" else split
+    if chosen not in parts:
+        raise ValueError(
+            f"{what} was evaluated on {' and '.join(parts)}, not on {chosen}: pass DATA, or another --split"
+        )
+    source, indices = parts[chosen]
+    where = config.data.validation or path if chosen == "validation" else path
+    return Images(source, np.arange(len(source)) if indices is None else indices, where, chosen)
+
+
+def match_classes(data: tuple[str, ...], model: tuple[str, ...]) -> tuple[list[int], str]:
+    """The place of each class of the data among the model's, and a note where it is not its name that says so."""
+    places = {name: i for i, name in enumerate(model)}
+    unknown = [name for name in data if name not in places]
+    if not unknown:
+        return [places[name] for name in data], ""
+    if len(data) == len(model):
+        note = f"classes are matched by their order: the model does not know the name {unknown[0]!r}"
+        return list(range(len(data))), note
+    raise ValueError(
+        f"the data has the class {unknown[0]!r}, none of the model's {len(model)} ({', '.join(model[:5])}, ...)"
+    )
+
+
+def evaluate(trained: Trained, images: Images, *, progress: Console | None = None) -> Evaluation:
+    """Every image once. One that cannot be read is named and does not count."""
+    source, using = images.source, trained.using
+    indices = images.indices[np.asarray(source.labels)[images.indices] >= 0]
+    if not len(indices):
+        raise ValueError(f"{images.data} has no labelled images: `lambdanets predict` needs no labels")
+    places, note = match_classes(tuple(source.class_names), trained.class_names)
+    if len(indices) < len(images.indices):
+        missing = (
+            f"{len(images.indices) - len(indices):,} of {len(images.indices):,} images have no label and do not count"
+        )
+        note = f"{note}. {missing}" if note else missing
+    loader = Loader(
+        source,
+        evaluation(trained.card.preprocessing, trained.channels),
+        LoaderOptions(using.batch_size, using.loader_workers(len(indices)), broken=BrokenImages(max_fraction=1.0)),
+        indices=indices,
+        training=False,
+    )
+    found: list[tuple[Tensor, Tensor]] = []
+    broken: list[tuple[str, str]] = []
+    clock = Clock()
+    batches = trained.answers(loader)
+    if progress is not None:
+        batches = track(batches, "evaluating", total=len(loader), console=progress, transient=True)
+    for batch, logits_BC, seconds in batches:
+        clock.tick(len(batch), seconds)
+        broken += [(one.name, one.reason) for one in batch.broken]
+        found.append((logits_BC, batch.labels))
+    logits_NC, labels_N = (torch.cat(column) for column in zip(*found, strict=True))
+    labels_N = torch.tensor(places)[labels_N]
+    if not len(labels_N):
+        raise ValueError(f"none of the {len(indices)} images of {images.data} can be read; the first: {broken[0]}")
+    return Evaluation(
+        data=images.data,
+        split=images.split,
+        examples=len(labels_N),
+        top1=scores.accuracy(logits_NC, labels_N),
+        top5=scores.accuracy(logits_NC, labels_N, 5),
+        loss=float(F.cross_entropy(logits_NC, labels_N)),
+        per_class=class_scores(logits_NC, labels_N, trained.class_names),
+        broken=tuple(broken),
+        image_size=trained.card.preprocessing.size,
+        parameters=count_parameters(trained.network).total,
+        images_per_second=clock.images_per_second,
+        network_images_per_second=clock.network_images_per_second,
+        device=str(trained.device),
+        precision=using.precision,
+        note=note,
+    )
+
+
+class Clock:
+    """Throughput without the first batch, which pays for starting, where there are others."""
+
+    def __init__(self) -> None:
+        self.last = time.perf_counter()
+        self.ticks: list[tuple[int, float, float]] = []  # images, seconds, seconds of the network
+
+    def tick(self, images: int, network: float) -> None:
+        now = time.perf_counter()
+        self.ticks.append((images, now - self.last, network))
+        self.last = now
+
+    @property
+    def counted(self) -> list[tuple[int, float, float]]:
+        return self.ticks[1:] or self.ticks
+
+    @property
+    def images_per_second(self) -> float:
+        return sum(images for images, _, _ in self.counted) / max(sum(all_ for _, all_, _ in self.counted), 1e-9)
+
+    @property
+    def network_images_per_second(self) -> float:
+        return sum(images for images, _, _ in self.counted) / max(sum(net for _, _, net in self.counted), 1e-9)
+
+
+def class_scores(logits_NC: Tensor, labels_N: Tensor, names: tuple[str, ...]) -> tuple[ClassScore, ...]:
+    rows = scores.by_class(scores.confusion(*scores.labelled(logits_NC, labels_N)))
+    return tuple(
+        ClassScore(
+            names[row.index],
+            row.examples,
+            row.recall,
+            row.precision,
+            None if row.taken_for is None else names[row.taken_for],
+        )
+        for row in rows
+        if row.examples
+    )
+
+
+def show(found: Evaluation, console: Console, classes: int = SHOWN_CLASSES) -> None:
+    """Tables for people."""
+    size = found.image_size
+    rows: list[tuple[str, Any]] = [
+        ("images", f"{found.examples:,} ({found.data}{'' if found.split == ALL else f', {found.split}'})"),
+        ("top-1", percent(found.top1)),
+        ("top-5", percent(found.top5)),
+        ("loss", f"{found.loss:.4f}"),
+        ("image size", size if isinstance(size, int) else f"{size[0]}x{size[1]}"),
+        ("parameters", f"{found.parameters:,}"),
+        ("images/s", f"{rate(found.images_per_second)} ({rate(found.network_images_per_second)} the network alone)"),
+        ("on", f"{found.device}, {found.precision}"),
+    ]
+    table = Table(show_header=False, box=None)
+    for name, value in rows:
+        table.add_row(name, escape(str(value)))
+    console.print(table)
+    if classes > 0:
+        table = Table(title="The hardest classes" if len(found.per_class) > classes else "Classes")
+        for title in ("class", "images", "recall", "precision", "most often taken for"):
+            table.add_column(title, justify="right" if title in ("images", "recall", "precision") else "left")
+        for one in found.per_class[:classes]:
+            taken = shortened(one.taken_for, 40) if one.taken_for is not None else ""
+            cells = (
+                shortened(one.name, 40),
+                str(one.examples),
+                percent(one.recall, 1),
+                percent(one.precision, 1),
+                taken,
+            )
+            table.add_row(*map(escape, cells))
+        console.print(table)
+    if found.note:
+        console.print(escape(found.note), highlight=False)
+    for name, reason in found.broken[:20]:
+        console.print(escape(f"could not be read: {name}: {reason}"), highlight=False)
+    if len(found.broken) > 20:
+        console.print(f"... and {len(found.broken) - 20} more could not be read")

@@ -1,0 +1,144 @@
+"""`lambdanets predict`: what is in these images."""
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from rich.markup import escape
+from rich.table import Table
+
+from lambdanets.data.broken import BrokenImages
+from lambdanets.data.decode import EXTENSIONS, LIMITS, BrokenImageError
+from lambdanets.data.folders import Walked, images_below
+from lambdanets.data.loader import Loader, LoaderOptions
+from lambdanets.data.source import read_file
+from lambdanets.data.strings import printable
+from lambdanets.data.transforms import evaluation
+from lambdanets.report.show import probability
+from lambdanets.train.inference.command import STDIN
+from lambdanets.train.inference.trained import Trained
+
+MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"GIF87a", b"GIF89a")  # how JPEG, PNG, WebP and GIF begin
+NOT_FINITE = "the scores are not finite (NaN): the weights are damaged, or --precision is too small for them"
+
+
+@dataclass(frozen=True)
+class Given:
+    """One image to look at: a file, or bytes that came through a pipe; or why there is none."""
+
+    name: str
+    path: str = ""
+    data: bytes | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The likeliest classes with their probabilities; or an error."""
+
+    image: str
+    classes: tuple[tuple[str, float], ...] = ()
+    error: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        if self.error:
+            return {"image": self.image, "error": self.error}
+        return {"image": self.image, "classes": [{"class": name, "probability": p} for name, p in self.classes]}
+
+
+class GivenImages:
+    """Images from the command line as a `Source` without labels."""
+
+    def __init__(self, given: list[Given], class_names: tuple[str, ...] = ()) -> None:
+        self.given, self.class_names = given, class_names
+        self.labels = np.full(len(given), -1, np.int64)
+
+    def __len__(self) -> int:
+        return len(self.given)
+
+    def name(self, index: int) -> str:
+        return self.given[index].name
+
+    def read(self, index: int) -> bytes:
+        one = self.given[index]
+        if one.error:
+            raise BrokenImageError(one.error)
+        return one.data if one.data is not None else read_file(one.path)
+
+
+def gather(words: Iterable[str], stdin: BinaryIO | None = None, notes: list[str] | None = None) -> list[Given]:
+    """Files as they are, folders as the images below them, "-" as what comes through stdin: one image, or a list of
+    files and folders, one a line. Sentences on files that are left out are added to `notes`."""
+    found: list[Given] = []
+    for word in words:
+        if word == STDIN:
+            found += from_stdin(stdin, notes)
+        elif os.path.isdir(word):
+            walked = Walked(Path(word))
+            inside = images_below(Path(word), walked)
+            if notes is not None:
+                notes += walked.notes()
+            found += [Given(printable(path), path) for path in (os.path.join(word, name) for name in inside)]
+            if not inside:
+                found.append(Given(printable(word), error=f"a folder without images ({', '.join(EXTENSIONS)})"))
+        else:
+            found.append(Given(printable(word), os.path.expanduser(word)))
+    return found
+
+
+def from_stdin(stdin: BinaryIO | None, notes: list[str] | None = None) -> list[Given]:
+    data = b"" if stdin is None else stdin.read(LIMITS.bytes + 1)
+    if len(data) > LIMITS.bytes:
+        return [Given("stdin", error=f"more than {LIMITS.bytes:,} bytes")]
+    if data.startswith(MAGIC) or (data.startswith(b"BM") and b"\0" in data[:64]):  # BMP: a name may begin so, too
+        return [Given("stdin", data=data)]
+    if b"\0" in data[:1024]:
+        return [Given("stdin", error="neither an image (JPEG, PNG, WebP, GIF, BMP) nor a list of files")]
+    lines = (os.fsdecode(line.strip()) for line in data.splitlines())
+    return gather((line for line in lines if line and line != STDIN), notes=notes)
+
+
+def predict(trained: Trained, given: list[Given], top: int = 5) -> Iterator[Prediction]:
+    """In the order given, batch by batch. What cannot be read has an error instead of classes."""
+    if not given:
+        return
+    using, names = trained.using, trained.class_names
+    loader = Loader(
+        GivenImages(given, names),
+        evaluation(trained.card.preprocessing, trained.channels),
+        LoaderOptions(using.batch_size, using.loader_workers(len(given)), broken=BrokenImages(max_fraction=1.0)),
+        training=False,
+    )
+    for batch, logits_BC, _ in trained.answers(loader):
+        found: dict[int, Prediction] = {}
+        for one in batch.broken:
+            found[one.index] = Prediction(one.name, error=one.reason)
+        best = logits_BC.double().softmax(1).topk(min(top, logits_BC.shape[1]), dim=1)
+        for index, values, places in zip(batch.indices.tolist(), best.values, best.indices, strict=True):
+            classes = tuple((names[i], p) for i, p in zip(places.tolist(), values.tolist(), strict=True))
+            if values.isfinite().all():
+                found[index] = Prediction(given[index].name, classes)
+            else:
+                found[index] = Prediction(given[index].name, error=NOT_FINITE)
+        yield from (found[index] for index in sorted(found))
+
+
+def answer_table(top: int) -> Table:
+    table = Table()
+    table.add_column("image", overflow="fold")
+    table.add_column("class", style="bold", overflow="fold")
+    table.add_column("probability", justify="right")
+    if top > 1:
+        table.add_column("then", overflow="fold")
+    return table
+
+
+def row(one: Prediction) -> list[str]:
+    if one.error:
+        return [escape(one.image), f"[red]{escape(one.error)}[/]"]
+    (name, p), *rest = one.classes
+    others = ", ".join(f"{printable(other)} {probability(q)}" for other, q in rest)
+    return [escape(cell) for cell in (one.image, printable(name), probability(p), *([others] if rest else []))]

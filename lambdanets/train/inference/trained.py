@@ -1,0 +1,159 @@
+"""A trained network, wherever it is: what `evaluate` and `predict` share."""
+
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lambdanets.data.loader import Batch, Loader
+from lambdanets.data.transforms import normalize
+from lambdanets.files import read_object
+from lambdanets.models.network import Network
+from lambdanets.models.pretrained import (
+    CONFIG,
+    KEY,
+    WEIGHTS,
+    Card,
+    default_card,
+    from_pretrained,
+    locate,
+    may_be_on_hub,
+    read_card,
+)
+from lambdanets.models.registry import FAMILIES, configure, create_model
+from lambdanets.models.stored import NonFiniteWeightsWarning, read_state
+from lambdanets.models.zoo import ROWS
+from lambdanets.options import chosen_device
+from lambdanets.train import task
+from lambdanets.train.config import parse_option
+from lambdanets.train.inference.command import Using
+from lambdanets.train.precision import autocast
+
+RUN_WEIGHTS = {"ema": task.WEIGHTS, "raw": task.RAW_WEIGHTS}
+RUN_LOG = "log.jsonl"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A network in eval mode on its device, with what its weights say about themselves."""
+
+    network: Network
+    card: Card
+    using: Using
+    device: torch.device
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.card.class_names or tuple(map(str, range(self.network.num_classes)))
+
+    @property
+    def channels(self) -> int:
+        return self.network.config.in_chans
+
+    @torch.inference_mode()
+    def answers(self, loader: Loader) -> Iterator[tuple[Batch, Tensor, float]]:
+        """Batches, their scores [B, C] in float32 on the CPU, and the seconds that the network took."""
+        dtype = torch.float64 if self.using.precision == "float64" else torch.float32
+        for batch in loader.epoch(0):
+            if not len(batch):  # none of its images could be read
+                yield batch, torch.empty(0, self.network.num_classes), 0.0
+                continue
+            start = time.perf_counter()
+            images = normalize(batch.images.to(self.device, non_blocking=True), self.card.preprocessing, dtype)
+            with autocast(self.using.precision, self.device):
+                logits = self.network(images.contiguous(memory_format=torch.channels_last))
+            scores = logits.float().cpu()  # waits for the device
+            yield batch, scores, time.perf_counter() - start
+
+
+def open_trained(what: str, using: Using | None = None) -> Trained:
+    """The network of a run folder, a safetensors file, a model folder, a hub id, or a name with `pretrained` weights.
+
+    A ValueError or OSError says what is missing and what to do.
+    """
+    using = using or Using()
+    device = chosen_device(using.device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NonFiniteWeightsWarning)
+        try:
+            network = find_network(what, using)
+        except NonFiniteWeightsWarning as warning:  # every answer would be NaN
+            raise ValueError(str(warning)) from None
+    if not network.num_classes:
+        raise ValueError(f"{what} has no classifier")
+    card = network.card or default_card(network)
+    if using.image_size is not None:
+        card = replace(card, preprocessing=replace(card.preprocessing, size=using.image_size))
+    dtype = torch.float64 if using.precision == "float64" else torch.float32
+    network = network.eval().to(device, dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return Trained(network, card, using, device)
+
+
+def find_network(what: str, using: Using) -> Network:
+    """The network that `open_trained` is asked for, on the CPU."""
+    path = Path(what).expanduser()
+    if what in ROWS and not path.exists():
+        return named_network(what, using)
+    if using.pretrained or using.options:
+        raise ValueError(f"--pretrained and --options are for the name of a network, and {what!r} is none")
+    if path.is_dir():
+        return from_pretrained(weights_in(path, using.weights))
+    if path.is_file():
+        if path.suffix != ".safetensors":
+            raise ValueError(
+                f"{what} is no .safetensors file: `lambdanets convert` makes one, or name the network and pass "
+                f"--pretrained {what}"
+            )
+        return from_pretrained(path)
+    if may_be_on_hub(what):
+        return from_pretrained(what)
+    raise FileNotFoundError(
+        f"{what} is no run folder, .safetensors file or model folder, nor a network's name (`lambdanets models`)"
+    )
+
+
+def named_network(name: str, using: Using) -> Network:
+    if using.pretrained is None:
+        raise ValueError(f"{name} has no weights of its own: --pretrained WEIGHTS (a file, a folder, or a hub id)")
+    source = locate(using.pretrained, WEIGHTS)
+    arguments: dict[str, Any] = dict(parse_option(word) for word in using.options)
+    head = FAMILIES[type(ROWS[name])].classifier_name
+    bias = read_state(source).get(f"{head}.bias")
+    if bias is not None and bias.ndim == 1:
+        arguments.setdefault("num_classes", len(bias))
+    try:
+        configure(name, **arguments)
+    except TypeError as error:  # an argument that it does not have
+        raise ValueError(f"--options: {error}") from error
+    network = create_model(name, source, **arguments)
+    with suppress(ValueError):  # weights of others say nothing about themselves
+        network.card = read_card(using.pretrained)
+    return network
+
+
+def weights_in(folder: Path, weights: str) -> Path:
+    """The file of a run, or the folder itself if save_pretrained wrote it."""
+    wanted = folder / RUN_WEIGHTS[weights]
+    if wanted.is_file():
+        return wanted
+    if (folder / WEIGHTS).is_file():
+        if weights == "raw":
+            raise FileNotFoundError(f"{folder} is a model folder with one kind of weights: --weights raw is for runs")
+        return folder
+    there = [name for name in RUN_WEIGHTS.values() if (folder / name).is_file()]
+    if there:
+        raise FileNotFoundError(f"{folder} has no {wanted.name}, only {there[0]}: choose the other --weights")
+    if (folder / RUN_LOG).is_file():
+        raise FileNotFoundError(
+            f"{folder} is a run that has not ended, and weights are written at its end: "
+            f"`lambdanets train resume {folder}` goes on with it"
+        )
+    described = (folder / CONFIG).is_file() and KEY in read_object(folder / CONFIG)
+    missing = WEIGHTS if described else f"{wanted.name} (a run) or {WEIGHTS} (a model folder)"
+    raise FileNotFoundError(f"{folder} has no {missing}")

@@ -1,0 +1,137 @@
+"""The benchmark of the training loop runs both loops and compares like with like. Nothing here times anything."""
+
+import json
+import signal
+from dataclasses import replace
+from statistics import median
+
+import pytest
+import torch
+
+from lambdanets.bench import engine
+from lambdanets.cli import main
+from lambdanets.recipes import debug
+from lambdanets.train.classify import Classify
+from lambdanets.train.engine import Engine
+from lambdanets.train.signals import SIGNAL_STATUS
+
+
+@pytest.fixture
+def config(monkeypatch):
+    monkeypatch.setattr(engine, "WINDOW", 2)
+    config = debug()
+    options = ("widths=(4,4,8,8)", "depths=(1,1,1,1)", "scope=3")
+    config = replace(config, model=replace(config.model, options=options, drop_path_rate=0.0), batch_size=16)
+    return replace(config, device="cpu", data=replace(config.data, workers=0))
+
+
+def test_both_loops_run_and_are_compared(config):
+    result = engine.compare_loops(config, turns=3)
+    windows = result["windows"]
+    assert {name: len(rates) for name, rates in windows.items()} == {"bare": 3, "ours": 3}  # the first pair warms up
+    neighbours = sorted(theirs / ours - 1 for theirs, ours in zip(windows["bare"], windows["ours"], strict=True))
+    assert result["overhead"] == neighbours[1]
+    assert neighbours[0] <= result["overhead_quartiles"][0] <= neighbours[1] <= result["overhead_quartiles"][1]
+    assert result["bare"] == median(windows["bare"])
+
+
+def test_loops_take_turns_of_as_many_steps(config, monkeypatch):
+    calls = []
+
+    def bare(config, device):
+        while True:
+            calls.append("bare")
+            yield
+
+    step = Engine.step
+    monkeypatch.setattr(engine, "bare_steps", bare)
+    monkeypatch.setattr(Engine, "step", lambda *arguments: (calls.append("ours"), step(*arguments))[1])
+    engine.compare_loops(config, turns=2)
+    assert calls == (["ours"] * 2 + ["bare"] * 2) * 3
+
+
+def test_the_bare_loop_learns_the_same_network_from_the_same_images(config, monkeypatch):
+    seen = []
+    loss = Classify.loss
+    monkeypatch.setattr(Classify, "loss", lambda self, *given: (seen.append((self, *given)), loss(self, *given))[1])
+    steps = engine.bare_steps(config, torch.device("cpu"))
+    next(steps)
+    before = [p.detach().clone() for p in seen[0][1].parameters()]
+    next(steps)
+    steps.close()
+    (first, network, batch), (second, again, other) = seen
+    assert (first, network) == (second, again)
+    assert not torch.equal(batch[0], other[0])
+    assert sum(not torch.equal(p, q) for p, q in zip(network.parameters(), before, strict=True)) > len(before) / 2
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize(
+    "moment", ["bare loop", "backward pass", "start of ours", "ours", "evaluation at the end of ours"]
+)
+def test_a_signal_ends_it_there_with_a_sentence(moment, name, config, tmp_path, monkeypatch, capsys):
+    steps = []
+
+    def signal_after(function, due=lambda: True):
+        def run(*arguments, **options):
+            result = function(*arguments, **options)
+            if due():
+                signal.raise_signal(signal.Signals[name])
+            return result
+
+        return run
+
+    monkeypatch.setattr(engine, "imagenette", lambda: config)
+    monkeypatch.setattr(Engine, "step", lambda *a, step=Engine.step: (steps.append("ours"), step(*a))[1])
+    if moment == "bare loop":
+        monkeypatch.setattr(engine, "moved", signal_after(engine.moved))  # its first step, after two of ours
+    elif moment == "backward pass":  # it ends before anything is raised: torch would crash at exit
+        loss = Classify.loss
+
+        def with_hook(*arguments):
+            outcome = loss(*arguments)
+            outcome.loss.register_hook(lambda _: signal.raise_signal(signal.Signals[name]))
+            return outcome
+
+        monkeypatch.setattr(Classify, "loss", with_hook)
+    elif moment == "start of ours":
+        monkeypatch.setattr(Engine, "__init__", signal_after(Engine.__init__))
+    elif moment == "ours":
+        monkeypatch.setattr(Engine, "update", signal_after(Engine.update, lambda: len(steps) == 3))
+    elif moment == "evaluation at the end of ours":
+        monkeypatch.setattr(Classify, "evaluate", signal_after(Classify.evaluate))
+    before, output = signal.getsignal(signal.SIGTERM), tmp_path / "results" / "engine.json"
+    words = ["--data", "mnist", "--placement", "CCCL", "--turns", "2", "--workers", "0", "--device", "cpu"]
+    assert main(["bench", "engine", *words, "--output", str(output)]) == SIGNAL_STATUS[name]
+    said = capsys.readouterr().err
+    if moment == "evaluation at the end of ours":  # all turns are over
+        assert f"lambdanets: {name} ended the measurement: {output} has 2 of 2 turns" in said
+        assert len(json.loads(output.read_text())["windows"]["ours"]) == 2
+    else:
+        assert f"lambdanets: {name} ended the measurement: nothing is written" in said
+        assert not output.parent.exists()
+    assert len(steps) == {"bare loop": 2, "backward pass": 1, "start of ours": 0, "ours": 3}.get(moment, 6)
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_the_size_of_the_images_can_be_chosen_and_is_written(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(engine, "imagenette", lambda: config)
+    output = tmp_path / "engine.json"
+    words = ["bench", "engine", "--data", "mnist", "--placement", "CCCL", "--turns", "2", "--workers", "0"]
+    for size in (None, 12):
+        chosen = [] if size is None else ["--image-size", str(size)]
+        assert main([*words, "--device", "cpu", "--output", str(output), *chosen]) == 0
+        assert json.loads(output.read_text())["settings"]["image_size"] == (size or config.model.image_size)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--turns", "1"], "1 turns: at least 2 can be compared"),
+        (["--batch", "0"], "batch_size is at least 1, not 0"),
+        (["--image-size", "0"], "--image-size must be more than 0, got 0"),
+    ],
+)
+def test_nothing_to_measure_is_refused_with_a_sentence(words, said, tmp_path, capsys):
+    assert main(["bench", "engine", "--data", "mnist", "--output", str(tmp_path / "engine.json"), *words]) == 2
+    assert said in capsys.readouterr().err
