@@ -14,11 +14,11 @@ from lambdanets.layers.fusing import Fusing
 from lambdanets.layers.pool import halved
 from lambdanets.layers.positions import DEFAULT_SCOPE, UNIT, RelativePositions
 from lambdanets.layers.projection import Projection, is_plain, merged, project, project_by_calls
-from lambdanets.ops import choose, explain, fused, lambda_op
+from lambdanets.ops import choose, fused
 from lambdanets.ops.fused import pool
-from lambdanets.ops.operation import accumulation_dtype
+from lambdanets.ops.operation import accumulation_dtype, apply_lambdas, predict
 from lambdanets.ops.positions import Kept, Relative, per_axis
-from lambdanets.ops.problem import check_options
+from lambdanets.ops.problem import Options
 from lambdanets.typed import Count, Deviation
 
 CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
@@ -67,7 +67,7 @@ class LambdaLayer(Fusing):
                 f"out_channels={out_channels} is not divisible by heads={heads}: the value depth would not be whole; "
                 f"use out_channels {' or '.join(map(str, near))}, or another number of heads"
             )
-        check_options(key_norm, causal)
+        Options(key_norm=key_norm, causal=causal)  # refuses what it does not know
         check_downsample(downsample, per_axis(stride, self.dims, "stride"), causal)
         if backend not in choose.NAMES:
             raise ValueError(f"unknown backend {backend!r}; choose one of {', '.join(map(repr, choose.NAMES))}")
@@ -263,12 +263,13 @@ class LambdaLayer(Fusing):
     ) -> Tensor:
         """`lambda_op` with this layer's options: [B, N, H, V]."""
         placed = self._place(query_grid, context_grid)
-        output = lambda_op(
-            queries,
-            keys,
-            values,
-            placed,
-            content=keys is not None,
+        output = apply_lambdas(queries, keys, values, placed, self._options(mask, context_mask))
+        return self._add_bias(output, queries.softmax(dim=-1) if self.query_softmax else queries)
+
+    def _options(self, mask: Tensor | None = None, context_mask: Tensor | None = None) -> Options:
+        """This layer's options as those of `lambda_op`."""
+        return Options(
+            content=self.to_keys is not None,
             key_norm=self.key_norm,
             query_softmax=self.query_softmax,
             multi_head=self.multi_head,
@@ -277,7 +278,6 @@ class LambdaLayer(Fusing):
             causal=self.causal,
             backend=self.backend,
         )
-        return self._add_bias(output, queries.softmax(dim=-1) if self.query_softmax else queries)
 
     def _can_pool_inside(self, x: Tensor, queries: Tensor, values: Tensor) -> bool:
         """Whether the fused kernels do what `interact` and `downsample` do: for channels-last images and the usual
@@ -330,16 +330,7 @@ class LambdaLayer(Fusing):
         """Which implementations could run on x: predicted seconds, what "auto" takes first, or why not."""
         self._check_inputs(x, context)
         queries, keys, values, query_grid, context_grid = self.project(x, context)
-        return explain(
-            queries,
-            keys,
-            values,
-            self._place(query_grid, context_grid),
-            content=keys is not None,
-            key_norm=self.key_norm,
-            multi_head=self.multi_head,
-            causal=self.causal,
-        )
+        return predict(queries, keys, values, self._place(query_grid, context_grid), self._options())
 
     def _check_inputs(self, x: Tensor, context: Tensor | None) -> None:
         self._check_input(x, self.channels, "x")

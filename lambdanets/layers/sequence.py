@@ -54,17 +54,7 @@ class LambdaLayer1d(LambdaLayer):
         )
 
     def _parts(self, queries: Tensor, keys: Tensor | None, values: Tensor) -> list[Problem]:
-        return problems(
-            queries,
-            keys,
-            values,
-            None,
-            key_norm=self.key_norm,
-            multi_head=self.multi_head,
-            mask=None,
-            context_mask=None,
-            causal=self.causal,
-        )
+        return problems(queries, keys, values, None, self._options())
 
     @torch.no_grad()
     def step(self, x_BC: Tensor, state: StreamState) -> tuple[Tensor, StreamState]:

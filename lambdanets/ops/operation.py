@@ -4,7 +4,7 @@ Letters: B batch, N queries, M context positions, H heads, K key depth, V value 
 """
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from lambdanets.ops import choose, conv, fused, registered
 from lambdanets.ops.content import add_content, content_output
 from lambdanets.ops.fused import backend as fused_backend
 from lambdanets.ops.positions import Positions
-from lambdanets.ops.problem import Problem, check, embeddings_of, problems, with_embeddings
+from lambdanets.ops.problem import Options, Problem, check, embeddings_of, problems, with_embeddings
 from lambdanets.ops.reference import lambda_reference
 from lambdanets.typed import named
 
@@ -55,7 +55,7 @@ def lambda_op(
     causal: bool | str = False,
     backend: str = "auto",
 ) -> Tensor:
-    """Turns a context into linear functions (lambdas) and applies them to queries: returns [B, N, H, V].
+    """Turn a context into linear functions (lambdas) and apply them to queries: returns [B, N, H, V].
 
     Args:
         queries_BNHK: the queries; every head is one more query for the same lambda.
@@ -75,85 +75,68 @@ def lambda_op(
 
     Half-precision inputs are summed in float32; the result has the dtype of queries and values.
     """
-    check(
-        queries_BNHK,
-        keys,
-        values,
-        positions,
-        content=content,
-        key_norm=key_norm,
-        multi_head=multi_head,
-        mask=mask,
-        context_mask=context_mask,
-        causal=causal,
-    )
-    if not content:
-        keys = None
-    causal = causal if causal == "strict" else bool(causal)
-    options = {
-        "key_norm": key_norm,
-        "query_softmax": query_softmax,
-        "multi_head": multi_head,
-        "mask": mask,
-        "context_mask": context_mask,
-        "causal": causal,
-    }
+    options = Options(content, key_norm, query_softmax, multi_head, mask, context_mask, causal, backend)
+    return apply_lambdas(queries_BNHK, keys, values, positions, options)
+
+
+def apply_lambdas(
+    queries: Tensor, keys: Tensor | None, values: Tensor, positions: Positions | None, options: Options
+) -> Tensor:
+    """`lambda_op` with its keyword arguments as one value."""
+    check(queries, keys, values, positions, options)
     # (Not `is_compiling() and not is_exporting()`: in torch 2.11 both hold under torch.compile.)
     if torch.compiler.is_dynamo_compiling():
-        if backend not in ("auto", "fused") or not runs_fused(queries_BNHK, keys, values, positions, options):
+        if options.backend not in ("auto", "fused") or not runs_fused(queries, keys, values, positions, options):
             # An opaque operator: the choice is made when it runs, with real sizes, so that no size recompiles.
-            return registered.lambda_op(queries_BNHK, keys, values, positions, **options, backend=backend)
-        backend = "fused"  # operators of their own for every size; what stands around them is fused by the compiler
+            return registered.lambda_op(queries, keys, values, positions, options)
+        # Operators of their own for every size; what stands around them is fused by the compiler.
+        options = replace(options, backend="fused")
     elif torch._C._get_tracing_state() is not None:  # sizes are tensors there
         raise RuntimeError(
             "torch.jit.trace cannot follow lambdas: use torch.compile, torch.export or `lambdanets export`"
         )
-    return compute(queries_BNHK, keys, values, positions, **options, backend=backend)
+    return compute(queries, keys, values, positions, options)
 
 
 def compute(
-    queries: Tensor,
-    keys: Tensor | None,
-    values: Tensor,
-    positions: Positions | None,
-    *,
-    key_norm: str | None,
-    query_softmax: bool,
-    multi_head: bool,
-    mask: Tensor | None,
-    context_mask: Tensor | None,
-    causal: bool | str,
-    backend: str,
+    queries: Tensor, keys: Tensor | None, values: Tensor, positions: Positions | None, options: Options
 ) -> Tensor:
     """The operation on inputs that were checked; differentiable by autograd."""
+    if not options.content:
+        keys = None
     dtype = accumulation_dtype(queries, keys, values, embeddings_of(positions))
     result_dtype = torch.promote_types(queries.dtype, values.dtype)
     with without_autocast(queries.device.type):  # what is raised to float32 must stay there
-        if query_softmax:
+        if options.query_softmax:
             queries = queries.softmax(dim=-1, dtype=dtype).to(queries.dtype)
-        options: Any = {"key_norm": key_norm, "multi_head": multi_head, "mask": mask, "context_mask": context_mask}
-        options["causal"] = causal
-        if backend == "reference":
+        if options.backend == "reference":
             embeddings = embeddings_of(positions)
-            positions = with_embeddings(positions, None if embeddings is None else embeddings.to(dtype))
-            keys = None if keys is None else keys.to(dtype)
-            content = keys is not None
-            result = lambda_reference(queries.to(dtype), keys, values.to(dtype), positions, content=content, **options)
+            result = lambda_reference(
+                queries.to(dtype),
+                None if keys is None else keys.to(dtype),
+                values.to(dtype),
+                with_embeddings(positions, None if embeddings is None else embeddings.to(dtype)),
+                content=options.content,
+                key_norm=options.key_norm,
+                multi_head=options.multi_head,
+                mask=options.mask,
+                context_mask=options.context_mask,
+                causal=options.causal,
+            )
         else:
-            parts = problems(queries, keys, values, positions, **options)
-            outputs = [multi_query(part, backend, dtype) for part in parts]
+            parts = problems(queries, keys, values, positions, options)
+            outputs = [multi_query(part, options.backend, dtype) for part in parts]
             result = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
     return result.to(result_dtype)
 
 
 def runs_fused(
-    queries: Tensor, keys: Tensor | None, values: Tensor, positions: Positions | None, options: dict[str, Any]
+    queries: Tensor, keys: Tensor | None, values: Tensor, positions: Positions | None, options: Options
 ) -> bool:
     """Whether the fused kernels take this on a GPU, where they are always chosen, whatever the sizes."""
     if queries.device.type == "cpu" and not fused.interpreted():
         return False
-    parts = {name: option for name, option in options.items() if name != "query_softmax"}
-    return all(fused_backend.why_not(part) is None for part in problems(queries, keys, values, positions, **parts))
+    return all(fused_backend.why_not(part) is None for part in problems(queries, keys, values, positions, options))
 
 
 def multi_query(problem: Problem, backend: str, dtype: torch.dtype) -> Tensor:
@@ -206,8 +189,14 @@ def explain(
     context_mask: Tensor | None = None,
     causal: bool | str = False,
 ) -> dict[str, str | float]:
-    """What `lambda_op` chooses from: for each backend predicted seconds (the first one runs), or why it cannot."""
-    options: Any = {"key_norm": key_norm, "multi_head": multi_head, "mask": mask, "context_mask": context_mask}
-    options["causal"] = causal
-    check(queries_BNHK, keys, values, positions, content=content, **options)
-    return choose.reasons(problems(queries_BNHK, keys if content else None, values, positions, **options)[0])
+    """Return the predicted seconds of each backend, fastest first, or the reason why it cannot run."""
+    options = Options(content, key_norm, False, multi_head, mask, context_mask, causal)
+    return predict(queries_BNHK, keys, values, positions, options)
+
+
+def predict(
+    queries: Tensor, keys: Tensor | None, values: Tensor, positions: Positions | None, options: Options
+) -> dict[str, str | float]:
+    """`explain` with its keyword arguments as one value."""
+    check(queries, keys, values, positions, options)
+    return choose.reasons(problems(queries, keys, values, positions, options)[0])

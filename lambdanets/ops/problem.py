@@ -17,6 +17,26 @@ CAUSAL = (False, True, "strict")
 
 
 @dataclass(frozen=True, eq=False)
+class Options:
+    """The keyword arguments of `lambda_op`, which explains them."""
+
+    content: bool = True
+    key_norm: str | None = "softmax"
+    query_softmax: bool = False
+    multi_head: bool = False
+    mask: Tensor | None = None
+    context_mask: Tensor | None = None
+    causal: bool | str = False
+    backend: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.key_norm not in KEY_NORMS:
+            raise ValueError(f"unknown key_norm {self.key_norm!r}; choose one of 'softmax', 'l2', None")
+        if self.causal not in CAUSAL:
+            raise ValueError(f"unknown causal {self.causal!r}; choose one of False, True (m <= n), 'strict' (m < n)")
+
+
+@dataclass(frozen=True, eq=False)
 class Problem:
     """A multi-query lambda operation with intra-depth written out (U = 1 where there is none).
 
@@ -96,21 +116,10 @@ def with_embeddings(
     return positions.with_table(embeddings, kept)
 
 
-def check(
-    queries: Tensor,
-    keys: Tensor | None,
-    values: Tensor,
-    positions: Positions | None,
-    *,
-    content: bool,
-    key_norm: str | None,
-    multi_head: bool,
-    mask: Tensor | None,
-    context_mask: Tensor | None,
-    causal: bool | str,
-) -> None:
-    """Refuses inputs that do not fit together, with the offending value and what to do about it."""
-    masks = (("mask", mask), ("context_mask", context_mask))
+def check(queries: Tensor, keys: Tensor | None, values: Tensor, positions: Positions | None, options: Options) -> None:
+    """Refuse inputs that do not fit together; the message names the value and what to do about it."""
+    multi_head = options.multi_head
+    masks = (("mask", options.mask), ("context_mask", options.context_mask))
     for name, tensor in (("queries", queries), ("keys", keys), ("values", values), *masks):
         if tensor is not None and not isinstance(tensor, Tensor):
             raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}: use torch.as_tensor({name})")
@@ -133,27 +142,19 @@ def check(
         raise ValueError(f"values {list(values.shape)} do not belong to queries {list(queries.shape)}: B or H differ")
     if not torch.compiler.is_compiling() and (N == 0 or M == 0):
         raise ValueError(f"there must be at least one query and one context position, got N={N} and M={M}")
-    if not content and positions is None:
+    if not options.content and positions is None:
         raise ValueError("content=False without positions leaves no interaction at all: give one of the two")
-    if content:
+    if options.content:
         if keys is None:
             raise ValueError("content=True needs keys; pass content=False for position interactions only")
         wanted = [B, M, *heads, K, *U]
         if list(keys.shape) != wanted:
             raise ValueError(f"keys must be {wanted} to fit queries and values, got {list(keys.shape)}")
-    check_options(key_norm, causal)
     check_positions(positions, N, M, [*heads, K, *U])
-    if causal and not isinstance(positions, Relative) and N != M:
+    if options.causal and not isinstance(positions, Relative) and N != M:
         raise ValueError(f"causal needs a query for every context position, got N={N} and M={M}")
-    check_mask(mask, [N, M], "mask", "one entry for each query and context position, shared by the batch")
-    check_mask(context_mask, [B, M], "context_mask", "one entry for each example and context position")
-
-
-def check_options(key_norm: str | None, causal: bool | str) -> None:
-    if key_norm not in KEY_NORMS:
-        raise ValueError(f"unknown key_norm {key_norm!r}; choose one of 'softmax', 'l2', None")
-    if causal not in CAUSAL:
-        raise ValueError(f"unknown causal {causal!r}; choose one of False, True (m <= n), 'strict' (m < n)")
+    check_mask(options.mask, [N, M], "mask", "one entry for each query and context position, shared by the batch")
+    check_mask(options.context_mask, [B, M], "context_mask", "one entry for each example and context position")
 
 
 def check_positions(positions: Positions | None, N: int, M: int, depth: list[int]) -> None:
@@ -200,20 +201,14 @@ def check_mask(mask: Tensor | None, shape: list[int], name: str, meaning: str) -
 
 
 def problems(
-    queries: Tensor,
-    keys: Tensor | None,
-    values: Tensor,
-    positions: Positions | None,
-    *,
-    key_norm: str | None,
-    multi_head: bool,
-    mask: Tensor | None,
-    context_mask: Tensor | None,
-    causal: bool | str,
+    queries: Tensor, keys: Tensor | None, values: Tensor, positions: Positions | None, options: Options
 ) -> list[Problem]:
     """The operation as multi-query problems: one, or one for each head if keys, values and embeddings have heads."""
+    multi_head, context_mask = options.multi_head, options.context_mask
     embeddings = embeddings_of(positions)
     intra_depth = values.ndim == (5 if multi_head else 4)
+    if not options.content:
+        keys = None
     if not intra_depth:
         values = values.unsqueeze(-1)
         keys = None if keys is None else keys.unsqueeze(-1)
@@ -225,7 +220,7 @@ def problems(
 
     def problem(queries: Tensor, keys: Tensor | None, values: Tensor, embeddings: Tensor | None) -> Problem:
         placed = with_embeddings(positions, embeddings, None if multi_head else kept_of(positions))
-        return Problem(queries, keys, values, placed, key_norm, mask, context_mask, causal)
+        return Problem(queries, keys, values, placed, options.key_norm, options.mask, context_mask, options.causal)
 
     if not multi_head:
         return [problem(queries, keys, values, embeddings)]

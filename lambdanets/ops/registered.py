@@ -11,41 +11,31 @@ import torch
 from torch import Tensor
 
 from lambdanets.ops.positions import Dense, Positions, Relation, Relative
-from lambdanets.ops.problem import embeddings_of
+from lambdanets.ops.problem import Options, embeddings_of
 
 GEOMETRY = ("query_grid", "context_grid", "dilation", "stride")
+CAUSAL = {"False": False, "True": True, "strict": "strict"}
 
 
 def lambda_op(
-    queries: Tensor,
-    keys: Tensor | None,
-    values: Tensor,
-    positions: Positions | None,
-    *,
-    key_norm: str | None,
-    query_softmax: bool,
-    multi_head: bool,
-    mask: Tensor | None,
-    context_mask: Tensor | None,
-    causal: bool | str,
-    backend: str,
+    queries: Tensor, keys: Tensor | None, values: Tensor, positions: Positions | None, options: Options
 ) -> Tensor:
-    """`lambdanets.ops.operation.compute` through the operator: positions taken apart, options as strings."""
+    """`lambdanets.ops.operation.compute` through the operator, whose arguments are tensors, numbers and strings."""
     geometry = [getattr(positions, name) if isinstance(positions, Relative) else [] for name in GEOMETRY]
     return torch.ops.lambdanets.lambda_op(
         queries,
-        keys,
+        keys if options.content else None,
         values,
         embeddings_of(positions),
         positions.index if isinstance(positions, Relation) else None,
-        mask,
-        context_mask,
+        options.mask,
+        options.context_mask,
         *geometry,
-        key_norm or "none",
-        query_softmax,
-        multi_head,
-        str(causal),
-        backend,
+        options.key_norm or "none",
+        options.query_softmax,
+        options.multi_head,
+        "strict" if options.causal == "strict" else str(bool(options.causal)),
+        options.backend,
     )
 
 
@@ -77,20 +67,17 @@ def _forward(
         positions = Relative(embeddings, query_grid, context_grid, dilation, stride)
     else:
         positions = Dense(embeddings)
-    result = compute(
-        queries,
-        keys,
-        values,
-        positions,
+    options = Options(
+        content=keys is not None,
         key_norm=None if key_norm == "none" else key_norm,
         query_softmax=query_softmax,
         multi_head=multi_head,
         mask=mask,
         context_mask=context_mask,
-        causal={"False": False, "True": True, "strict": "strict"}[causal],
+        causal=CAUSAL[causal],
         backend=backend,
     )
-    return result.contiguous()
+    return compute(queries, keys, values, positions, options).contiguous()
 
 
 _lambda_op = torch.library.custom_op("lambdanets::lambda_op", _forward, mutates_args=())
@@ -104,32 +91,12 @@ def _(queries, keys, values, embeddings, index, mask, context_mask, *options):
     return queries.new_empty((*queries.shape[:3], value_depth), dtype=dtype)
 
 
-def _backward(
-    grad: Tensor,
-    queries: Tensor,
-    keys: Tensor | None,
-    values: Tensor,
-    embeddings: Tensor | None,
-    index: Tensor | None,
-    mask: Tensor | None,
-    context_mask: Tensor | None,
-    query_grid: Sequence[int],
-    context_grid: Sequence[int],
-    dilation: Sequence[int],
-    stride: Sequence[int],
-    key_norm: str,
-    query_softmax: bool,
-    multi_head: bool,
-    causal: str,
-    backend: str,
-) -> list[Tensor]:
-    """Runs the operation once more, this time for autograd."""
-    options = (query_grid, context_grid, dilation, stride, key_norm, query_softmax, multi_head, causal, backend)
-    given = [queries, keys, values, embeddings]
-    inputs = [None if t is None else t.detach().requires_grad_() for t in given]
+def _backward(grad: Tensor, *arguments: Any) -> list[Tensor]:
+    """Run the operation once more, this time for autograd."""
+    inputs = [None if t is None else t.detach().requires_grad_() for t in arguments[:4]]
     with torch.enable_grad():
         run: Any = torch.compiler.disable(_forward)
-        output = run(*inputs, index, mask, context_mask, *options)
+        output = run(*inputs, *arguments[4:])
     wanted = [t for t in inputs if t is not None]
     grads = iter(torch.autograd.grad(output, wanted, grad, allow_unused=True))
     results = []
@@ -144,7 +111,8 @@ def _backward(
 # Registered by hand: `custom_op` would run the kernel below autograd, and this one needs autograd inside.
 _NAME = "lambda_op_backward"
 _LIBRARY = torch.library.Library("lambdanets", "FRAGMENT")
-_LIBRARY.define(_NAME + torch.library.infer_schema(_backward, mutates_args=()))
+_ARGUMENTS = torch.library.infer_schema(_forward, mutates_args=()).removeprefix("(").partition(") -> ")[0]
+_LIBRARY.define(f"{_NAME}(Tensor grad, {_ARGUMENTS}) -> Tensor[]")
 _LIBRARY.impl(_NAME, _backward, "CompositeExplicitAutograd")
 _LIBRARY.impl(_NAME, torch.library.fallthrough_kernel, "Autograd")
 

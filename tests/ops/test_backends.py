@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from lambdanets.ops import dft, gemm
-from lambdanets.ops.problem import Problem, problems
+from lambdanets.ops.problem import Options, Problem, problems
 from tests.cases import VARIANTS, Case, Inputs, assert_agree
 
 PAIRS = [
@@ -78,8 +78,7 @@ def test_any_mask_and_positions(case, positions, mask, seed):
 
 def problem_of(case: Case) -> Problem:
     inputs = Inputs(case)
-    options = {name: value for name, value in inputs.options.items() if name not in ("content", "query_softmax")}
-    return problems(*inputs.arguments(), **options)[0]
+    return problems(*inputs.arguments(), Options(**inputs.options))[0]
 
 
 JOINT = Case(grid=(3, 2), context=(2, 3), scope=(4, 3), heads=2, key_depth=8, value_depth=16)

@@ -5,7 +5,7 @@ import torch
 
 from lambdanets.ops import Dense, Relation, Relative, explain, fused, lambda_op
 from lambdanets.ops.fused import backend
-from lambdanets.ops.problem import problems
+from lambdanets.ops.problem import Options, problems
 
 GPU = torch.device("cuda", 0)
 
@@ -66,8 +66,7 @@ def test_a_cpu_needs_the_interpreter(monkeypatch):
 def problem(positions, values_dtype=torch.float32, **changes):
     N = 12
     queries, keys, values = torch.randn(2, N, 4, 16), torch.randn(2, N, 16), torch.randn(2, N, 8).to(values_dtype)
-    usual = {"key_norm": "softmax", "multi_head": False, "mask": None, "context_mask": None, "causal": False}
-    return problems(queries, keys, values, positions, **usual | changes)[0]
+    return problems(queries, keys, values, positions, Options(**changes))[0]
 
 
 def grid(**changes):
