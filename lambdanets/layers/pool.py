@@ -15,6 +15,7 @@ Letters: B batch, C channels, H and W the map.
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.fx import Proxy
 
 from lambdanets.ops.fused import pool
 
@@ -25,6 +26,8 @@ class AveragePool(nn.AvgPool2d):
     """`nn.AvgPool2d` with correct gradients on CUDA GPUs too."""
 
     def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, Proxy) and not self.padding:  # torch.fx: torch's gradients are wrong with padding only
+            return super().forward(input)
         # 2x2 windows stand in shortcuts: the compiler adds their gradients to the block's without writing them first.
         compiling = torch.compiler.is_compiling()
         if (self.padding or not compiling) and pool.takes(input) and self.is_halving(input):
