@@ -25,7 +25,7 @@ BLOCK = re.compile(r"(?P<open><!-- bench:(?P<name>[\w-]+) -->\n)(?P<body>.*?)(?P
 
 
 def documents() -> list[Path]:
-    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "lambdanets/ops/fused/README.md"]
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "lambdanets/ops/triton/README.md"]
 
 
 def filled(text: str, results: Path = RESULTS) -> str:

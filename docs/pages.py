@@ -15,7 +15,7 @@ RESULTS = HERE.parent / "benchmarks" / "results"
 
 # Pages link to files of the repository, so that they work there too; on the site those files are pages.
 OUTSIDE = {
-    "../lambdanets/ops/fused/README.md": "kernels.md",
+    "../lambdanets/ops/triton/README.md": "kernels.md",
     "../CONTRIBUTING.md": "contributing.md",
     "../benchmarks/results": "measurements.md",
 }

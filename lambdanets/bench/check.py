@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from lambdanets.bench.cases import Case, OpInputs, op_inputs
 from lambdanets.bench.peers import Contender, without_position_bias
 from lambdanets.layers.pool import halved
-from lambdanets.ops import fused, lambda_op, lambda_reference
+from lambdanets.ops import lambda_op, lambda_reference
+from lambdanets.ops import triton as fused
 from lambdanets.ops.gemm import relation_rows
 
 SAMPLED_QUERIES, SAMPLED_WINDOWS = 32, 8

@@ -20,7 +20,7 @@ from lambdanets.bench.layers import built, layer_step
 from lambdanets.bench.peers import MODES, ours
 from lambdanets.files import whole_path
 from lambdanets.machine import describe
-from lambdanets.ops.fused.beside import NEVER, from_work
+from lambdanets.ops.triton.beside import NEVER, from_work
 from lambdanets.options import BENCHES, check_positive, chosen_device, optional
 
 WARM_UP = 5  # steps that compile, and let the clocks rise

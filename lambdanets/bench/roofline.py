@@ -102,7 +102,7 @@ def work_of(case: Case, mode: str, g_is_written: bool, product_is_written: bool 
 
     `product_is_written`: the projection, for norms to read; else projections norm, and make it as they need it.
     """
-    from lambdanets.ops.fused.operators import content_flops, count_flops
+    from lambdanets.ops.triton.operators import content_flops, count_flops
 
     B, N, C, H, K = case.batch, case.positions, case.shape.channels, case.heads, case.key_depth
     V, scopes, size = C // H, case.scopes, torch.empty(0, dtype=case.torch_dtype).element_size()

@@ -14,11 +14,12 @@ from lambdanets.layers.fusing import Fusing
 from lambdanets.layers.pool import halved
 from lambdanets.layers.positions import DEFAULT_SCOPE, UNIT, RelativePositions
 from lambdanets.layers.projection import Projection, is_plain, merged, project, project_by_calls
-from lambdanets.ops import choose, fused
-from lambdanets.ops.fused import pool
+from lambdanets.ops import choose
+from lambdanets.ops import triton as fused
 from lambdanets.ops.operation import accumulation_dtype, apply_lambdas, predict
 from lambdanets.ops.positions import Kept, Relative, per_axis
 from lambdanets.ops.problem import Options
+from lambdanets.ops.triton import pool
 from lambdanets.typed import Count, Deviation
 
 CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from lambdanets.ops.fused import narrow, norms
 from lambdanets.ops.operation import accumulation_dtype
+from lambdanets.ops.triton import narrow, norms
 
 AUTOCAST = ("cuda", "cpu")  # where kernels may run; torch.compile cannot ask torch where there is autocast at all
 

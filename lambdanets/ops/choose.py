@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from lambdanets.ops import conv, depthwise, dft, fft, gemm
-from lambdanets.ops.fused import backend as fused_backend
 from lambdanets.ops.problem import Problem
+from lambdanets.ops.triton import backend as fused_backend
 
 
 @dataclass(frozen=True)

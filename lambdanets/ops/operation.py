@@ -9,12 +9,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lambdanets.ops import choose, conv, fused, registered
+from lambdanets.ops import choose, conv, registered
+from lambdanets.ops import triton as fused
 from lambdanets.ops.content import add_content, content_output
-from lambdanets.ops.fused import backend as fused_backend
 from lambdanets.ops.positions import Positions
 from lambdanets.ops.problem import Options, Problem, check, embeddings_of, problems, with_embeddings
 from lambdanets.ops.reference import lambda_reference
+from lambdanets.ops.triton import backend as fused_backend
 from lambdanets.typed import named
 
 # Arguments of layers and of torch's and NATTEN's functions

@@ -10,9 +10,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from lambdanets.ops import fused
+from lambdanets.ops import triton as fused
 from lambdanets.ops.choose import BACKENDS, NAMES
-from lambdanets.ops.fused.beside import from_work
+from lambdanets.ops.triton.beside import from_work
 from lambdanets.options import chosen_device, optional
 from lambdanets.selftest.cases import Case, Inputs, build, draw
 from lambdanets.selftest.compare import Verdict, choices, judge, oracle, run_backend

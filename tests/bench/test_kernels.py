@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-import lambdanets.ops.fused
+import lambdanets.ops.triton
 from lambdanets.bench.cases import Case, Shape
 from lambdanets.bench.layers import built
 from lambdanets.bench.peers import ours
@@ -28,7 +28,7 @@ from lambdanets.cli import main
 from tests.test_readme import generate
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-SOURCES = sorted(Path(lambdanets.ops.fused.__file__).parent.glob("*.py"))
+SOURCES = sorted(Path(lambdanets.ops.triton.__file__).parent.glob("*.py"))
 CASES = [
     Case(Shape(5, 3, 8), 3, 2, "bfloat16", heads=2, key_depth=4),
     Case(Shape(4, 7, 12), 4, 1, "float16", heads=4, key_depth=2),

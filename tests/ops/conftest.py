@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lambdanets.ops.fused import beside, narrow
+from lambdanets.ops.triton import beside, narrow
 
 
 @pytest.fixture

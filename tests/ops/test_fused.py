@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from lambdanets import LambdaLayer2d
-from lambdanets.ops.fused import fused_dense, fused_relative, why_not
-from lambdanets.ops.fused.content import content_gradients, content_lambda
+from lambdanets.ops.triton import fused_dense, fused_relative, why_not
+from lambdanets.ops.triton.content import content_gradients, content_lambda
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
@@ -123,7 +123,7 @@ def test_relative(case, dtype):
 
 def test_offsets_of_64_bits(monkeypatch):
     """What is folded where the parts have 2^31 elements: here the same parts both ways."""
-    from lambdanets.ops.fused import launch, tables
+    from lambdanets.ops.triton import launch, tables
 
     usual, geometry = tables.fold, launch.Geometry((2, 20), (3, 21), (5, 39), 1, 1)
     partial = torch.randn(3, 40 * 4, 64, device=DEVICE)
@@ -161,7 +161,7 @@ WINDOW_CASES = {
 @pytest.mark.parametrize("case", WINDOW_CASES)
 def test_windows(case, dtype, monkeypatch):
     """The mode for larger maps, on maps that the interpreter has time for."""
-    from lambdanets.ops.fused import window_gradients, windows
+    from lambdanets.ops.triton import window_gradients, windows
 
     if not CUDA and (case == "many tiles" or (dtype == torch.float32 and case in SLOW_IN_FLOAT32)):
         pytest.skip("too slow for the interpreter; smaller maps run the same kernels")
@@ -185,7 +185,7 @@ def test_windows(case, dtype, monkeypatch):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_windows_of_more_examples_than_a_tile(dtype, monkeypatch):
     """g is written for several examples side by side, and here for nine of them at a time."""
-    from lambdanets.ops.fused import window_gradients, windows
+    from lambdanets.ops.triton import window_gradients, windows
 
     monkeypatch.setattr(windows, "WINDOW_CONTEXT", 0)
     monkeypatch.setattr(window_gradients, "WORKSPACE", 9 * 6 * 16 * 16 * dtype.itemsize)
@@ -200,7 +200,7 @@ def test_windows_of_more_examples_than_a_tile(dtype, monkeypatch):
 @pytest.mark.parametrize("larger", [False, True], ids=["small maps", "windows"])
 def test_a_table_of_the_inputs_type(larger, monkeypatch):
     """Its gradient is written in that type, as rounding the one in float32 would give it."""
-    from lambdanets.ops.fused import windows
+    from lambdanets.ops.triton import windows
 
     monkeypatch.setattr(windows, "WINDOW_CONTEXT", 0 if larger else 256)
     inputs = random_inputs(2, 12, 12, 2, 16, 16, 1, (3, 3), torch.float16)
@@ -214,7 +214,7 @@ def test_a_table_of_the_inputs_type(larger, monkeypatch):
 
 
 def test_large_tables_have_one_copy(monkeypatch):
-    from lambdanets.ops.fused import windows
+    from lambdanets.ops.triton import windows
 
     table = torch.randn(3, 3, 4, 1, device=DEVICE)
     several = windows.expand_window(table, (1, 2), (3, 4), (0, 0), 16, torch.float16)
@@ -231,7 +231,7 @@ def test_large_tables_have_one_copy(monkeypatch):
 
 
 def test_grids_fit_the_second_dimension():
-    from lambdanets.ops.fused.windows import tiles_first
+    from lambdanets.ops.triton.windows import tiles_first
 
     assert not tiles_first(512, 98, 16)
     assert tiles_first(256, 98, 64)
@@ -240,8 +240,8 @@ def test_grids_fit_the_second_dimension():
 
 
 def test_the_window_mode_takes_larger_maps_only():
-    from lambdanets.ops.fused.launch import Geometry
-    from lambdanets.ops.fused.windows import use_window
+    from lambdanets.ops.triton.launch import Geometry
+    from lambdanets.ops.triton.windows import use_window
 
     def chosen(side, **other):
         use = dict(query_grid=(side, side), context_grid=(side, side), scope=(23, 23), stride=1, intra_depth=1) | other
@@ -302,7 +302,7 @@ def test_content_lambda(case, dtype):
 @pytest.mark.parametrize("window", [False, True], ids=["small map", "window"])
 def test_content_lambda_of_keys(window, dtype, monkeypatch):
     """Content and positions in one operator: the gradient of the values is the sum of both."""
-    from lambdanets.ops.fused import windows
+    from lambdanets.ops.triton import windows
 
     monkeypatch.setattr(windows, "WINDOW_CONTEXT", 0 if window else 256)
     queries, values, _, table = random_inputs(2, 20, 20, 4, 16, 16, 1, (3, 5), dtype)
@@ -365,7 +365,7 @@ def test_only_the_gradients_that_are_asked_for(from_keys):
 
 @pytest.mark.parametrize("content", ["keys", "given", "none"])
 def test_registered_operator(content, monkeypatch):
-    from lambdanets.ops.fused.operators import fused
+    from lambdanets.ops.triton.operators import fused
 
     monkeypatch.undo()  # opcheck compares outputs with what torch.empty gives
     queries, values, lambdas, table = random_inputs(2, 9, 9, 2, 16, 24, 1, (3, 3), torch.float32)

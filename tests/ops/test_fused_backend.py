@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from lambdanets.ops import Dense, Relation, Relative, explain, fused, lambda_op
-from lambdanets.ops.fused import backend
+from lambdanets.ops import Dense, Relation, Relative, explain, lambda_op
+from lambdanets.ops import triton as fused
 from lambdanets.ops.problem import Options, problems
+from lambdanets.ops.triton import backend
 
 GPU = torch.device("cuda", 0)
 

@@ -9,7 +9,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from lambdanets.bench.timing import captured
-from lambdanets.ops.fused import (
+from lambdanets.ops.triton import (
     beside,
     content_kernels,
     operators,
@@ -20,7 +20,7 @@ from lambdanets.ops.fused import (
     window_kernels,
     windows,
 )
-from lambdanets.ops.fused.content import content_lambda
+from lambdanets.ops.triton.content import content_lambda
 
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")

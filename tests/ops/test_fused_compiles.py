@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lambdanets.ops.fused import content, interpreted, launch, maps, narrow, norms, pool, window_gradients, windows
+from lambdanets.ops.triton import content, interpreted, launch, maps, narrow, norms, pool, window_gradients, windows
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = pytest.mark.skipif(interpreted(), reason="TRITON_INTERPRET is set: nothing is compiled")

@@ -13,7 +13,7 @@ from lambdanets import LambdaLayer2d
 from lambdanets.layers.lambda_layer import LambdaLayer
 from lambdanets.layers.pool import AveragePool
 from lambdanets.models.resnet import Bottleneck
-from lambdanets.ops.fused import fused_relative, launch, maps, operators, why_not
+from lambdanets.ops.triton import fused_relative, launch, maps, operators, why_not
 
 from .test_fused import CUDA, DEVICE, DTYPES, check, dense_of, gradients, oracle, random_inputs, relative_error
 from .test_fused_norms_compiled import Graphs

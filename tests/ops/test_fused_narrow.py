@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lambdanets import LambdaLayer2d
 from lambdanets.layers import projection
-from lambdanets.ops.fused import narrow, norm_operators, norms, why_not
+from lambdanets.ops.triton import narrow, norm_operators, norms, why_not
 
 from .test_fused import CUDA, DEVICE, DTYPES, relative_error
 from .test_fused_norms import two_norms

@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 
 from lambdanets import LambdaLayer2d
 from lambdanets.layers import projection
-from lambdanets.ops.fused import norm_operators, norms, why_not
+from lambdanets.ops.triton import norm_operators, norms, why_not
 
 from .test_fused import CUDA, DEVICE, DTYPES, relative_error
 

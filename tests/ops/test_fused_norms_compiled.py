@@ -12,7 +12,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.utils.checkpoint import checkpoint
 
 from lambdanets import LambdaLayer2d
-from lambdanets.ops.fused import norm_operators, why_not
+from lambdanets.ops.triton import norm_operators, why_not
 
 from .test_fused import CUDA, DEVICE
 from .test_fused_norms import two_norms

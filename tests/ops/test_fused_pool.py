@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lambdanets.layers.pool import AveragePool
-from lambdanets.ops.fused import pool, pool_operators, why_not
+from lambdanets.ops.triton import pool, pool_operators, why_not
 
 from .test_fused import CUDA, DEVICE, DTYPES
 from .test_fused_norms_compiled import Graphs

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from lambdanets.ops import fused
+from lambdanets.ops import triton as fused
 from lambdanets.ops.content import content_lambda
 from lambdanets.ops.positions import Dense, Relation, Relative
 from lambdanets.ops.problem import Problem
