@@ -120,12 +120,19 @@ def check_tensor(x: Any, name: str) -> None:
             "torch.fx.symbolic_trace cannot follow this module: use torch.export or `lambdanets export`, or a Tracer "
             "whose is_leaf_module() keeps it whole"
         )
-    if not isinstance(x, Tensor):
-        hint = f": use torch.as_tensor({name})" if hasattr(x, "__array__") or isinstance(x, list | tuple) else ""
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}{hint}")
+    check_is_tensor(x, name)
+    if x.is_complex():
+        raise TypeError(f"{name} must be floating-point, got {x.dtype}: use {name}.real or {name}.abs()")
     if not x.is_floating_point():
         scale = " / 255" if x.dtype == torch.uint8 else ""
         raise TypeError(f"{name} must be floating-point, got {x.dtype}: use {name}.float(){scale}")
+
+
+def check_is_tensor(x: Any, name: str) -> None:
+    """Refuse what is not a tensor, with what to do about it."""
+    if not isinstance(x, Tensor):
+        hint = f": use torch.as_tensor({name})" if hasattr(x, "__array__") or isinstance(x, list | tuple) else ""
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}{hint}")
 
 
 def check_type(x: Tensor, linear: nn.Module, name: str) -> None:

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lambdanets.layers.arguments import check_tensor, check_type, layer_arguments
+from lambdanets.layers.arguments import check_is_tensor, check_tensor, check_type, layer_arguments
 from lambdanets.layers.fusing import Fusing
 from lambdanets.layers.pool import halved
 from lambdanets.layers.positions import DEFAULT_SCOPE, UNIT, RelativePositions
@@ -184,6 +184,7 @@ class LambdaLayer(Fusing):
         self._check_inputs(x, context)
         outside = None
         if context_mask is not None:
+            check_is_tensor(context_mask, "context_mask")
             wanted = [x.shape[0], *(x if context is None else context).shape[2:]]
             if list(context_mask.shape) != wanted:
                 raise ValueError(f"context_mask must be {wanted}, [B, *context space], got {list(context_mask.shape)}")

@@ -4,14 +4,17 @@ Letters: B batch, C channels, H heads, K key depth, V value depth, U intra-depth
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
+from lambdanets.layers.arguments import check_tensor, check_type
 from lambdanets.layers.lambda_layer import LambdaLayer
 from lambdanets.ops.content import RunningContent, apply_shared
 from lambdanets.ops.operation import accumulation_dtype
 from lambdanets.ops.problem import Problem, problems
+from lambdanets.typed import Bounds, read
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,8 @@ class LambdaLayer1d(LambdaLayer):
     def init_state(self, batch: int) -> StreamState:
         """The state before the first step of `batch` sequences."""
         self._check_streams()
+        if not torch.compiler.is_compiling():  # a size may be a symbol there
+            batch = read(Annotated[int, Bounds(0)], batch, "batch")
         weight = self.to_values.weight
         x = weight.new_zeros(batch, self.channels, 0)
         values = self._split(weight.new_zeros(batch, self._reach, self.to_values.out_features), self.value_depth)
@@ -60,8 +65,14 @@ class LambdaLayer1d(LambdaLayer):
     def step(self, x_BC: Tensor, state: StreamState) -> tuple[Tensor, StreamState]:
         """One more element of each sequence: outputs [B, out_channels] and the next state."""
         self._check_streams()
+        check_tensor(x_BC, "x")
+        if not isinstance(state, StreamState):
+            raise TypeError(
+                f"state must be what init_state, prefill or the step before returned, got {type(state).__name__}"
+            )
         if x_BC.ndim != 2 or x_BC.shape[1] != self.channels:
             raise ValueError(f"a step takes [batch, {self.channels}], got {list(x_BC.shape)}")
+        check_type(x_BC, self.to_queries, "x")
         if len(x_BC) != len(state.values):
             raise ValueError(f"the state is for {len(state.values)} sequences, the step has {len(x_BC)}")
         self._check_length(state.length + 1)
@@ -104,7 +115,7 @@ class LambdaLayer1d(LambdaLayer):
     def prefill(self, x: Tensor) -> tuple[Tensor, StreamState]:
         """The parallel form on a prompt [B, C, length], and the state after its last element."""
         self._check_streams()
-        self._check_input(x, self.channels, "x")
+        self._check_inputs(x, None)
         self._check_length(x.shape[2])
         queries, keys, values, query_grid, context_grid = self.project(x, None)
         output = self.interact(queries, keys, values, query_grid, context_grid)

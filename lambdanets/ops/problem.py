@@ -125,6 +125,12 @@ def check(queries: Tensor, keys: Tensor | None, values: Tensor, positions: Posit
             raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}: use torch.as_tensor({name})")
     if positions is not None and not isinstance(positions, Dense | Relative | Relation):
         raise TypeError(f"positions must be Dense, Relative or Relation embeddings, got {type(positions).__name__}")
+    embeddings = embeddings_of(positions)
+    if embeddings is not None and not isinstance(embeddings, Tensor):
+        raise TypeError(
+            f"embeddings of {type(positions).__name__} must be a torch.Tensor, got {type(embeddings).__name__}: "
+            f"use torch.as_tensor(...)"
+        )
     if queries.ndim != 4:
         raise ValueError(f"queries must be [B, N, H, K], got {list(queries.shape)}")
     for name, tensor in (("queries", queries), ("keys", keys), ("values", values)):

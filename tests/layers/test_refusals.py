@@ -19,7 +19,7 @@ from lambdanets.layers import (
     PatchwiseAttention2d,
     SqueezeExcitation2d,
 )
-from lambdanets.ops import lambda_op
+from lambdanets.ops import Dense, Relation, Relative, lambda_op
 
 BUILDING = {
     "heads": (
@@ -203,6 +203,33 @@ def test_a_context_of_another_type():
         LambdaLayer2d(8)(X, X.double())
 
 
+def test_a_context_mask_that_is_no_tensor():
+    with pytest.raises(TypeError, match=r"context_mask must be a torch.Tensor, got ndarray: use torch.as_tensor\(cont"):
+        LambdaLayer2d(8)(X, context_mask=np.ones((2, 4, 5), bool))
+    with pytest.raises(TypeError, match=r"context_mask must be a torch.Tensor, got list"):
+        LambdaLayer2d(8)(X, context_mask=[True])
+
+
+def test_inputs_of_single_steps():
+    layer = LambdaLayer1d(8, scope=3, causal=True).eval()
+    x, state = torch.zeros(2, 8), layer.init_state(2)
+    for wrong, message in (
+        (x.double(), r"x is torch.float64, but the weights of this layer are torch.float32"),
+        (x.byte(), r"x must be floating-point, got torch.uint8: use x.float\(\) / 255"),
+        (x.cfloat(), r"x must be floating-point, got torch.complex64: use x.real or x.abs\(\)"),
+        (x.numpy(), r"x must be a torch.Tensor, got ndarray: use torch.as_tensor\(x\)"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            layer.step(wrong, state)
+        with pytest.raises(TypeError, match=message):
+            layer.prefill(wrong[:, :, None])
+    with pytest.raises(TypeError, match=r"state must be what init_state, prefill .* returned, got NoneType"):
+        layer.step(x, None)
+    for batch, message in ((2.0, "batch must be a whole number, got 2.0"), (-1, "batch must be at least 0, got -1")):
+        with pytest.raises(ValueError, match=message):
+            layer.init_state(batch)
+
+
 @every_layer
 def test_arguments_that_people_carry_over(kind, options, axes):
     name = kind.__name__
@@ -246,6 +273,11 @@ def test_the_function():
         lambda_op(queries, keys, values, mask=np.ones((4, 4), bool))
     with pytest.raises(TypeError, match="positions must be Dense, Relative or Relation embeddings, got Tensor"):
         lambda_op(queries, keys, values, keys)
+    table = np.zeros((4, 4, 3))
+    for positions in (Dense(table), Relative(table[0], 4), Relation(table[0], torch.zeros(4, 4, dtype=torch.int64))):
+        name = type(positions).__name__
+        with pytest.raises(TypeError, match=f"embeddings of {name} must be a torch.Tensor, got ndarray: use torch.as"):
+            lambda_op(queries, keys, values, positions)
     with pytest.raises(TypeError, match=r"lambda_op has no argument heads; the heads are an axis of the queries"):
         lambda_op(queries, keys, values, heads=2)
     with pytest.raises(TypeError, match=r"lambda_op has no argument key_nrm; did you mean key_norm\?"):
