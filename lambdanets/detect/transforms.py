@@ -10,7 +10,7 @@ from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.transforms.v2 import functional as V
 
-from lambdanets.data.decode import BrokenImageError, load
+from lambdanets.data.decode import TRANSPOSED, BrokenImageError, load, orientation_of
 from lambdanets.detect.config import Jitter
 from lambdanets.detect.scenes import Picture
 
@@ -106,11 +106,15 @@ def fitted(size: tuple[int, int], canvas: int) -> list[int]:
 
 def whole(scene: Scene) -> tuple[tv_tensors.Image, Picture]:
     """The pixels, if they are what the annotations are about."""
-    image, picture = scene
-    image = load(image)
+    opened, picture = scene
+    image = load(opened)
     if (image.height, image.width) != picture.size:
+        hint = ""
+        if (image.width, image.height) == picture.size and orientation_of(opened) in TRANSPOSED:
+            hint = ", its size when it is turned by its EXIF orientation: save the picture upright, without EXIF data"
         raise BrokenImageError(
-            f"the picture is {image.width} x {image.height}, its annotations are for {picture.width} x {picture.height}"
+            f"the picture is {image.width} x {image.height}, its annotations are for {picture.width} x "
+            f"{picture.height}{hint}"
         )
     return tv_tensors.Image(torch.from_numpy(np.array(image)).permute(2, 0, 1)), picture
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lambdanets.data.decode import BrokenImageError
+from lambdanets.data.decode import BrokenImageError, open_image
 from lambdanets.data.loader import LoaderOptions
 from lambdanets.detect import rle
 from lambdanets.detect.coco import open_set
@@ -18,6 +18,7 @@ from lambdanets.detect.results import Detection, detections, pasted
 from lambdanets.detect.scenes import Segment, make_picture
 from lambdanets.detect.shapes import Shapes
 from lambdanets.detect.transforms import Fitting, Training, fitted, unpacked
+from tests.data.helpers import photographed
 
 
 def scene(size=(90, 140), boxes=((20, 30, 40, 25), (100, 5, 30, 60)), crowd=(False, False)):
@@ -80,6 +81,14 @@ def test_a_picture_that_its_annotations_do_not_fit_is_broken():
     image, picture = scene()
     with pytest.raises(BrokenImageError, match=r"140 x 90.*90 x 140"):
         Fitting(64)((image, replace(picture, height=140, width=90)))
+
+
+def test_annotations_of_the_upright_photograph_are_refused_with_the_remedy():
+    upright, picture = scene((90, 140))
+    photo = open_image(photographed(upright, 6))
+    assert photo.size == (90, 140)
+    with pytest.raises(BrokenImageError, match=r"90 x 140.*for 140 x 90.*EXIF orientation: save the picture upright"):
+        Fitting(64)((photo, picture))
 
 
 def loader(workers=0, rank=0, world=1, batch=4):
