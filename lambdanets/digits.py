@@ -72,7 +72,12 @@ def compare(folders: dict[str, Path], images: Images, console: Console) -> dict[
         table.add_row(name, percent(one.top1, 1), mistakes, count(one.parameters), rate(one.network_images_per_second))
     console.print(table)
     examples = next(iter(found.values())).examples
-    console.print(f"With {examples:,} images, a difference of less than a point is chance.")
+    error = (sum(one.top1 * (1 - one.top1) for one in found.values()) / examples) ** 0.5
+    console.print(
+        f"One training run of each, judged by {examples:,} images: the difference has a standard error of "
+        f"{100 * error:.1f} points from the choice of images, and the random start adds to it. "
+        "This cannot show which network is better."
+    )
     return found
 
 

@@ -1,7 +1,7 @@
 """Which implementation runs, and why not the others.
 
 Each implementation says `why_not(problem)`: a sentence, or None if it can run. `"auto"` takes the one with the
-lowest predicted time among those that can. The prediction is work over measured rates (`measure/calibrate.py` prints
+lowest predicted time among those that can. The prediction is work over measured rates (`bench/calibrate.py` prints
 the constants): nanoseconds for a call, for a thousand multiply-adds and for a thousand intermediate elements.
 """
 
