@@ -39,7 +39,9 @@ def test_every_recipe_is_whole(name):
     assert config.recipe == name
     assert str(config.out) == f"runs/{name}"
     assert from_json(type(config), json.loads(json.dumps(to_json(config)))) == config
-    configure(config.model.name, **config.model.arguments())
+    network = configure(config.model.name, **config.model.arguments())
+    if name.startswith(("imagenet_", "mobilenet_", "cotrain_350")):
+        assert network.embedding_std == 1.0  # the paper's
     for word in ("Command:", "Hardware:"):
         assert word in recipe.document
     if name not in ("debug",):
