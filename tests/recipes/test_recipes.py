@@ -46,6 +46,7 @@ def test_every_recipe_is_whole(name):
         assert word in recipe.document
     if name not in ("debug",):
         assert "Expected:" in recipe.document
+    assert (config.augment.randaugment_probability, config.augment.randaugment_cutout) == (1.0, True)
     steps = config.epochs * IMAGES / config.batch_size
     if name.startswith("imagenet_"):
         assert steps > 20_000  # or the decays of 0.9999 would not settle
