@@ -1,8 +1,10 @@
 """Which implementation runs, and why not the others.
 
 Each implementation says `why_not(problem)`: a sentence, or None if it can run. `"auto"` takes the one with the
-lowest predicted time among those that can. The prediction is work over measured rates (`bench/calibrate.py` prints
-the constants): nanoseconds for a call, for a thousand multiply-adds and for a thousand intermediate elements.
+lowest predicted time among those that can. The prediction is work over rates measured on a CPU (`bench/calibrate.py`
+prints the constants): nanoseconds for a call, for a thousand multiply-adds and for a thousand intermediate elements.
+On a GPU `"auto"` takes `fused` wherever that can run; the others are ranked by the CPU's rates, for lack of measured
+ones, so the predicted seconds mean nothing there.
 """
 
 from collections.abc import Callable

@@ -190,7 +190,11 @@ def explain(
     context_mask: Tensor | None = None,
     causal: bool | str = False,
 ) -> dict[str, str | float]:
-    """Return the predicted seconds of each backend, fastest first, or the reason why it cannot run."""
+    """Return the predicted seconds of each backend, fastest first, or the reason why it cannot run.
+
+    The constants of the prediction were measured on a CPU. On a GPU only the order means something: `fused` is first,
+    with 0 seconds, where it can run, and the order of the others is that on a CPU.
+    """
     options = Options(content, key_norm, False, multi_head, mask, context_mask, causal)
     return predict(queries_BNHK, keys, values, positions, options)
 

@@ -1,5 +1,8 @@
 """When the fused kernels say no, and in which words: no GPU is needed to ask."""
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -44,6 +47,26 @@ def test_the_papers_layers_can(a_gpu):
 )
 def test_what_they_do_not_cover(a_gpu, changes, reason):
     assert reason in asked(**changes)
+
+
+def test_the_readme_has_the_limits(a_gpu, monkeypatch):
+    """Each limit that it names can run, and one more cannot."""
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    (refused,) = re.findall(r"`fused` refuses, and `auto` then takes another implementation: ([^\n]*?)\. For", text)
+    limits = dict.fromkeys(("key_depth", "value_depth", "intra_depth", "heads"))
+    for name in limits:
+        words = name.replace("_", ".")
+        (limit,) = re.findall(rf"{words}s above (\d+)|more than (\d+) {words}", refused)
+        limits[name] = int(max(limit))
+        assert asked(**{name: limits[name]}) is None
+        assert asked(**{name: limits[name] + 1})
+    (least,) = re.findall(r"GPUs below compute capability (\d)\.(\d)", refused)
+    monkeypatch.setattr(fused, "capability", lambda index: tuple(map(int, least)))
+    assert asked() is None
+    for word in ("`mask`", "causal", "relations", "no positions", "float64", "different dtypes", "3-d", "dilation"):
+        assert word in refused
+    assert "different strides per axis" in refused
+    assert "AMD" in refused
 
 
 def test_other_gpus_get_a_reason(a_gpu, monkeypatch):
