@@ -404,7 +404,8 @@ class LambdaLayer2d(LambdaLayer):
         stride: the output is smaller by this factor; query i sits at position i * stride.
         dilation: steps between the positions of the scope.
         content, position: the two kinds of interaction; what is off creates no parameters.
-        key_norm: "softmax", "l2" or None, over the context positions.
+        key_norm: "softmax", "l2" or None, over the context positions. With "l2" or None the content part of the output
+            starts far larger than the input, whatever `embedding_std` is (docs/operation.md): a norm must follow.
         query_softmax: softmax over the query depth.
         batch_norm: on queries and values; by default on, but off in causal layers (batch statistics leak the future).
         multi_head: keys, values and embeddings for each head.

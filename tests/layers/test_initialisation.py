@@ -1,5 +1,6 @@
 """How large a new layer's output is: embedding_std="unit" gives its position part a variance of 1."""
 
+import math
 from statistics import fmean, stdev
 
 import pytest
@@ -114,6 +115,25 @@ def test_a_softmax_over_queries_is_covered_approximately(batch_norm):
 )
 def test_how_many_positions_a_query_reaches(options, positions):
     assert RelativePositions(2, **({"scope": 5} | options)).mean_reach() == pytest.approx(positions, rel=1e-12)
+
+
+@pytest.mark.parametrize("intra_depth", [1, 2])
+@pytest.mark.parametrize("batch_norm", [True, False], ids=["norm", "no_norm"])
+@pytest.mark.parametrize("key_norm", ["softmax", "l2", None], ids=str)
+def test_the_content_part_is_as_large_as_the_documents_say(key_norm, batch_norm, intra_depth):
+    """docs/operation.md: it dominates without a softmax, and `embedding_std` does not cover it."""
+    channels, side, key_depth = 16, 14, 8
+    context, q = side**2, key_depth if batch_norm else 1
+    share = {"softmax": math.e / context + 1 / channels, "l2": 1 + context / channels}
+    expected = q * intra_depth * (share[key_norm] if key_norm else context * share["l2"])
+    found = []
+    for seed in range(LAYERS_DRAWN):
+        torch.manual_seed(seed)
+        options = {"key_norm": key_norm, "batch_norm": batch_norm, "intra_depth": intra_depth, "key_depth": key_depth}
+        layer = LambdaLayer2d(channels, position=False, **options)
+        with torch.no_grad():
+            found.append(layer(torch.randn(3, channels, side, side)).square().mean().item())
+    assert fmean(found) == pytest.approx(expected, rel=0.35)  # the formula is for many channels
 
 
 def test_the_number_for_the_default_layer():

@@ -157,6 +157,12 @@ def test_imagenette_is_regularised_but_settles():
     assert config.ema.horizon == 0.1
 
 
+@pytest.mark.parametrize("make", [coco_mask_rcnn, coco_one_gpu])
+def test_the_papers_detectors_keep_the_papers_embeddings(make):
+    model = make().model
+    assert configure(model.name, **model.arguments()).embedding_std == 1.0
+
+
 # The command
 
 
