@@ -26,6 +26,10 @@ NOTE = "Same recipe for all, tuned for none: short runs show the start of traini
 SMALL = ("widths=(32,64,128,256)",)  # of resnet26_d, for runs on a CPU
 
 
+def network_options(network: str) -> tuple[str, ...]:
+    return SMALL if network == "resnet26_d" else ()
+
+
 def config(std: float, seed: int, options: argparse.Namespace, out: Path) -> TrainConfig:
     return TrainConfig(
         recipe="embedding_std",
@@ -35,7 +39,7 @@ def config(std: float, seed: int, options: argparse.Namespace, out: Path) -> Tra
             placement=options.placement,
             image_size=options.image_size,
             embedding_std=std,
-            options=SMALL if options.network == "resnet26_d" else (),
+            options=network_options(options.network),
         ),
         data=DataConfig(path=options.data, held_out=0.1, cache="memory", workers=options.workers),
         augment=Augment(crop_scale=(0.35, 1.0)),
@@ -90,6 +94,7 @@ def write(options: argparse.Namespace, rows: list[dict]) -> None:
                 row["validation_top1"] for row in rows if row["embedding_std"] == name
             )
     settings = {key: value for key, value in vars(options).items() if key not in ("output", "runs", "data")}
+    settings["options"] = network_options(options.network)
     about = {"name": "embedding", **describe(chosen_device(options.device)), "settings": settings}
     content = about | {"note": NOTE, "means": means, "rows": rows}
     options.output.write_text(json.dumps(content, indent=1) + "\n")

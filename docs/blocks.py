@@ -42,8 +42,9 @@ def comparison(result: Row, where: str) -> str:
 def embedding(result: Row, where: str) -> str:
     """What benchmarks/embedding_std.py wrote."""
     used = result["settings"]
+    network = " ".join([used["network"], *used["options"]])
     lines = [
-        f"{where}. {used['network']} with lambda layers in all stages, images of {used['image_size']} pixels, "
+        f"{where}. {network} with lambda layers in all stages, images of {used['image_size']} pixels, "
         f"{used['epochs']:g} epochs, the same recipe for all rows.\n\n",
         "| `embedding_std` | seeds | top-1, held-out training images | top-1, validation images |\n",
         "| --- | ---: | ---: | ---: |\n",

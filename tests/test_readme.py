@@ -265,10 +265,11 @@ def test_the_initial_size_of_embeddings_is_shown(tmp_path: Path):
         for seed in (0, 1)
     ]
     result = {"name": "embedding", "date": "2021-02-17", "machine": {"cpu": "A chip", "cores": 1, "gpu": None}}
-    settings = {"network": "resnet26_d", "image_size": 64, "epochs": 4.0}
+    settings = {"network": "resnet26_d", "options": ["widths=(4,8)"], "image_size": 64, "epochs": 4.0}
     result |= {"versions": {"torch": "2"}, "settings": settings, "rows": rows, "means": {"unit": {}, "1": {}}}
     (tmp_path / "embedding-std.json").write_text(json.dumps(result))
     text = generate.filled(block, tmp_path)
+    assert "resnet26_d widths=(4,8) with lambda layers in all stages" in text
     assert "| `unit` (0.0109) | 2 | 55.0 (50.0, 60.0) | 25.0 (25.0, 25.0) |" in text
     assert "| 1 | 2 | 55.0 (50.0, 60.0) |" in text
 
