@@ -2,13 +2,18 @@
 
 Only a second Ctrl-C ends at once: a scheduler and torchrun may both pass on one SIGTERM.
 
+Python runs signal handlers between two operations of the main thread. A backward pass on a CPU is one operation, which
+can take minutes, so a thread of its own announces the signals.
+
 Where there is nothing to save, `Interrupts` end at once.
 """
 
 import contextlib
 import os
 import signal
+import socket
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -16,6 +21,7 @@ from typing import Any, Self
 import torch
 
 AGAIN = "press Ctrl-C again to stop at once (the steps since the last checkpoint are lost)"
+AT_ONCE = "stopping without a checkpoint, as soon as the operation in progress returns"
 WATCHED = ("SIGTERM", "SIGINT", "SIGUSR1")  # SIGUSR1: SLURM's --signal=USR1@120, before the time is up
 SIGNAL_STATUS = {"SIGINT": 130, "SIGTERM": 143, "SIGUSR1": 138}  # what a command that they ended returns
 
@@ -23,10 +29,17 @@ SIGNAL_STATUS = {"SIGINT": 130, "SIGTERM": 143, "SIGUSR1": 138}  # what a comman
 class StopRequests:
     """`with StopRequests() as stop: ... stop.name` is the signal that came, or None."""
 
+    announces = True  # on stderr
+
     def __init__(self, watched: Sequence[str] = WATCHED) -> None:
         self.watched = watched
         self.name: str | None = None
         self.before: dict[int, Any] = {}
+        self.heard: Counter[str] = Counter()  # by the thread
+        self.noted: Counter[str] = Counter()  # by the handler, which Python calls once for several signals
+        self.announced: dict[tuple[str, bool], object] = {}
+        self.ends: tuple[socket.socket, socket.socket] | None = None  # of the announcing thread, of the C handler
+        self.wakeup_before = -1
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
@@ -34,19 +47,46 @@ class StopRequests:
                 if hasattr(signal, name):
                     number = getattr(signal, name)
                     self.before[number] = signal.signal(number, self.note)
+            if self.before and self.announces:
+                self.ends = socket.socketpair()
+                self.ends[1].setblocking(False)
+                self.wakeup_before = signal.set_wakeup_fd(self.ends[1].fileno(), warn_on_full_buffer=False)
+                threading.Thread(target=self.listen, args=(self.ends[0],), name="signals", daemon=True).start()
         return self
+
+    def listen(self, end: socket.socket) -> None:
+        """Announce the signals whose numbers Python's C handler sends."""
+        with end:
+            while numbers := end.recv(64):
+                for name in (signal.Signals(number).name for number in numbers if number in self.before):
+                    self.heard[name] += 1
+                    self.announce(name, self.heard[name])
 
     def note(self, number: int, frame: FrameType | None) -> None:
         name = signal.Signals(number).name
-        if name == "SIGINT" == self.name:
+        self.noted[name] = max(self.noted[name] + 1, self.heard[name])
+        self.announce(name, self.noted[name])
+        if name == "SIGINT" and self.noted[name] > 1:
             raise KeyboardInterrupt
         self.name = name
-        if os.environ.get("RANK", "0") == "0":  # of several processes one says it
-            again = f"; {AGAIN}" if name == "SIGINT" else ""
-            with contextlib.suppress(OSError):  # unlike print, os.write may be called in a signal handler
-                os.write(2, f"\n{name}: stopping after this step, with a checkpoint{again}\n".encode())
+
+    def announce(self, name: str, count: int) -> None:
+        """Say what a signal does, once, whether the handler or the thread comes first."""
+        at_once = name == "SIGINT" and count > 1
+        mine = object()
+        if self.announced.setdefault((name, at_once), mine) is not mine or os.environ.get("RANK", "0") != "0":
+            return  # of several processes one says it
+        again = f"; {AGAIN}" if name == "SIGINT" else ""
+        does = AT_ONCE if at_once else f"stopping after this step, with a checkpoint{again}"
+        with contextlib.suppress(OSError):  # unlike print, os.write may be called in a signal handler
+            os.write(2, f"\n{name}: {does}\n".encode())
 
     def restore(self) -> None:
+        if self.ends is not None:
+            signal.set_wakeup_fd(self.wakeup_before)
+            self.ends[1].shutdown(socket.SHUT_RDWR)  # ends the thread, also where forked workers have copies
+            self.ends[1].close()
+            self.ends = None
         for number, handler in self.before.items():
             signal.signal(number, handler)
         self.before.clear()
@@ -63,6 +103,8 @@ class Interrupts(StopRequests):
     """`with Interrupts() as stop: ...` raises Interrupted where the program is when a signal comes, so that all that is
     open gets closed. Only in a backward pass it waits for `stop.check()`: torch's queue of a pass that an exception
     leaves outlives Python, and a crash at the very end would take the place of the exit status."""
+
+    announces = False
 
     def note(self, number: int, frame: FrameType | None) -> None:
         self.name = signal.Signals(number).name

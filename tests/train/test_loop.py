@@ -1,7 +1,11 @@
 """The loop: resume to the last bit, steps that are undone, memory that ends, accumulation that changes nothing."""
 
+import hashlib
 import json
+import os
 import signal
+import threading
+import time
 from dataclasses import replace
 
 import pytest
@@ -107,6 +111,40 @@ def test_a_signal_is_answered_at_once(tmp_path, number, capfd):
     assert fit(Listening(), config(tmp_path)).step == 3
     assert f"{number.name}: stopping after this step" in said[0]
     assert ("press Ctrl-C again to stop at once" in said[0]) == (number == signal.SIGINT)
+
+
+def test_a_signal_in_one_long_operation_is_answered_at_once(tmp_path, capfd):
+    """Such as a backward pass on a CPU, during which Python runs no signal handlers."""
+    said, ended = [], []
+
+    def interrupt():
+        for words in ("stopping after this step", "stopping without a checkpoint"):
+            time.sleep(0.1)
+            if ended:
+                return
+            os.kill(os.getpid(), signal.SIGINT)
+            errors = ""
+            while words not in errors and not ended:
+                errors += capfd.readouterr().err
+                time.sleep(0.01)
+            said.append(time.monotonic())
+
+    other = threading.Thread(target=interrupt)
+
+    class Slow(Numbers):
+        def loss(self, model, batch):
+            other.start()
+            try:
+                hashlib.pbkdf2_hmac("sha256", b"", b"", 8_000_000)  # seconds in one call, without the GIL
+            finally:
+                ended.append(time.monotonic())
+                other.join()
+            raise AssertionError("the step went on")
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(Slow(), config(tmp_path))
+    assert len(said) == 2
+    assert said[1] < ended[0] - 0.2
 
 
 def test_a_second_ctrl_c_stops_at_once(tmp_path):
