@@ -24,6 +24,7 @@ PER_MACHINE = (
     *("data.validation", "data.validation_images", "data.cache", "pseudo.path", "pseudo.images"),
 )
 WORDS = {"examples": "training examples", "images": "training images", "objects": "objects", "bytes": "bytes of text"}
+EVALUATED = " images"  # after the name of a split
 
 
 def write_identity(folder: Path, task: Task) -> str:
@@ -85,11 +86,15 @@ def class_change(before: list[Any], now: list[Any]) -> str:
 
 
 def check_processes(world: World, task: Task, config: RunConfig) -> None:
-    """Raise a ValueError on all processes if their settings, numbers of images or classes differ."""
+    """Raise a ValueError on all processes if their settings, numbers of images or classes differ.
+
+    The numbers of evaluated images count too: each process evaluates a part of them by their places.
+    """
     if world.size == 1:
         return
     mine = {key: value for key, value in flat(to_json(config)).items() if key not in PER_MACHINE}
     data = {"examples": task.examples, **to_json(task.identity())}
+    data |= {f"{split}{EVALUATED}": images for split, images in task.describe().get("evaluated", {}).items()}
     mine |= {f"data: {key}": digest(value) if isinstance(value, list) else value for key, value in data.items()}
     everyone = world.gather(mine)
 
@@ -104,16 +109,17 @@ def check_processes(world: World, task: Task, config: RunConfig) -> None:
 
 def process_difference(rank: int, key: str, theirs: Any, mine: Any) -> str:
     name = key.removeprefix("data: ")
+    counted = WORDS.get(name) or (name if name.endswith(EVALUATED) else None)
     if name == key:
         found, remedy = f"rank {rank} has {key} {theirs!r} and rank 0 has {mine!r}", "start all of them with the same"
-    elif name in WORDS:
-        found, remedy = f"rank {rank} has {theirs} {WORDS[name]} and rank 0 has {mine}", "give all machines the same"
+    elif counted:
+        found, remedy = f"rank {rank} has {theirs} {counted} and rank 0 has {mine}", "give all machines the same"
     else:
         found, remedy = (
             f"rank {rank} has other training images than rank 0 (their {name} differ)",
             "give all machines the same",
         )
-    what = "settings" if name == key else "training data"
+    what = "settings" if name == key else "data"
     return f"{found}: {remedy} {what}"
 
 

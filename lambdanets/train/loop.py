@@ -54,8 +54,8 @@ def fit(
     """
     with StopRequests(WATCHED if listen else ()) as stop, join(config.device, config.timeout_minutes) as world:
         try:
+            check_processes(world, task, config)  # first, as every process then knows why the run ends
             run = Run(task, config, world, stop, watch)
-            check_processes(world, task, config)
             with own_folder(config.out, world):
                 return run.go(resume)
         except RuntimeError as error:

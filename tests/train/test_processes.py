@@ -110,12 +110,17 @@ def ranks(out, **settings):
 
 
 @pytest.mark.slow
-def test_ranks_with_other_settings_all_end_with_a_sentence(tmp_path):
-    processes = ranks(tmp_path / "run", of_ranks={"1": {"seed": 3}})
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [({"seed": 3}, "seed 3 and rank 0 has 0"), ({"batch_size": 200}, "batch_size 200 and rank 0 has 16")],
+    ids=["seed", "too_large_a_batch"],
+)
+def test_ranks_with_other_settings_all_end_with_a_sentence(tmp_path, other, words):
+    processes = ranks(tmp_path / "run", of_ranks={"1": other})
     for process in processes:
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 2
-        assert "rank 1 has seed 3 and rank 0 has 0: start all of them with the same settings" in errors
+        assert f"rank 1 has {words}: start all of them with the same settings" in errors
         assert "Traceback" not in errors
     assert not (tmp_path / "run").exists()
 

@@ -92,6 +92,9 @@ class Named(Numbers):
     def identity(self):
         return self.data
 
+    def describe(self):
+        return {"evaluated": {"validation": 32}}
+
 
 @pytest.mark.parametrize(
     ("data", "words"),
@@ -300,6 +303,10 @@ class Other(World):
         ({"data: examples": 95}, "rank 1 has 95 training examples and rank 0 has 96: give all machines the same"),
         ({"data: images": 95}, "rank 1 has 95 training images and rank 0 has 96"),
         ({"data: classes": "other"}, "rank 1 has other training images than rank 0 .their classes differ"),
+        (
+            {"data: validation images": 40},
+            "rank 1 has 40 validation images and rank 0 has 32: give all machines the same",
+        ),
         ({}, None),
     ],
 )
