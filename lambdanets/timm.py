@@ -7,6 +7,7 @@
 import runpy
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from timm.models import PretrainedCfg, is_model, register_model
 from torch import nn
 
 from lambdanets.models import FeatureNetwork, Network, create_model, list_models
-from lambdanets.models.pretrained import default_card, timm_configuration, timm_name
+from lambdanets.models.pretrained import WEIGHTS, WIDEST, default_card, locate, timm_configuration, timm_name
+from lambdanets.models.stored import within_size_of
 
 USAGE = "usage: python -m lambdanets.timm SCRIPT [arguments of the script], for example timm's train.py or validate.py"
 
@@ -40,7 +42,15 @@ def entrypoint(name: str) -> Callable[..., Network | FeatureNetwork]:
         given = {**(pretrained_cfg if isinstance(pretrained_cfg, dict) else {}), **(pretrained_cfg_overlay or {})}
         if img_size is not None:
             arguments["image_size"] = img_size
-        model = create_model(name, pretrained and (given.get("file") or given.get("hf_hub_id") or True), **arguments)
+        weights = pretrained and (weights_of(given, pretrained_cfg_overlay or {}) or True)
+        bounded: Any = nullcontext()
+        if pretrained_model_args and isinstance(weights, str):  # the weights' own description asks for this network
+            weights = str(locate(weights, WEIGHTS))
+            classes = arguments.get("num_classes")
+            by_caller = classes if classes != pretrained_model_args.get("num_classes") else None
+            bounded = within_size_of(Path(weights), (by_caller or 0) * WIDEST)
+        with bounded:
+            model = create_model(name, weights, **arguments)
         for module in model.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.momentum = module.momentum if bn_momentum is None else bn_momentum
@@ -58,6 +68,13 @@ def entrypoint(name: str) -> Callable[..., Network | FeatureNetwork]:
     build.__name__ = build.__qualname__ = timm_name(name)
     build.__doc__ = f"`lambdanets.create_model({name!r}, ...)`"
     return build
+
+
+def weights_of(given: dict[str, Any], overlay: dict[str, Any]) -> str | None:
+    """The file, folder or hub id of the weights. A configuration from the hub cannot name any but its own."""
+    if given.get("source") == "hf-hub":
+        return overlay.get("file") or given.get("hf_hub_id")
+    return given.get("file") or given.get("hf_hub_id")
 
 
 def register() -> list[str]:

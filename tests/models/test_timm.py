@@ -1,5 +1,6 @@
 """Our networks in timm's registry, and timm's scripts on them."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,36 @@ def test_a_saved_folder_is_a_model_for_timm(tmp_path: Path) -> None:
     with torch.no_grad():
         assert torch.equal(again(x), network(x))
     assert again.pretrained_cfg["input_size"] == [3, 160, 160]
+
+
+def edited(folder: Path, part: str, **values: object) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config[part] |= values
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_a_configuration_from_the_hub_cannot_name_other_weights(tmp_path: Path, monkeypatch) -> None:
+    saved = small("lambda_resnet")
+    folder = saved.save_pretrained(tmp_path)
+    edited(folder, "pretrained_cfg", file="other/repository", hf_hub_id="other/repository")
+    asked: list[str] = []
+
+    def download(repo_id: str, filename: str, **options: object) -> str:
+        asked.append(repo_id)
+        return str(folder / filename)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    monkeypatch.setattr("timm.models._hub.hf_hub_download", download)
+    made = timm.create_model("hf-hub:my/repository", pretrained=True)
+    assert torch.equal(made.get_classifier().weight, saved.get_classifier().weight)
+    assert set(asked) == {"my/repository"}
+
+
+def test_a_model_folder_cannot_ask_for_more_than_its_weights_hold(tmp_path: Path) -> None:
+    folder = small("lambda_resnet").save_pretrained(tmp_path)
+    edited(folder, "model_args", widths=[4096] * 4)
+    with pytest.raises(ValueError, match=r"describes a network of more than [\d,]+ parameters"):
+        timm.create_model(f"local-dir:{folder}", pretrained=True)
 
 
 def test_what_weights_were_built_with_is_kept() -> None:
