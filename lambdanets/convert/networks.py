@@ -25,6 +25,8 @@ def resnet(state: Mapping[str, Tensor]) -> Network:
 def lambda_resnet(state: Mapping[str, Tensor]) -> Network:
     """d-li14's LambdaResNet."""
     prefixes = sorted({m[1] for name in state if (m := re.match(r"(layer\d\.\d+\.conv2\.)\w+\.\w+$", name))})
+    if not prefixes:
+        raise ValueError("this is not d-li14's LambdaResNet: missing layer1.0.conv2.conv_qkv.weight")
     layers: dict[str, LayerWeights] = {}
     for prefix in prefixes:
         own = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from lambdanets.cli import main
+from lambdanets.convert.formats import FORMATS
 from tests.convert import peers
 
 
@@ -114,6 +115,12 @@ def test_unknown_format_and_a_layer_into_a_folder(state, tmp_path, capsys):
     assert "d-li14-layer" in refusal(tmp_path / "a.pt", tmp_path, capsys, "--format", "magic")
     assert main(["convert", str(tmp_path / "a.pt"), str(tmp_path / "folder")]) == 2
     assert ".safetensors" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_refuses_other_networks(name, tmp_path, capsys):
+    torch.save({"encoder.weight": torch.zeros(3)}, tmp_path / "a.pt")
+    assert "missing " in refusal(tmp_path / "a.pt", tmp_path, capsys, "--format", name)
 
 
 def test_other_things_than_tensors(tmp_path, capsys):
