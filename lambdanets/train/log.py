@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -32,12 +33,13 @@ class RunLog:
     ) -> None:
         self.began = time.monotonic() - seconds
         self.warn, self.warned = warn, False
-        self.file = self.board = None
+        self.file = self.board = self.hook = None
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             self.path, self.curves = folder / LOG, folder / TENSORBOARD
             self.torn = ends_torn(self.path)  # by a crash
             self.file = self.path.open("ab", buffering=0)  # a line is there at once, and none waits that cannot go
+            self.hook, threading.excepthook = threading.excepthook, self.thread_failed
             try:
                 self.board = summary_writer(self.curves, step)
             except OSError as error:
@@ -93,6 +95,12 @@ class RunLog:
         self.board = None
         self.warn(f"{self.curves} cannot be written, and TensorBoard's curves end here: {error}")
 
+    def thread_failed(self, args: threading.ExceptHookArgs) -> None:
+        """Report the error of a thread, but not of TensorBoard's writer: its next call raises the same error again."""
+        ours = type(args.thread).__module__.startswith("tensorboard.") and isinstance(args.exc_value, OSError)
+        if not ours and self.hook is not None:
+            self.hook(args)
+
     def close(self) -> None:
         if self.file is not None:
             self.file.close()
@@ -101,6 +109,8 @@ class RunLog:
                 self.board.close()
             except OSError as error:
                 self.drop_board(error)
+        if self.hook is not None:
+            threading.excepthook, self.hook = self.hook, None
 
     def __enter__(self) -> Self:
         return self

@@ -59,16 +59,11 @@ def test_a_line_that_a_crash_has_torn_is_ended(tmp_path):
     assert (found.unreadable, found.end["step"]) == (1, 1)
 
 
-@pytest.fixture
-def quiet(monkeypatch):
-    """TensorBoard's thread prints what it fails of, and hands it over."""
-    monkeypatch.setattr(threading, "excepthook", lambda _: None)
-
-
-@pytest.mark.usefixtures("quiet")
-def test_tensorboards_file_that_fails_is_named(tmp_path):
+def test_tensorboards_file_that_fails_is_named(tmp_path, monkeypatch):
+    """Once, in a sentence: the traceback of its thread is not printed too."""
     pytest.importorskip("tensorboard")
-    said = []
+    printed, said = [], []
+    monkeypatch.setattr(threading, "excepthook", printed.append)
     log = RunLog(tmp_path, warn=said.append)
     log.write("step", step=1, loss=2.0)
     log.board.flush()
@@ -78,6 +73,19 @@ def test_tensorboards_file_that_fails_is_named(tmp_path):
         log.write("step", step=2, loss=2.0)  # another thread writes: it fails here, or at the end
         log.close()
     assert len([sentence for sentence in said if str(tmp_path / "tensorboard") in sentence]) == 1
+    assert not printed
+
+
+def test_errors_of_other_threads_are_still_printed(tmp_path, monkeypatch):
+    found = []
+    monkeypatch.setattr(threading, "excepthook", found.append)
+    hook = threading.excepthook
+    with RunLog(tmp_path):
+        thread = threading.Thread(target=lambda: open(tmp_path / "missing"))  # noqa: SIM115
+        thread.start()
+        thread.join()
+    assert [one.exc_type for one in found] == [FileNotFoundError]
+    assert threading.excepthook is hook
 
 
 def test_tensorboard_keeps_the_step_that_a_run_resumed_at_and_nothing_beyond(tmp_path):
@@ -96,7 +104,6 @@ def test_tensorboard_keeps_the_step_that_a_run_resumed_at_and_nothing_beyond(tmp
     ]
 
 
-@pytest.mark.usefixtures("quiet")
 def test_a_run_goes_on_when_the_disk_is_full_and_ends_with_the_same_weights(tmp_path):
     """From step 10 on no file grows; at step 20 there is room again."""
     whole, full = tmp_path / "whole", tmp_path / "full"
