@@ -1,12 +1,14 @@
 """The command line: parse, call, print. A command is a frozen dataclass of options with `run() -> exit status`."""
 
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import tyro
 
 from lambdanets import __version__
@@ -25,6 +27,7 @@ from lambdanets.experiments.reproduce.command import Models, Reproduce
 from lambdanets.experiments.rounds.command import rounds_command
 from lambdanets.experiments.webdemo.command import Demo
 from lambdanets.export.command import Export
+from lambdanets.files import FULL
 from lambdanets.pseudo.command import PseudoLabel, PseudoSelect
 from lambdanets.recipes.detect import detect_command
 from lambdanets.report.command import Report
@@ -104,6 +107,7 @@ COMMANDS = {
 }
 
 LONGEST = 4_000  # characters of an error
+OUT_OF_MEMORY = re.compile(r"DefaultCPUAllocator: (can't allocate|not enough) memory|Storage size .* overflowed")
 EXTRAS = {"timm": "bench", "safetensors": "hub", "huggingface_hub": "hub"}  # which brings a package, if not `train`
 
 
@@ -126,7 +130,18 @@ def parse(arguments: Sequence[str]) -> Any:
 def sentence(error: Exception) -> str:
     """The message of an error on one line, printable and of bounded length: it may quote what a file holds."""
     text = printable(" ".join(str(error).split()))
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1000]} ... {text[-1000:]}"
+    text = text if len(text) <= LONGEST else f"{text[: LONGEST - 1000]} ... {text[-1000:]}"
+    full = isinstance(error, OSError) and error.errno in FULL
+    return f"{text}. Free some space and run the command again" if full else text
+
+
+def loss_of_memory(error: BaseException) -> str | None:
+    """What to tell the user if an error means that memory ran out; otherwise None."""
+    text = " ".join(str(error).split())
+    if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not OUT_OF_MEMORY.search(text):
+        return None
+    said = f" ({printable(text[:200])})" if text else ""
+    return f"memory ran out{said}: use smaller images or batches, a smaller network, or a machine with more memory"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -143,8 +158,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:  # refused input: the sentence is for the user, the traceback is not
         print(f"lambdanets: {sentence(error)}", file=sys.stderr)
         return 2
-    except RuntimeError as error:
-        loss = loss_of_worker(error)
+    except (RuntimeError, MemoryError) as error:
+        loss = loss_of_worker(error) or loss_of_memory(error)
         if loss is None:
             raise
         print(f"lambdanets: {loss}", file=sys.stderr)

@@ -49,6 +49,8 @@ def whole_path(path: Path) -> Iterator[Path]:
             number = re.search(r"os error (\d+)", str(error))
             failure.errno = int(number[1]) if number else None
             raise failure from error
+        if isinstance(error, OSError) and error.errno in FULL and error.filename is None:  # of write() and fsync()
+            error.filename = str(path)
         raise
 
 

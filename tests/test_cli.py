@@ -1,12 +1,16 @@
 """The command line: help, versions, refusals. Commands themselves are tested where they live."""
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
-from lambdanets import __version__
+from lambdanets import __version__, cli
 from lambdanets.cli import COMMANDS, main
 
 EXTRA_PACKAGES = [
@@ -71,6 +75,49 @@ def test_a_refusal_is_printable_and_bounded(tmp_path, capsys):
     assert err.isprintable()
     assert len(err) < 4_100
     assert "unknown key \\x1b[31mxxx" in err
+
+
+class Running:
+    """A command that calls a function."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def run(self):
+        self.function()
+        return 0
+
+
+def raised(error):
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda: torch.empty(2**50), "memory ran out (.*can't allocate memory.*): use smaller images or batches"),
+        (lambda: torch.empty(10**9, 10**9, 16), "memory ran out (Storage size .* overflowed"),
+        (lambda: np.empty(2**50), "memory ran out (Unable to allocate 8.00 PiB"),
+        (lambda: raised(MemoryError()), "memory ran out: use smaller"),
+        (lambda: raised(torch.OutOfMemoryError("CUDA out of memory.")), "memory ran out (CUDA out of memory.): use"),
+        (
+            lambda: Path("/dev/full").write_text("x"),
+            "No space left on device. Free some space and run the command again",
+        ),
+    ],
+)
+def test_memory_and_disks_that_are_full_are_sentences(function, words, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "parse", lambda _: Running(function))
+    assert main(["anything"]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert re.search(re.escape(words).replace(r"\.\*", ".*"), err)
+
+
+def test_an_error_of_ours_keeps_its_traceback(monkeypatch):
+    monkeypatch.setattr(cli, "parse", lambda _: Running(lambda: torch.zeros(2) + torch.zeros(3)))
+    with pytest.raises(RuntimeError, match="must match"):
+        main(["anything"])
 
 
 def test_an_unknown_option_is_refused(capsys):

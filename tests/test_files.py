@@ -17,7 +17,16 @@ from lambdanets.detect import weights as detection
 from lambdanets.detect.scenes import Category
 from lambdanets.experiments.language.network import ByteModel, ByteModelConfig
 from lambdanets.experiments.language.task import About, save_language
-from lambdanets.files import LOCK, FolderInUseError, locked, parse_json, read_json, read_object, whole_path
+from lambdanets.files import (
+    LOCK,
+    FolderInUseError,
+    locked,
+    parse_json,
+    read_json,
+    read_object,
+    whole_path,
+    write_text,
+)
 from lambdanets.layers import LambdaLayer2d
 from lambdanets.models.pretrained import save_weights
 from lambdanets.train.classify import PREDICTIONS, START, WEIGHTS, Classify
@@ -94,6 +103,16 @@ def test_files_of_a_run_can_be_read_by_others(tmp_path):
     modes = {path.name: mode(path) for path in (tmp_path / "run").rglob("*") if path.is_file()}
     assert {START, PREDICTIONS, WEIGHTS} <= modes.keys()
     assert set(modes.values()) == {0o644}, modes
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path):
+    """What write() raises does not."""
+    with unlimited_afterwards():
+        limit(100)
+        with pytest.raises(OSError, match=r"File too large: '.*/file'") as caught:
+            write_text(tmp_path / "file", "x" * 1000)
+    assert (caught.value.errno, caught.value.strerror) == (errno.EFBIG, "File too large")
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_error_leaves_what_was_there(tmp_path):
