@@ -31,9 +31,11 @@ class DataPack:
 
     def run(self) -> int:
         from lambdanets.data.pack import check_target, pack
-        from lambdanets.data.source import distinct_splits
+        from lambdanets.data.source import distinct_splits, notes_on
 
         sources = distinct_splits(self.source)
+        for note in notes_on(sources.values()):
+            print(note)
         check_target(self.target, next(iter(sources.values())).class_names)
         broken = []
         for split, source in sources.items():
@@ -64,10 +66,11 @@ class DataCheck:
 
     def run(self) -> int:
         from lambdanets.data.check import check
-        from lambdanets.data.source import distinct_splits, notes_on
+        from lambdanets.data.source import distinct_splits, notes_on, unlabelled_note
 
         sources = distinct_splits(self.source)
-        for note in notes_on(sources.values()):
+        notes = [unlabelled_note(split, source) for split, source in sources.items() if (source.labels >= 0).any()]
+        for note in filter(None, [*notes_on(sources.values()), *notes]):
             print(note)
         with progress("checking", sum(len(source) for source in sources.values())) as done:
             found = check(sources, self.workers, done)

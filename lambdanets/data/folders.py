@@ -45,12 +45,7 @@ class Walked:
 
     def notes(self) -> tuple[str, ...]:
         """Sentences on what was left out, without a full stop."""
-        found = []
-        if self.unread:
-            counts = ", ".join(f"{extension} ({count:,})" for extension, count in self.unread.most_common())
-            total = sum(self.unread.values())
-            files = "1 file was" if total == 1 else f"{total:,} files were"
-            found.append(f"{files} not read in {self.where}: {counts}. Convert them to JPEG or PNG")
+        found = unread_notes(self.where, self.unread)
         if self.links:
             links = f"{len(self.links):,} links were" if len(self.links) > 1 else "1 link was"
             found.append(
@@ -58,6 +53,26 @@ class Walked:
                 f"{printable(self.links[0])}{' and others' if len(self.links) > 1 else ''}"
             )
         return tuple(found)
+
+
+def unread_notes(where: Path, unread: Counter[str]) -> list[str]:
+    """A sentence on image files in formats that are not read, by extension; none where there are none."""
+    if not unread:
+        return []
+    counts = ", ".join(f"{extension} ({count:,})" for extension, count in unread.most_common())
+    files = "1 file was" if unread.total() == 1 else f"{unread.total():,} files were"
+    return [f"{files} not read in {where}: {counts}. Convert them to JPEG or PNG"]
+
+
+def stray_notes(folder: Path) -> list[str]:
+    """A sentence on images beside the class folders, which have no class; none where there are none."""
+    stray = sorted(entry.name for entry in os.scandir(folder) if is_image(entry.name) and not entry.is_dir())
+    if not stray:
+        return []
+    images = "1 image lies" if len(stray) == 1 else f"{len(stray):,} images lie"
+    used = "is" if len(stray) == 1 else "are"
+    first = "" if len(stray) == 1 else "the first is "
+    return [f"{images} in {folder} itself, beside the class folders, and {used} not used: {first}{printable(stray[0])}"]
 
 
 def extension_of(name: str) -> str:
@@ -185,4 +200,5 @@ def folder_source(root: Path, folder: Path, class_names: Sequence[str]) -> FileS
         )
     if folder != root:
         paths = [os.path.join(folder.name, path) for path in paths]
-    return FileSource(root, paths, labels, class_names, walked.notes())
+    stray = stray_notes(folder) if here else []
+    return FileSource(root, paths, labels, class_names, (*walked.notes(), *stray))

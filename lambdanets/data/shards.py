@@ -8,14 +8,15 @@ are refused: nothing in a shard can run or be written anywhere.
 import json
 import os
 import re
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from lambdanets.data.decode import EXTENSIONS, LIMITS, BrokenImageError
+from lambdanets.data.folders import UNREAD, unread_notes
 from lambdanets.data.patterns import MOST_NAMES, expand_braces, matching
 from lambdanets.data.places import cache_folder, fingerprint, whole_file
 from lambdanets.data.source import SPLITS, check_labels, no_split
@@ -30,7 +31,7 @@ LABEL_KEYS = ("label", "cls", "class", "target")
 MAX_LABEL = 1_000_000  # bytes of a .cls or .json member; and the largest class number
 MAX_NAME = 1000  # characters of a class name
 MOST_CLASSES_BYTES, MOST_INDEX_BYTES = 2**24, 2**30
-INDEX_FOLDER = "shards-2"  # in the cache; the number changes with what `walk` finds
+INDEX_FOLDER = "shards-3"  # in the cache; the number changes with what `walk` finds
 OPEN = 64  # files kept open by a process
 
 
@@ -42,6 +43,7 @@ class ShardIndex:
     labels: list[str]  # a number or a class name; "" where there is none
     offsets: list[int]
     sizes: list[int]
+    unread: dict[str, int] = field(default_factory=dict)  # images of other formats, by extension
 
 
 class ShardSource:
@@ -55,6 +57,8 @@ class ShardSource:
         self.offsets = np.array([offset for index in indices for offset in index.offsets], np.int64)
         self.sizes = np.array([size for index in indices for size in index.sizes], np.int64)
         self.class_names = tuple(class_names)
+        unread = sum((Counter(index.unread) for index in indices), Counter())
+        self.notes = tuple(unread_notes(shards[0].parent, unread))
         labels = [label for index in indices for label in index.labels]
         self.labels = label_numbers(labels, self.class_names, str(shards[0].parent))
         check_labels(self.labels, self.class_names, str(shards[0]))
@@ -179,7 +183,8 @@ def check_index(index: ShardIndex, size: int) -> None:
         raise ValueError("columns differ")
     if not index.keys or not all(isinstance(text, str) for column in texts for text in column):
         raise ValueError("not names")
-    if not all(type(number) is int for column in numbers for number in column):
+    unread = index.unread.values() if isinstance(index.unread, dict) else [None]
+    if not all(type(number) is int for column in (*numbers, unread) for number in column):
         raise ValueError("not places")
     if not all(at >= 0 and n >= 0 and at + n <= size for at, n in zip(*numbers, strict=True)):
         raise ValueError("beyond the end")
@@ -193,6 +198,7 @@ def walk(path: Path, shown: Path) -> ShardIndex:
     images: dict[str, Member] = {}
     longer: dict[str, list[Member]] = {}  # images whose extensions have more than one part
     labels: dict[str, dict[str, Member]] = {}
+    others: list[tuple[str, str]] = []  # key and extension of images in formats that are not read
     for member in members_of(path, shown):
         key, extension = split_name(member.name)
         if not extension or os.path.basename(key).startswith("__"):
@@ -206,6 +212,8 @@ def walk(path: Path, shown: Path) -> ShardIndex:
         elif extension in LABEL_MEMBERS:
             other = labels.setdefault(key, {}).setdefault(extension, member)
         else:
+            if (last := f".{extension.rpartition('.')[2]}") in UNREAD:
+                others.append((key, last))
             continue
         if other is not member:
             raise twice(other, member, shown)
@@ -225,7 +233,8 @@ def walk(path: Path, shown: Path) -> ShardIndex:
             f"{shown} has {len(alone):,} labels without an image, the first {printable(alone[0])}: add the images (one "
             f"of {', '.join(EXTENSIONS)}, with the same name up to the first dot), or leave the labels out"
         )
-    index = ShardIndex([], [], [], [])
+    unread = Counter(extension for key, extension in others if key not in images)
+    index = ShardIndex([], [], [], [], dict(unread))
     with open(path, "rb") as file:
         for key, image in images.items():
             small = {}

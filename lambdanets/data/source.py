@@ -87,7 +87,20 @@ class FileSource:
 
 def notes_on(sources: Iterable[Source]) -> list[str]:
     """What the user should know of files that were left out, each sentence once, without a full stop."""
-    return list(dict.fromkeys(note for one in sources if isinstance(one, FileSource) for note in one.notes))
+    return list(dict.fromkeys(note for one in sources for note in getattr(one, "notes", ())))
+
+
+def unlabelled_note(split: str, source: Source) -> str:
+    """Says how many images of a split are not used because they have no label."""
+    missing = np.flatnonzero(source.labels < 0)
+    if not len(missing):
+        return ""
+    have = "has" if len(missing) == 1 else "have"
+    used = "is" if len(missing) == 1 else "are"
+    return (
+        f"{len(missing):,} of {len(source):,} {split} images {have} no label and {used} not used, the first is "
+        f"{source.name(int(missing[0]))}"
+    )
 
 
 def read_file(path: str | Path, limits: Limits = LIMITS) -> bytes:

@@ -116,6 +116,7 @@ class PseudoLabel:
     using: Annotated[Using, tyro.conf.arg(name="")] = field(default_factory=Using)
 
     def run(self) -> int:
+        from lambdanets.data.source import notes_on
         from lambdanets.pseudo.label import label, who
         from lambdanets.pseudo.teacher import open_teachers
         from lambdanets.pseudo.units import open_place
@@ -124,6 +125,8 @@ class PseudoLabel:
         using = own_gpu(self.using)
         selection = self.choosing.selection()
         place = open_place(self.images, self.labelling.split, self.labelling.unit)
+        for note in notes_on([place.source]) if place.source is not None and not rank else []:
+            print(note, file=sys.stderr)
         ensemble = open_teachers(self.teacher, using, self.labelling.class_names)
         options = self.labelling.options(using.batch_size)
         console = Console(stderr=True, highlight=False)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lambdanets.data.broken import BrokenImages, TooManyBrokenError
 from lambdanets.data.loader import Batch, Loader, LoaderOptions
-from lambdanets.data.source import Source, notes_on, open_source, splits_of
+from lambdanets.data.source import Source, notes_on, open_source, splits_of, unlabelled_note
 from lambdanets.data.split import held_out
 from lambdanets.data.transforms import evaluation, normalize, training
 from lambdanets.files import whole_path
@@ -250,17 +250,6 @@ def reader_options(
         world=world,
         cache=data.cache,
         broken=BrokenImages(data.max_broken, others=others),
-    )
-
-
-def unlabelled_note(split: str, source: Source) -> str:
-    """Says how many images of a split are not used because they have no label."""
-    missing = np.flatnonzero(source.labels < 0)
-    if not len(missing):
-        return ""
-    return (
-        f"{len(missing):,} of {len(source):,} {split} images have no label and are not used, the first is "
-        f"{source.name(int(missing[0]))}"
     )
 
 

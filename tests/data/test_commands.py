@@ -11,7 +11,7 @@ from PIL import Image
 
 from lambdanets.cli import main
 from lambdanets.data.source import open_source
-from tests.data.helpers import encoded, jpeg, picture, write_folder
+from tests.data.helpers import encoded, jpeg, picture, samples, write_folder, write_tar
 
 
 def two_splits(folder: Path) -> Path:
@@ -126,6 +126,20 @@ def test_check_tells_of_rare_and_missing_classes(tmp_path: Path, capsys: pytest.
     assert data["missing_classes"] == [["validation", "cat"]]
     assert data["empty_classes"] == ["dog"]
     assert data["class_sizes"] == [["ant", 10], ["cat", 2], ["bee", 1], ["dog", 0]]
+
+
+def test_check_tells_of_images_without_a_label(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    write_tar(tmp_path / "train-0.tar", [*samples(4), ("x.jpg", jpeg(9))])
+    assert main(["data", "check", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("1 of 5 train images has no label and is not used, the first is train-0.tar:x\n")
+
+
+def test_pack_names_files_that_are_not_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    write_folder(tmp_path / "set", {"a": 2})
+    (tmp_path / "set" / "a" / "phone.heic").write_bytes(b"x")
+    assert main(["data", "pack", str(tmp_path / "set"), str(tmp_path / "shards")]) == 0
+    assert capsys.readouterr().out.startswith(f"1 file was not read in {tmp_path / 'set'}: .heic (1)")
 
 
 def test_check_says_nothing_of_even_classes(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

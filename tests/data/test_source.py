@@ -288,6 +288,7 @@ def test_a_spoilt_index_is_made_again(tmp_path: Path):
     odd = [
         *({"offsets": [10**9] * 4}, {"offsets": [0.5] * 4}, {"sizes": [True] * 4}, {"sizes": [10**400] * 4}),
         *({"keys": [1] * 4}, {"keys": "abcd"}, {"labels": [None] * 4}, {name: [] for name in good}, {"more": []}),
+        *({"unread": []}, {"unread": {".heic": "1"}}),
     ]
     for spoilt in ("", "[]", "[" * 100_000, *(json.dumps(good | change) for change in odd)):
         kept.write_text(spoilt)
@@ -547,6 +548,29 @@ def test_files_that_are_not_read_are_counted_and_named(tmp_path: Path):
         path.unlink()
     with pytest.raises(ValueError, match=r"has no images .*4 files were not read .*\.heic \(3\)"):
         open_source(tmp_path)
+
+
+def test_images_of_a_shard_that_are_not_read_are_counted_and_named(tmp_path: Path):
+    """Also where the index comes from the cache; not masks of images that are read."""
+    members = [*samples(3), ("a.heic", b"x"), ("b.HEIC", b"x"), ("b.json", b'{"label": 1}'), ("c.tif", b"x")]
+    write_tar(tmp_path / "x.tar", [*members, ("00000.mask.tif", b"x"), ("00001.dng", b"x"), ("notes.txt", b"x")])
+    for _ in range(2):
+        source = open_source(tmp_path)
+        assert [source.name(i) for i in range(len(source))] == [f"x.tar:0000{i}" for i in range(3)]
+        assert notes_on([source]) == [
+            f"3 files were not read in {tmp_path}: .heic (2), .tif (1). Convert them to JPEG or PNG"
+        ]
+
+
+def test_images_beside_the_class_folders_are_counted_and_named(tmp_path: Path):
+    write_folder(tmp_path / "train", {"a": 2, "b": 1})
+    (tmp_path / "train" / "1.jpg").write_bytes(jpeg(5))
+    where = f"{tmp_path / 'train'} itself, beside the class folders, and"
+    source = open_source(tmp_path)
+    assert len(source) == 3
+    assert notes_on([source]) == [f"1 image lies in {where} is not used: 1.jpg"]
+    (tmp_path / "train" / "0.png").write_bytes(encoded(picture(0), "PNG"))
+    assert notes_on([open_source(tmp_path)]) == [f"2 images lie in {where} are not used: the first is 0.png"]
 
 
 def labelled(source) -> dict[str, str]:

@@ -27,7 +27,7 @@ from tests.pseudo.made import (
     make_teacher,
     write_made_labels,
 )
-from tests.train.weights import SIZE, image_folder, scores_of, small_network
+from tests.train.weights import NAMES, SIZE, image_folder, scores_of, small_network
 
 
 @pytest.fixture
@@ -121,6 +121,14 @@ def test_labels_in_use_by_another_process_are_left_as_they_are(tmp_path, teacher
     assert [path.name for path in out.iterdir()] == [".lock"]
     assert main(["pseudo-select", str(tmp_path / "none")]) == 2
     assert not (tmp_path / "none").exists()
+
+
+def test_files_that_are_not_read_are_named(tmp_path, teacher, capsys):
+    image_folder(tmp_path / "images", each=1)
+    (tmp_path / "images" / NAMES[0] / "phone.heic").write_bytes(b"x")
+    command = ["pseudo-label", teacher, str(tmp_path / "images"), str(tmp_path / "out"), "--device=cpu", "--workers=0"]
+    assert main(command) == 0
+    assert f"1 file was not read in {tmp_path / 'images'}: .heic (1)" in capsys.readouterr().err
 
 
 def test_a_damaged_shard_is_named_and_the_others_are_kept(tmp_path, teacher, shards, capsys):

@@ -249,3 +249,11 @@ def test_training_names_the_files_that_are_not_read(tmp_path):
     (tmp_path / "images" / NAMES[0] / "phone.heic").write_bytes(b"x")
     task = Classify(TrainConfig(model=ModelConfig(image_size=SIZE), data=DataConfig(path=str(tmp_path / "images"))))
     assert task.notes() == [f"1 file was not read in {tmp_path / 'images'}: .heic (1). Convert them to JPEG or PNG"]
+
+
+def test_evaluation_names_the_files_that_are_not_read(tmp_path, capsys):
+    _, path = small_weights(tmp_path / "w.safetensors")
+    image_folder(tmp_path / "images")
+    (tmp_path / "images" / NAMES[0] / "phone.heic").write_bytes(b"x")
+    note = run(capsys, path, tmp_path / "images")["note"]
+    assert note == f"1 file was not read in {tmp_path / 'images'}: .heic (1). Convert them to JPEG or PNG"

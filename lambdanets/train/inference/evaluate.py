@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lambdanets.data.broken import BrokenImages
 from lambdanets.data.loader import Loader, LoaderOptions
-from lambdanets.data.source import NoSplitError, Source, open_source
+from lambdanets.data.source import NoSplitError, Source, notes_on, open_source
 from lambdanets.data.transforms import evaluation
 from lambdanets.models.counts import count_parameters
 from lambdanets.models.pretrained import read_object
@@ -60,7 +60,7 @@ class Evaluation:
     network_images_per_second: float  # without
     device: str
     precision: str
-    note: str = ""  # how classes were matched, if not by name
+    note: str = ""  # how classes were matched, if not by name, and what was left out
 
 
 @dataclass(frozen=True)
@@ -137,6 +137,7 @@ def evaluate(trained: Trained, images: Images, *, progress: Console | None = Non
             f"{len(images.indices) - len(indices):,} of {len(images.indices):,} images have no label and do not count"
         )
         note = f"{note}. {missing}" if note else missing
+    note = ". ".join(filter(None, [note, *notes_on([source])]))
     loader = Loader(
         source,
         evaluation(trained.card.preprocessing, trained.channels),
