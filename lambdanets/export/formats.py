@@ -2,6 +2,7 @@
 
 import copy
 import importlib.util
+import io
 import json
 import logging
 import os
@@ -231,7 +232,9 @@ def read_onnx(path: Path) -> Runner:
 
 def write_program(request: Request, folder: Path) -> Path:
     path = folder / "model.pt2"
-    torch.export.save(request.program(), path)
+    file = io.BytesIO()  # torch's writer of files aborts the process where the disk is full
+    torch.export.save(request.program(), file)
+    path.write_bytes(file.getbuffer())
     return path
 
 

@@ -16,6 +16,7 @@ from lambdanets.export.formats import FORMATS, export
 from lambdanets.models import Network, create_model
 from lambdanets.models.pretrained import Card, Preprocessing, from_pretrained, save_pretrained
 from tests.models.helpers import randomized, settled
+from tests.train.test_log import limit, unlimited_afterwards
 
 TOLERANCE = 2e-5  # of the largest score, in float32
 
@@ -167,6 +168,16 @@ def test_a_file_in_the_place_of_the_folder(network: Network, tmp_path: Path) -> 
         with pytest.raises(ValueError, match="file is a file: exports go into a folder"):
             export(network, place, formats=("safetensors",))
     assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["onnx", "program", "safetensors"])
+def test_a_full_disk_is_an_oserror_and_leaves_no_file(name: str, network: Network, tmp_path: Path) -> None:
+    """torch's own writer aborts the process, or raises something else."""
+    with unlimited_afterwards():
+        limit(1000)
+        with pytest.raises(OSError, match=r"File too large|os error 27"):
+            export(network, tmp_path, formats=(name,), rounds=1)
+    assert not list(tmp_path.iterdir())
 
 
 def test_files_of_other_formats_are_named(network: Network, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
