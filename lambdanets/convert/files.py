@@ -14,7 +14,7 @@ from lambdanets.files import as_object, whole_path
 from lambdanets.layers import LambdaLayer2d
 from lambdanets.models import Network
 from lambdanets.models.pretrained import KEY, WEIGHTS, default_card
-from lambdanets.models.stored import load_exactly, read_description_of, read_state, within_size_of
+from lambdanets.models.stored import check_finite, load_exactly, read_description_of, read_state, within_size_of
 
 LAYER = "layer"  # in the place where networks say their name
 LAYER_ARGUMENTS = frozenset(
@@ -26,7 +26,9 @@ def read_source(path: Path) -> dict[str, Tensor]:
     """The tensors of a .safetensors file, or of a .pt, .pth, .bin or .tar file that torch.save wrote."""
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a file")
-    return read_state(path)
+    state = read_state(path)
+    check_finite(path, state)
+    return state
 
 
 def save_converted(converted: Converted, target: Path, source: Path) -> Path:

@@ -77,6 +77,14 @@ def test_a_name_too_many(state, tmp_path, capsys):
     assert "missing nothing; not expected norm_k.weight" in refusal(tmp_path / "a.pt", tmp_path, capsys)
 
 
+def test_values_that_are_not_finite(state, tmp_path, capsys):
+    name = next(iter(state))
+    state[name].view(-1)[0] = float("nan")
+    torch.save(state, tmp_path / "nan.pt")
+    said = refusal(tmp_path / "nan.pt", tmp_path, capsys)
+    assert f"1 of {len(state)} tensors hold values that are not finite (NaN or infinite), {name} first" in said
+
+
 def test_shapes_that_do_not_fit(state, tmp_path, capsys):
     state["norm_q.weight"] = torch.zeros(19)
     torch.save(state, tmp_path / "a.pt")
@@ -121,6 +129,15 @@ def test_unknown_format_and_a_layer_into_a_folder(state, tmp_path, capsys):
 def test_every_format_refuses_other_networks(name, tmp_path, capsys):
     torch.save({"encoder.weight": torch.zeros(3)}, tmp_path / "a.pt")
     assert "missing " in refusal(tmp_path / "a.pt", tmp_path, capsys, "--format", name)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite(value, state, tmp_path, capsys):
+    state["norm_v.bias"][0] = value
+    torch.save(state, tmp_path / "a.pt")
+    assert "hold values that are not finite (NaN or infinite), norm_v.bias first" in refusal(
+        tmp_path / "a.pt", tmp_path, capsys
+    )
 
 
 def test_other_things_than_tensors(tmp_path, capsys):
