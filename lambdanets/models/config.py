@@ -62,7 +62,7 @@ class NetworkConfig(SpatialOptions):
     """What every family has.
 
     Attributes:
-        num_classes: outputs of the classifier; 0 for none.
+        num_classes: outputs of the classifier; 0 for none: the network returns its features, which are not scores.
         in_chans: channels of the image.
         image_size: the size it is meant for, and the largest one where a layer sees the whole input.
         drop_rate: dropout before the classifier.
