@@ -27,7 +27,10 @@ extensions = [
 ]
 exclude_patterns = ["_generated/*"]  # included by other pages
 nitpicky = True
-nitpick_ignore_regex = [(r"py:.*", r"(?!lambdanets\.).*")]  # other packages' names: their inventories need a network
+nitpick_ignore_regex = [
+    (r"py:.*", r"(?!lambdanets\.).*"),  # other packages' names: their inventories need a network
+    (r"py:.*", r".*\.T"),  # type variables
+]
 show_warning_types = True
 smartquotes = False  # they would turn --option into a dash
 

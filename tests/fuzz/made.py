@@ -42,6 +42,12 @@ def image_folder() -> Path:
     return folder
 
 
+def empty_folder() -> Path:
+    folder = place() / "nothing" / "here"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def small_config(out: Path) -> Any:
     """A run of two steps."""
     from lambdanets.train.config import DataConfig, ModelConfig, TrainConfig

@@ -1,11 +1,12 @@
 """What is piped into `lambdanets predict`: an image, or a list of files."""
 
+import contextlib
 import json
 
 from tests.fuzz import damage
 from tests.fuzz.case import Case, Defect, silent
 from tests.fuzz.hub_config import picture
-from tests.fuzz.made import image_folder, picture_bytes, small_run
+from tests.fuzz.made import empty_folder, image_folder, picture_bytes, small_run
 
 WORDS = (
     *(b"", b" ", b"-", b"x", b"\xff.png", b"\x1b[31m", b"x" * 5_000, b"a/" * 3_000, b"/dev/zero", b"/dev/stdin", b"~"),
@@ -33,11 +34,12 @@ def run(case: Case) -> bool:
         else:
             said, data = draw.choice((("nothing", b""), ("zeros", bytes(100)), ("noise", draw.randbytes(3_000))))
     case.note(said)
-    found = case.command(
-        Predict(str(small_run()), ("-",), Using(device="cpu", workers=0), json=True),
-        names=("stdin", "images"),
-        stdin=data,
-    )
+    with contextlib.chdir(empty_folder()):  # whose parent, a line "..", has no images either
+        found = case.command(
+            Predict(str(small_run()), ("-",), Using(device="cpu", workers=0), json=True),
+            names=("stdin", "images"),
+            stdin=data,
+        )
     if found.refused:
         if said == "a list":
             raise silent("refused although it is whole")
