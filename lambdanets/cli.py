@@ -21,6 +21,7 @@ from lambdanets.convert.command import Convert
 from lambdanets.data.command import Data
 from lambdanets.data.strings import printable
 from lambdanets.data.workers import loss_of_worker
+from lambdanets.detect.command import detect_command
 from lambdanets.experiments.compare import Compare
 from lambdanets.experiments.language.command import LanguageCommand
 from lambdanets.experiments.reproduce.command import Models, Reproduce
@@ -29,7 +30,6 @@ from lambdanets.experiments.webdemo.command import Demo
 from lambdanets.export.command import Export
 from lambdanets.files import FULL
 from lambdanets.pseudo.command import PseudoLabel, PseudoSelect
-from lambdanets.recipes.detect import detect_command
 from lambdanets.report.command import Report
 from lambdanets.selftest import Selftest
 from lambdanets.train.command import train_command

@@ -1,11 +1,14 @@
-"""`lambdanets detect evaluate | predict | score | check | report | bench`: their options. The work is elsewhere, and
-needs what `pip install 'lambdanets[detect]'` brings."""
+"""`lambdanets detect`: the options of its commands. The work is done in other modules, which need the extra
+`lambdanets[detect]`."""
 
+import functools
 import json
 import math
+import operator
 import os
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,12 +17,73 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from lambdanets.detect.bench import BenchDetector
+from lambdanets.detect.config import DetectConfig
 from lambdanets.models.config import LARGEST_IMAGE
 from lambdanets.options import check_numbers, chosen_device, optional
+from lambdanets.recipes.coco import coco_mask_rcnn, coco_one_gpu, debug, shapes, small_set
+from lambdanets.train.command import Recipe, RunFolder, check_recipe, train_task
 from lambdanets.train.config import LARGEST_BATCH, Precision
 from lambdanets.train.inference.command import STDIN
+from lambdanets.typed import from_json
 
 MOST_SHOWN = 20
+RECIPES: dict[str, Recipe] = {
+    "shapes": Recipe(shapes, "coloured shapes, made from a seed: on two CPU cores, in some minutes"),
+    "debug": Recipe(debug, "a few steps with everything on: does detection work here?"),
+    "small_set": Recipe(small_set, "a few hundred pictures of your own, on one GPU"),
+    "coco_one_gpu": Recipe(coco_one_gpu, "the paper's setup scaled to one GPU"),
+    "coco_mask_rcnn": Recipe(coco_mask_rcnn, "the paper's setup: Mask R-CNN at 1024x1024, from scratch"),
+}
+
+
+@dataclass(frozen=True)
+class ResumeDetector(RunFolder):
+    """Go on with a run, by its own configuration, from its newest whole checkpoint."""
+
+    def config(self) -> DetectConfig:
+        data = self.read()
+        if "heads" not in data:
+            raise ValueError(f"{self.run} is not the run of a detector: `lambdanets train resume {self.run}`")
+        return replace(from_json(DetectConfig, data), out=self.run)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainDetector:
+    """Train a detector: `lambdanets detect train [RECIPE] --data.path DATA --out RUN`, then any setting of the recipe.
+
+    Without a recipe it learns coloured shapes. `lambdanets detect train RECIPE --help` shows what a recipe costs, what
+    to expect of it, and all its settings. On several GPUs:
+    `torchrun --nproc-per-node 8 -m lambdanets detect train ...`.
+    """
+
+    recipe: Any
+    resume: bool = False
+    """Go on with the run in --out if it has a checkpoint, otherwise start."""
+    report: bool = True
+    """Write report.html at the end."""
+
+    def run(self) -> int:
+        again = isinstance(self.recipe, ResumeDetector)
+        config = self.recipe.config() if isinstance(self.recipe, ResumeDetector) else self.recipe
+        return train(config, resume=again or self.resume, report=self.report)
+
+
+def train(config: DetectConfig, *, resume: bool = False, report: bool = True, console: Console | None = None) -> int:
+    """Trains a detector and shows how it goes; returns an exit status."""
+    from lambdanets.detect.page import write_report
+    from lambdanets.detect.task import PROBLEMS, Detect
+
+    console = console or Console(highlight=False)
+    task = Detect(config)
+    if task.problems:
+        console.print(
+            f"{len(task.problems)} bad entries of the annotations are left out, the first: {task.problems[0]}; "
+            f"all of them: {config.out / PROBLEMS}",
+            markup=False,
+            soft_wrap=True,
+        )
+    return train_task(task, config, "detect train", resume, write_report if report else None, console)
 
 
 @dataclass(frozen=True)
@@ -124,9 +188,7 @@ class EvaluateDetector:
     def pictures(self, about: Any) -> tuple[Any, Any, str]:
         """The set, which of its pictures (None: all), and what that part is called."""
         from lambdanets.detect.coco import open_set
-        from lambdanets.detect.config import DetectConfig
         from lambdanets.detect.task import evaluated_set
-        from lambdanets.typed import from_json
 
         where, images = self.data, self.images
         if where is None:
@@ -323,3 +385,45 @@ class ReportDetector:
         check_numbers(self, "--", pictures=(0, 10_000))
         print(write_report(self.run_folder, self.pictures))
         return 0
+
+
+def detect_command(arguments: Sequence[str] = ()) -> Any:
+    """`lambdanets detect`: a list of recipes shows their titles, the help of the one in `arguments` all about it."""
+    check_recipe(arguments, ["detect", "train"], RECIPES)
+    kinds: list[Any] = [
+        Annotated[
+            DetectConfig,
+            tyro.conf.subcommand(
+                name, default=recipe.make(), description=recipe.document if name in arguments else recipe.title
+            ),
+        ]
+        for name, recipe in RECIPES.items()
+    ]
+    chosen: Any = functools.reduce(operator.or_, kinds) | Annotated[ResumeDetector, tyro.conf.subcommand("resume")]
+
+    @dataclass(frozen=True, kw_only=True)
+    class TrainRecipe(TrainDetector):
+        recipe: Annotated[chosen, tyro.conf.arg(name="")] = shapes()  # noqa: RUF009  # pyright: ignore[reportInvalidTypeForm]
+        """Where the settings start from."""
+
+    TrainRecipe.__doc__ = TrainDetector.__doc__
+
+    @dataclass(frozen=True)
+    class Detect:
+        """Object detection and instance segmentation: Mask R-CNN with lambda backbones on COCO-format data."""
+
+        what: Annotated[
+            Annotated[TrainRecipe, tyro.conf.subcommand("train")]
+            | Annotated[EvaluateDetector, tyro.conf.subcommand("evaluate")]
+            | Annotated[PredictObjects, tyro.conf.subcommand("predict")]
+            | Annotated[CheckAnnotations, tyro.conf.subcommand("check")]
+            | Annotated[ScoreResults, tyro.conf.subcommand("score")]
+            | Annotated[ReportDetector, tyro.conf.subcommand("report")]
+            | Annotated[BenchDetector, tyro.conf.subcommand("bench")],
+            tyro.conf.arg(name=""),
+        ]
+
+        def run(self) -> int:
+            return self.what.run()
+
+    return Detect

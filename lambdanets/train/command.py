@@ -35,7 +35,7 @@ from lambdanets.typed import as_before, from_json
 class Recipe:
     """A name of the command line."""
 
-    make: Callable[[], TrainConfig]
+    make: Callable[[], RunConfig]
     title: str
 
     @property

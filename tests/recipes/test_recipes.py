@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from lambdanets.cli import main
+from lambdanets.detect.command import RECIPES as DETECTORS
 from lambdanets.experiments.reproduce import ROWS
 from lambdanets.models.registry import configure
 from lambdanets.pseudo import cotrain as _cotrain  # noqa: F401  # its base class is replaced below
@@ -22,7 +23,6 @@ from lambdanets.recipes import (
     mobilenet_350,
 )
 from lambdanets.recipes.coco import coco_mask_rcnn, coco_one_gpu
-from lambdanets.recipes.detect import RECIPES as DETECTORS
 from lambdanets.recipes.small import debug
 from lambdanets.train.command import RECIPES, Resume
 from lambdanets.train.config import TrainConfig

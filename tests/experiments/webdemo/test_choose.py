@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from lambdanets.detect.command import train as train_detector
 from lambdanets.experiments.webdemo import choose
 from lambdanets.experiments.webdemo.analyse import Classifier, Finder, open_model
 from lambdanets.experiments.webdemo.choose import examples, newest_run, train_first_run
 from lambdanets.recipes import debug
 from lambdanets.recipes.coco import debug as debug_detection
-from lambdanets.recipes.detect import train as train_detector
 from lambdanets.train.command import train
 from tests.train.weights import small_weights
 
