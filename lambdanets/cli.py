@@ -24,11 +24,12 @@ from lambdanets.data.workers import loss_of_worker
 from lambdanets.detect.command import detect_command
 from lambdanets.experiments.compare import Compare
 from lambdanets.experiments.language.command import LanguageCommand
-from lambdanets.experiments.reproduce.command import Models, Reproduce
+from lambdanets.experiments.reproduce.command import Reproduce
 from lambdanets.experiments.rounds.command import rounds_command
 from lambdanets.experiments.webdemo.command import Demo
 from lambdanets.export.command import Export
 from lambdanets.files import FULL
+from lambdanets.models.command import Models
 from lambdanets.pseudo.command import PseudoLabel, PseudoSelect
 from lambdanets.report.command import Report
 from lambdanets.selftest import Selftest

@@ -18,12 +18,12 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from lambdanets.bench.show import wide
 from lambdanets.bench.timing import interleaved, threads
 from lambdanets.ops import Relative, choose
 from lambdanets.ops.choose import BACKENDS, Backend, Rates
 from lambdanets.ops.problem import Problem
 from lambdanets.options import chosen_device, optional
+from lambdanets.tables import wide
 
 Fitted = dict[str, tuple[Rates, Rates]]  # by backend: inference, training
 

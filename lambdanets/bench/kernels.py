@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
-from lambdanets.bench import roofline, show
+from lambdanets.bench import roofline
 from lambdanets.bench.cases import DOWNSAMPLING, STAGES, Case, Shape, make_cases, parse_scope
 from lambdanets.bench.check import MismatchError, check_operation
 from lambdanets.bench.layers import built, layer_step
@@ -22,6 +22,7 @@ from lambdanets.files import whole_path
 from lambdanets.machine import describe
 from lambdanets.ops.triton.beside import NEVER, from_work
 from lambdanets.options import BENCHES, check_positive, chosen_device, optional
+from lambdanets.tables import wide
 
 WARM_UP = 5  # steps that compile, and let the clocks rise
 
@@ -96,7 +97,7 @@ def bench(options: BenchKernels, cases: list[Case], device: torch.device) -> int
             rows = roofline.grouped(case, mode, times)
             result["rows"] += rows
             console.print(f"\n{case.name}, {mode}: {roofline.sentence(rows, peaks)}", highlight=False, soft_wrap=True)
-            show.wide(console).print(table(rows, peaks))
+            wide(console).print(table(rows, peaks))
         with whole_path(output) as part:  # after every case, so that a run that is stopped loses nothing
             part.write_text(json.dumps(result, indent=1) + "\n")
     console.print(f"written to {output}", highlight=False, soft_wrap=True)

@@ -18,7 +18,6 @@ from rich.table import Table
 from torch import nn
 
 from lambdanets.bench.compiled import Way, compilation
-from lambdanets.bench.show import wide
 from lambdanets.bench.throughput import Precision, Protocol, Throughput, free_memory, measure_network
 from lambdanets.bench.timing import threads
 from lambdanets.machine import describe, installed
@@ -26,6 +25,7 @@ from lambdanets.models import create_model
 from lambdanets.models.counts import count_parameters, meta_network
 from lambdanets.models.registry import configure
 from lambdanets.options import BENCHES, check_positive, chosen_device, optional
+from lambdanets.tables import wide
 
 TIMM = "timm:"
 ATTENTION = ("axial_attention", "local_attention")

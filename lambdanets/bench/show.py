@@ -10,12 +10,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from lambdanets.tables import wide
+
 if TYPE_CHECKING:
     from lambdanets.bench.layers import LeftOut, Row
 
 MIB = 2**20
 FAMILIES = ("ours", "public", "convolution", "attention")
-FILE_WIDTH = 150  # where the output is not a terminal, which has no width of its own
 
 
 def tables(rows: list[Row], left_out: list[LeftOut], console: Console) -> None:
@@ -41,10 +42,6 @@ def tables(rows: list[Row], left_out: list[LeftOut], console: Console) -> None:
         cases = dict.fromkeys(one.case for one in left_out if (one.contender, one.reason) == (contender, reason))
         where = ", ".join(cases) if len(cases) <= 3 else f"{len(cases)} cases"
         console.print(escape(f"left out: {contender} ({reason}): {where}"), highlight=False)
-
-
-def wide(console: Console) -> Console:
-    return console if console.is_terminal else Console(file=console.file, width=FILE_WIDTH)
 
 
 def fill(table: Table, rows: list[Row], text: Callable[[Row], str]) -> None:

@@ -16,12 +16,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from lambdanets.bench.networks import Entry, cuda_lost
-from lambdanets.bench.show import wide
 from lambdanets.bench.throughput import free_memory
 from lambdanets.bench.timing import once, peak_bytes
 from lambdanets.detect.config import Heads
 from lambdanets.machine import describe
 from lambdanets.options import BENCHES, chosen_device, optional
+from lambdanets.tables import wide
 
 FLEX = "flex_attention"
 NETWORKS = (

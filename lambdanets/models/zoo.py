@@ -91,3 +91,23 @@ ROWS: dict[str, NetworkConfig] = {
     **PATCHES,
     **ATTENTION_NETWORKS,
 }
+
+# Top-1 on ImageNet as the paper prints it, trained without pseudo-labels: (percent, image size, label of the table).
+PARETO, C4, EFFICIENT = "tab:pareto_curve_details", "tab:c4_hybrid", "tab:parameter_efficient"
+PAPER_TOP1: dict[str, tuple[tuple[str, int, str], ...]] = {
+    "lambda_mobilenet_v2": (("73.3", 224, "tab:mobilenets"),),
+    "lambda_resnet50": (("77.4", 128, PARETO), ("79.2", 160, PARETO)),
+    "lambda_resnet101": (("82.3", 224, C4), ("80.8", 160, PARETO), ("81.9", 192, PARETO)),
+    "lambda_resnet101_c4": (("82.6", 224, C4),),
+    "lambda_resnet152": (("83.4", 256, C4), ("82.5", 192, PARETO), ("83.2", 224, PARETO), ("83.8", 256, PARETO)),
+    "lambda_resnet152_c4": (("83.4", 256, C4), ("84.0", 320, EFFICIENT)),
+    "lambda_resnet200_c4": (("84.3", 320, EFFICIENT),),
+    "lambda_resnet270": (("84.2", 256, PARETO),),
+    "lambda_resnet350": (("84.4", 256, PARETO), ("84.5", 288, PARETO), ("84.7", 320, PARETO)),
+    "lambda_resnet420": (("84.9", 320, PARETO),),
+    "mobilenet_v2": (("72.7", 224, "tab:mobilenets"),),
+    "resnet50": tuple(("76.9", 224, f"tab:{table}") for table in ("resnet50", "ablations", "hybrid_lambdanetworks")),
+    "resnet_rs101": (("81.8", 224, C4),),
+    "resnet_rs152": (("83.0", 256, C4),),
+    "san19": (("78.2", 224, "tab:resnet50"),),
+}

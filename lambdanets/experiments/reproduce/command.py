@@ -1,4 +1,4 @@
-"""`lambdanets reproduce` and `lambdanets models`."""
+"""`lambdanets reproduce`."""
 
 import json
 import sys
@@ -6,30 +6,22 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from lambdanets.bench.compiled import Way, compilation
-from lambdanets.bench.show import wide
 from lambdanets.bench.throughput import Precision
 from lambdanets.bench.timing import threads
 from lambdanets.experiments.reproduce.compare import MARKS, Comparison, Quantity, compare
 from lambdanets.experiments.reproduce.experiments import EXPERIMENTS
 from lambdanets.experiments.reproduce.jobs import FILE, Settings
 from lambdanets.experiments.reproduce.numbers import COLUMNS, Number, as_json, read_accuracy
-from lambdanets.experiments.reproduce.page import HTML, MARKDOWN, comments, markdown_line
+from lambdanets.experiments.reproduce.page import HTML, MARKDOWN, comments
 from lambdanets.experiments.reproduce.run import listing, reproduce
-from lambdanets.experiments.reproduce.tables import ROWS
-from lambdanets.models import list_models
-from lambdanets.models.counts import count_parameters, meta_network
-from lambdanets.models.flops import paper_flops
 from lambdanets.options import chosen_device, optional
+from lambdanets.tables import Format, print_table
 
-Format = Literal["table", "markdown", "json"]
 COLORS = {"match": "green", "near": "green", "reading": "yellow", "misprint": "red", "cited": "dim"}
 KIND_COLORS = {"exact": "green", "measured": "blue", "paper": "dim"}
 COUNTS: tuple[Quantity, ...] = ("params", "flops", "memory")
@@ -161,89 +153,3 @@ def comparison_line(one: Comparison) -> tuple[str, ...]:
 def with_unit(value: float, one: Comparison) -> str:
     """With one digit more than the paper prints, so that the rounding can be followed."""
     return f"{value:.{len(one.paper.partition('.')[2]) + 1}f} {one.unit}"
-
-
-@dataclass(frozen=True)
-class Models:
-    """Every network that `create_model` knows: parameters, FLOPs at its image size, accuracy in the paper."""
-
-    pattern: Annotated[str, tyro.conf.Positional] = "*"
-    """Only names like this, for example "lambda_*"."""
-    format: Format = "table"
-    """table, markdown or json."""
-
-    def run(self) -> int:
-        names = list_models(self.pattern)
-        if not names:
-            raise ValueError(f"no model is called {self.pattern!r}; `lambdanets models` lists all")
-        found = [describe_model(name) for name in names]
-        if self.format == "json":
-            print(json.dumps([asdict(one) for one in found], indent=1))
-            return 0
-        titles = ("model", "image", "params (M)", "GFLOPs", "ImageNet top-1 in the paper")
-        lines = [
-            (one.name, f"{one.image_size}", f"{one.parameters / 1e6:.2f}", f"{one.flops / 1e9:.2f}", accuracy(one))
-            for one in found
-        ]
-        print_table(titles, lines, self.format, numbers=(1, 2, 3))
-        return 0
-
-
-@dataclass(frozen=True)
-class PaperAccuracy:
-    """A top-1 accuracy that the paper prints."""
-
-    top1: str
-    image_size: int
-    table: str
-
-
-@dataclass(frozen=True)
-class Model:
-    """A line of `lambdanets models`."""
-
-    name: str
-    image_size: int | tuple[int, int]
-    parameters: int
-    flops: int
-    paper: tuple[PaperAccuracy, ...]  # supervised, without pseudo-labels
-
-
-def describe_model(name: str) -> Model:
-    network = meta_network(name)
-    shape = (1, network.config.in_chans, *network.config.image_grid)
-    accuracies = dict.fromkeys(
-        PaperAccuracy(row.top1, row.image_size or 224, row.table)
-        for row in ROWS
-        if row.model == name and not row.arguments and row.top1 is not None
-    )
-    total = count_parameters(network).total
-    return Model(name, network.config.image_size, total, paper_flops(network, shape).total, tuple(accuracies))
-
-
-def accuracy(model: Model) -> str:
-    """Each number once, with the first table that has it."""
-    first = {(a.image_size, a.top1): a.table.removeprefix("tab:") for a in reversed(model.paper)}
-    return ", ".join(f"{top1} at {size} ({table})" for (size, top1), table in sorted(first.items()))
-
-
-def print_table(
-    titles: Sequence[str],
-    lines: Sequence[Sequence[str]],
-    form: Format,
-    *,
-    numbers: Sequence[int] = (),
-    colors: Sequence[str] | None = None,
-) -> None:
-    """A table for people: on a terminal, or as markdown. `numbers` are the columns to align on the right."""
-    if form == "markdown":
-        rule = ["---:" if i in numbers else "---" for i in range(len(titles))]
-        for line in (titles, rule, *lines):
-            print(markdown_line(line), end="")
-        return
-    table = Table()
-    for i, title in enumerate(titles):
-        table.add_column(title, justify="right" if i in numbers else "left", no_wrap=i in numbers)
-    for i, line in enumerate(lines):
-        table.add_row(*map(escape, line), style=None if colors is None else colors[i])
-    wide(Console()).print(table)

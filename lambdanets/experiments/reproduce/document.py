@@ -6,7 +6,8 @@ from typing import Any
 from lambdanets.experiments.reproduce.compare import MARKS
 from lambdanets.experiments.reproduce.experiments import EXPERIMENTS
 from lambdanets.experiments.reproduce.numbers import MISSING, Number, from_json
-from lambdanets.experiments.reproduce.page import GROWTH, comments, count, is_missing, markdown_line
+from lambdanets.experiments.reproduce.page import GROWTH, comments, count, is_missing
+from lambdanets.tables import markdown_line
 
 Data = Mapping[str, Any]
 EXTRA_DATA = "extra-data"

@@ -15,6 +15,7 @@ from lambdanets.experiments.reproduce.numbers import COLUMNS, QUICK, Number
 from lambdanets.experiments.reproduce.pareto import OTHERS, OURS, claims, published, published_headlines
 from lambdanets.report.plots import COLOURS, INK, LINE, inline
 from lambdanets.report.template import rendered
+from lambdanets.tables import markdown_line
 
 HERE = Path(__file__).parent
 MARKDOWN, HTML = "reproduce.md", "reproduce.html"
@@ -42,11 +43,6 @@ def count(lines: Sequence[Number]) -> str:
 
 def is_missing(one: Number) -> bool:
     return one.kind == "measured" and one.value is None and one.ours != "OOM"
-
-
-def markdown_line(cells: Sequence[str]) -> str:
-    """A row of a table."""
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
 
 
 def markdown(found: Mapping[str, Sequence[Number]], headlines: Sequence[str]) -> str:

@@ -1,0 +1,73 @@
+"""`lambdanets models`."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Annotated
+
+import tyro
+
+from lambdanets.models import list_models
+from lambdanets.models.counts import count_parameters, meta_network
+from lambdanets.models.flops import paper_flops
+from lambdanets.models.zoo import PAPER_TOP1
+from lambdanets.tables import Format, print_table
+
+
+@dataclass(frozen=True)
+class Models:
+    """List every network that `create_model` knows: parameters, FLOPs at its image size, accuracy in the paper."""
+
+    pattern: Annotated[str, tyro.conf.Positional] = "*"
+    """Only names like this, for example "lambda_*"."""
+    format: Format = "table"
+    """table, markdown or json."""
+
+    def run(self) -> int:
+        names = list_models(self.pattern)
+        if not names:
+            raise ValueError(f"no model is called {self.pattern!r}; `lambdanets models` lists all")
+        found = [describe_model(name) for name in names]
+        if self.format == "json":
+            print(json.dumps([asdict(one) for one in found], indent=1))
+            return 0
+        titles = ("model", "image", "params (M)", "GFLOPs", "ImageNet top-1 in the paper")
+        lines = [
+            (one.name, f"{one.image_size}", f"{one.parameters / 1e6:.2f}", f"{one.flops / 1e9:.2f}", accuracy(one))
+            for one in found
+        ]
+        print_table(titles, lines, self.format, numbers=(1, 2, 3))
+        return 0
+
+
+@dataclass(frozen=True)
+class PaperAccuracy:
+    """A top-1 accuracy that the paper prints."""
+
+    top1: str
+    image_size: int
+    table: str
+
+
+@dataclass(frozen=True)
+class Model:
+    """A line of `lambdanets models`."""
+
+    name: str
+    image_size: int | tuple[int, int]
+    parameters: int
+    flops: int
+    paper: tuple[PaperAccuracy, ...]  # supervised, without pseudo-labels
+
+
+def describe_model(name: str) -> Model:
+    network = meta_network(name)
+    shape = (1, network.config.in_chans, *network.config.image_grid)
+    accuracies = tuple(PaperAccuracy(*printed) for printed in PAPER_TOP1.get(name, ()))
+    total = count_parameters(network).total
+    return Model(name, network.config.image_size, total, paper_flops(network, shape).total, accuracies)
+
+
+def accuracy(model: Model) -> str:
+    """Each number once, with the first table that has it."""
+    first = {(a.image_size, a.top1): a.table.removeprefix("tab:") for a in reversed(model.paper)}
+    return ", ".join(f"{top1} at {size} ({table})" for (size, top1), table in sorted(first.items()))
