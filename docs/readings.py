@@ -113,10 +113,10 @@ def embeddings(name: str, rows: dict[int, Row], trials: list[Row]) -> str:
 
 
 def selection(results: Path, images: int = 130_000_000) -> str:
-    """What `python -m lambdanets.pseudo.simulate` printed: choosing among made-up labels, and what more would take."""
+    """What `python benchmarks/pseudo_select.py` printed: choosing among made-up labels, and what more would take."""
     found = [json.loads(path.read_text()) for path in sorted(results.glob("pseudo-select*.json"))]
     if not found:
-        return "No measurement yet: `python -m lambdanets.pseudo.simulate` prints one.\n"
+        return "No measurement yet: `python benchmarks/pseudo_select.py` prints one.\n"
     found.sort(key=lambda one: one["entries"])
     lines = ["| | |\n| --- | --- |\n"]
     for one in found:

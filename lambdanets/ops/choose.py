@@ -1,10 +1,10 @@
 """Which implementation runs, and why not the others.
 
 Each implementation says `why_not(problem)`: a sentence, or None if it can run. `"auto"` takes the one with the
-lowest predicted time among those that can. The prediction is work over rates measured on a CPU (`bench/calibrate.py`
-prints the constants): nanoseconds for a call, for a thousand multiply-adds and for a thousand intermediate elements.
-On a GPU `"auto"` takes `fused` wherever that can run; the others are ranked by the CPU's rates, for lack of measured
-ones, so the predicted seconds mean nothing there.
+lowest predicted time among those that can. The prediction is work over rates measured on a CPU
+(`benchmarks/calibrate.py` prints the constants): nanoseconds for a call, for a thousand multiply-adds and for a
+thousand intermediate elements. On a GPU `"auto"` takes `fused` wherever that can run; the others are ranked by the
+CPU's rates, for lack of measured ones, so the predicted seconds mean nothing there.
 """
 
 from collections.abc import Callable
@@ -50,7 +50,7 @@ NAMES = ("auto", "reference", *BACKENDS)
 
 NEVER = Rates(1e12, 0.0, 0.0)  # can run, for tests and where it is asked for; "auto" does not take it
 
-# `python -m lambdanets.bench.calibrate --threads 1`, float32, a core with AVX-512: (inference, training step). Those
+# `python benchmarks/calibrate.py --threads 1`, float32, a core with AVX-512: (inference, training step). Those
 # of inference are from before `dft` had content for nothing and `gemm` made maps in parts: both are a little faster.
 # "depthwise" was measured later on a busy machine, where the others took 1.1 to 2.3 times as long as their constants
 # say. Its constants are not scaled, so that it is chosen only where it wins clearly (inference, scope 7); the call

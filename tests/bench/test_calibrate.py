@@ -5,7 +5,7 @@ import io
 import numpy as np
 from rich.console import Console
 
-from lambdanets.bench.calibrate import Calibrate, Measured, Sizes, fit, non_negative, regret, source
+from benchmarks.calibrate import Calibrate, Measured, Sizes, fit, non_negative, regret, source
 from lambdanets.ops.choose import BACKENDS, Rates
 
 

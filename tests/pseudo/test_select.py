@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pytest
 
+from benchmarks.pseudo_select import Simulate
 from lambdanets.cli import main
 from lambdanets.pseudo import select as select_module
 from lambdanets.pseudo.select import Selection, read_counts, select
-from lambdanets.pseudo.simulate import Simulate
 from tests.pseudo.made import contents, repeats, write_made_labels
 
 NAMES = ("a", "b", "c", "d")

@@ -1,4 +1,7 @@
-"""How much memory and time choosing takes, on made-up labels: python -m lambdanets.pseudo.simulate"""
+"""Measure the memory and time of selecting pseudo-labels, on synthetic labels.
+
+python benchmarks/pseudo_select.py [--entries 10000000] [--output benchmarks/results/pseudo-select.json]
+"""
 
 import json
 import resource
@@ -19,7 +22,7 @@ from lambdanets.pseudo.select import Selection, select
 
 @dataclass(frozen=True)
 class Simulate:
-    """Labels of images that do not exist, with classes as uneven as those of the web, and their selection."""
+    """Write synthetic labels with a long-tailed class distribution, select among them, and print the cost."""
 
     entries: int = 10_000_000
     classes: int = 1000

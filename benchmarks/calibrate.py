@@ -1,4 +1,4 @@
-"""Measures the constants of `ops/choose.py` on this machine: `python -m lambdanets.bench.calibrate`.
+"""Measure the constants of `lambdanets/ops/choose.py` on this machine: `python benchmarks/calibrate.py`.
 
 Times the position part of the operation by every backend on a grid of problems, inference and training, and fits
     nanoseconds = call + macs * (thousand multiply-adds) + elements * (thousand intermediate elements)
