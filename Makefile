@@ -26,7 +26,7 @@ $(RUNS): pyproject.toml
 	@touch $(RUNS)
 
 demo: $(RUNS)  ## trains a small LambdaResNet and its convolutional twin on real digits, about two minutes
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/lambdanets digits  # threads that wait do not spin: no crawl beside a busy browser
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/lambdanets demo  # threads that wait do not spin: no crawl beside a busy browser
 
 docs: $(READY)  ## the site, its tutorials executed: build/docs/index.html. Warnings and broken links are errors
 	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m sphinx -W --keep-going -d build/doctrees docs build/docs

@@ -29,7 +29,7 @@ class GuardHashes:
     """See above."""
 
     data: Annotated[str, tyro.conf.Positional]
-    """Photographs, as `lambdanets pseudo-label --guard` takes them."""
+    """Photographs, as `lambdanets pseudo label --guard` takes them."""
     output: Path
     changed: int = 300
     """Photographs that are changed, each in every way."""

@@ -9,7 +9,7 @@ Row = dict[str, Any]
 
 
 def comparison(result: Row, where: str) -> str:
-    """What `lambdanets compare` wrote: the final runs, and the trials that chose their settings."""
+    """What `lambdanets experiments compare` wrote: the final runs, and the trials that chose their settings."""
     from lambdanets.experiments.compare import CONTESTANTS, Contest
     from lambdanets.recipes.small import imagenette
 

@@ -176,7 +176,7 @@ def steps(result: Row, where: str) -> str:
 
 
 def language(result: Row, where: str) -> str:
-    """What `lambdanets language compare` wrote."""
+    """What `lambdanets experiments language compare` wrote."""
     text, training, settings = result["text"], result["training"], result["settings"]
     kinds, equal = list(training), result["equal_steps"]
     lines = [
@@ -213,7 +213,7 @@ OTHERS |= {"detect": detect, "sets": sets, "steps": steps, "loader": loader, "gu
 OTHERS |= {"roofline": kernels, "embedding": embedding}
 WRITERS = {"detect-cuda": "lambdanets detect bench", "detect-sets": "benchmarks/detect_sets.py"}
 WRITERS |= {"guard-imagenette": "benchmarks/guard_hashes.py", "kernels-h200": "lambdanets bench kernels"}
-WRITERS |= {"steps-cuda": "benchmarks/step_profile.py", "compare-imagenette": "lambdanets compare"}
+WRITERS |= {"steps-cuda": "benchmarks/step_profile.py", "compare-imagenette": "lambdanets experiments compare"}
 WRITERS |= {"embedding-std": "benchmarks/embedding_std.py"}
 
 

@@ -20,7 +20,7 @@ OUTSIDE = {
     "../benchmarks/results": "measurements.md",
 }
 # Commands whose subcommands are recipes with the same settings: one stands for all.
-RECIPES = {("train",): "imagenette", ("detect", "train"): "small_set", ("pseudo-rounds",): "cotrain"}
+RECIPES = {("train",): "imagenette", ("detect", "train"): "small_set", ("experiments", "rounds"): "cotrain"}
 SUBCOMMAND = re.compile(r"^[│ ]+• (\S+)", re.MULTILINE)
 
 
@@ -55,9 +55,14 @@ def help_of(words: tuple[str, ...]) -> str:
 
 
 def commands() -> str:
+    from lambdanets.cli import COMMANDS, EXPERIMENTS, GROUP
+
     parts = ["## lambdanets\n\n" + fenced(help_of(()))]
-    for name in SUBCOMMAND.findall(help_of(())):
+    for name in COMMANDS:
         parts += sections((name,))
+    parts.append(f"## lambdanets {GROUP}\n\n{fenced(help_of((GROUP,)))}")
+    for name in EXPERIMENTS:
+        parts += sections((GROUP, name))
     return "\n".join(parts)
 
 

@@ -10,7 +10,7 @@ PAPER_GAIN = 1.0  # points, at least: CCLL beside the convolution in the paper's
 
 
 def compare(result: Row) -> str:
-    """Of what `lambdanets compare` wrote: who is ahead, what the trials chose, how far embeddings turned."""
+    """Sentences on the result of `lambdanets experiments compare`: gains, settings, how far embeddings turned."""
     found = final_runs(result)
     lines = []
     trials = [row for row in result["rows"] if row["phase"] == "tuning"]

@@ -1,111 +1,108 @@
-"""The command line: parse, call, print. A command is a frozen dataclass of options with `run() -> exit status`."""
+"""The command line: find the command, parse its options, run it.
+
+A command is a frozen dataclass of options with `run() -> exit status`, or a function that makes one for the words of
+the command line (where the help depends on them). Its module is imported only when the command is called. The folder
+`experiments` is optional: commands whose module is not installed are left out.
+"""
 
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import tyro
 
 from lambdanets import __version__
-from lambdanets.bench.engine import BenchEngine
-from lambdanets.bench.kernels import BenchKernels
-from lambdanets.bench.layers import BenchLayer, BenchOp
-from lambdanets.bench.networks import BenchNetwork
-from lambdanets.bench.plot import BenchPlot
-from lambdanets.convert.command import Convert
-from lambdanets.data.command import Data
 from lambdanets.data.strings import printable
 from lambdanets.data.workers import loss_of_worker
-from lambdanets.detect.command import detect_command
-from lambdanets.experiments.compare import Compare
-from lambdanets.experiments.language.command import LanguageCommand
-from lambdanets.experiments.reproduce.command import Reproduce
-from lambdanets.experiments.rounds.command import rounds_command
-from lambdanets.experiments.webdemo.command import Demo
-from lambdanets.export.command import Export
 from lambdanets.files import FULL
-from lambdanets.models.command import Models
-from lambdanets.pseudo.command import PseudoLabel, PseudoSelect
-from lambdanets.report.command import Report
-from lambdanets.selftest import Selftest
-from lambdanets.train.command import train_command
-from lambdanets.train.inference.command import Evaluate, Predict
-from lambdanets.view.command import View
 
 
 @dataclass(frozen=True)
-class Tour:
-    """A short tour of the lambda layer: variants, shapes, which backend runs and why, position heat maps."""
+class Command:
+    """A line of the help, and where the command is."""
 
-    output: Path = Path("runs/tour")
-    """The folder for pictures."""
+    summary: str
+    module: str  # below lambdanets
+    name: str
 
-    def run(self) -> int:
-        from lambdanets.tour import run  # draws with matplotlib, which other commands do not need
+    @property
+    def installed(self) -> bool:
+        return (Path(__file__).parent / self.module.replace(".", "/")).with_suffix(".py").is_file()
 
-        run(self.output)
-        return 0
-
-
-@dataclass(frozen=True)
-class Digits:
-    """What `make demo` runs: a small LambdaResNet and its convolutional twin learn digits, and are compared."""
-
-    output: Path = Path("runs/demo")
-    """The folder for both runs; with a number if it is there already."""
-
-    def run(self) -> int:
-        from lambdanets.digits import run
-
-        return run(self.output)
+    def options(self, words: Sequence[str]) -> type:
+        """The dataclass of its options."""
+        found = getattr(import_module(f"lambdanets.{self.module}"), self.name)
+        return found if isinstance(found, type) else found(words)
 
 
-@dataclass(frozen=True)
-class Bench:
-    """How fast, beside other layers, in one run."""
-
-    what: Annotated[
-        Annotated[BenchOp, tyro.conf.subcommand("op")]
-        | Annotated[BenchLayer, tyro.conf.subcommand("layer")]
-        | Annotated[BenchKernels, tyro.conf.subcommand("kernels")]
-        | Annotated[BenchNetwork, tyro.conf.subcommand("network")]
-        | Annotated[BenchEngine, tyro.conf.subcommand("engine")]
-        | Annotated[BenchPlot, tyro.conf.subcommand("plot")],
-        tyro.conf.arg(name=""),
-    ]
-
-    def run(self) -> int:
-        return self.what.run()
-
-
-COMMANDS = {
-    "bench": Bench,
-    "compare": Compare,
-    "convert": Convert,
-    "data": Data,
-    "demo": Demo,
-    "detect": detect_command(),
-    "digits": Digits,
-    "evaluate": Evaluate,
-    "export": Export,
-    "language": LanguageCommand,
-    "models": Models,
-    "predict": Predict,
-    "pseudo-label": PseudoLabel,
-    "pseudo-rounds": rounds_command(),
-    "pseudo-select": PseudoSelect,
-    "report": Report,
-    "reproduce": Reproduce,
-    "selftest": Selftest,
-    "tour": Tour,
-    "train": train_command(),
-    "view": View,
+GROUPS = {
+    "Train and use networks": {
+        "train": Command("train a network by a recipe, or resume a run", "train.command", "train_command"),
+        "evaluate": Command(
+            "measure accuracy on labelled images, per class, and speed", "train.inference.command", "Evaluate"
+        ),
+        "predict": Command("print the likeliest classes of images", "train.inference.command", "Predict"),
+        "export": Command("write ONNX, torch.export, AOTInductor and hub files", "export.command", "Export"),
+        "report": Command("write report.html for a training run", "report.command", "Report"),
+        "view": Command("draw what each lambda layer looks at in an image", "view.command", "View"),
+        "demo": Command("a first run: train on embedded digits and look at the result", "demo", "Demo"),
+    },
+    "Detection and pseudo-labels": {
+        "detect": Command("train and use Mask R-CNN with lambda backbones", "detect.command", "detect_command"),
+        "pseudo": Command("label images with a teacher, and select among the labels", "pseudo.command", "Pseudo"),
+    },
+    "Models and data": {
+        "models": Command("list all networks: parameters, FLOPs, accuracy in the paper", "models.command", "Models"),
+        "convert": Command("convert weights of other implementations", "convert.command", "Convert"),
+        "data": Command("pack images into shards, check them, measure reading speed", "data.command", "Data"),
+    },
+    "Speed and correctness": {
+        "bench": Command("measure speed and memory of operation, layers and networks", "bench.command", "Bench"),
+        "reproduce": Command(
+            "compare the paper's tables with our numbers", "experiments.reproduce.command", "Reproduce"
+        ),
+        "selftest": Command(
+            "compare every implementation with the paper's equations on this machine", "selftest.run", "Selftest"
+        ),
+    },
 }
+EXPERIMENTS = {
+    "compare": Command(
+        "train several networks, each tuned with the same budget, over several seeds", "experiments.compare", "Compare"
+    ),
+    "language": Command(
+        "train a byte-level language model, and compare it with softmax attention",
+        "experiments.language.command",
+        "LanguageCommand",
+    ),
+    "rounds": Command(
+        "label and train in rounds: each student is the next teacher", "experiments.rounds.command", "rounds_command"
+    ),
+    "webdemo": Command(
+        "open a web page: upload a picture, click to see what each layer looks at",
+        "experiments.webdemo.command",
+        "WebDemo",
+    ),
+}
+GROUP = "experiments"
+COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
+MOVED = {
+    "compare": "`lambdanets experiments compare`",
+    "digits": "`lambdanets demo`",
+    "language": "`lambdanets experiments language`",
+    "pseudo-label": "`lambdanets pseudo label`",
+    "pseudo-rounds": "`lambdanets experiments rounds`",
+    "pseudo-select": "`lambdanets pseudo select`",
+    "tour": "`lambdanets demo`",
+    "train demo": "`lambdanets demo`; its recipe alone is `lambdanets train digits`",
+}
+DEMO_OPTIONS = ("-h", "--help", "--output")
 
 LONGEST = 4_000  # characters of an error
 OUT_OF_MEMORY = re.compile(r"DefaultCPUAllocator: (can't allocate|not enough) memory|Storage size .* overflowed")
@@ -114,18 +111,71 @@ EXTRAS = {"timm": "bench", "safetensors": "hub", "huggingface_hub": "hub"}  # wh
 
 def parse(arguments: Sequence[str]) -> Any:
     """The command that a command line asks for, not run yet."""
-    return tyro.extras.subcommand_cli_from_dict(
-        COMMANDS
-        | {
-            "train": train_command(arguments),
-            "detect": detect_command(arguments),
-            "pseudo-rounds": rounds_command(arguments),
-        },
-        prog="lambdanets",
-        description="LambdaNetworks in PyTorch. `lambdanets COMMAND --help` explains a command; also: --version.",
-        args=arguments or ["--help"],
+    words = list(arguments)
+    check_moved(words)
+    commands, experiments, path = installed(COMMANDS), installed(EXPERIMENTS), []
+    if words[:1] == [GROUP] and experiments:
+        commands, path = experiments, [GROUP]
+    name, *options = words[len(path) :] or ["--help"]
+    if name in ("-h", "--help"):
+        print(help_of_experiments() if path else help_of_all())
+        raise SystemExit(0)
+    if name not in commands:
+        there = [*commands, GROUP] if experiments and not path else list(commands)
+        close = get_close_matches(name, there)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(there)}"
+        raise ValueError(f"unknown {'experiment' if path else 'command'} {name!r}: {hint}")
+    import tyro
+
+    return tyro.cli(
+        commands[name].options(words),
+        prog=" ".join(["lambdanets", *path, name]),
+        args=options,
         config=(tyro.conf.CascadeSubcommandArgs,),  # options of `train` may follow the recipe
     )
+
+
+def installed(commands: Mapping[str, Command]) -> dict[str, Command]:
+    return {name: command for name, command in commands.items() if command.installed}
+
+
+def check_moved(words: list[str]) -> None:
+    """Refuse names that commands had before, with the new one."""
+    for old in (" ".join(words[:length]) for length in (1, 2)):
+        if old in MOVED:
+            raise ValueError(f"`lambdanets {old}` is now {MOVED[old]}")
+    if words[:1] == ["demo"] and words[1:] and words[1].partition("=")[0] not in DEMO_OPTIONS:
+        raise ValueError(
+            "`lambdanets demo` takes no argument but --output; its web page is now `lambdanets experiments webdemo`"
+        )
+
+
+def help_of_all() -> str:
+    lines = [
+        "usage: lambdanets COMMAND ...",
+        "",
+        "LambdaNetworks in PyTorch. `lambdanets COMMAND --help` explains a command, `lambdanets --version` prints the",
+        "version. `lambdanets demo` is a first run: two minutes on a CPU, nothing is downloaded.",
+    ]
+    for title, group in GROUPS.items():
+        lines += ["", f"{title}:", *listing(installed(group))]
+    if experiments := installed(EXPERIMENTS):
+        lines += ["", "Experiments:", f"  {GROUP:<12} {', '.join(experiments)}"]
+    return "\n".join(lines)
+
+
+def help_of_experiments() -> str:
+    lines = [
+        f"usage: lambdanets {GROUP} COMMAND ...",
+        "",
+        f"Experiments on top of the library. `lambdanets {GROUP} COMMAND --help` explains one.",
+        "",
+    ]
+    return "\n".join([*lines, *listing(installed(EXPERIMENTS))])
+
+
+def listing(commands: Mapping[str, Command]) -> list[str]:
+    return [f"  {name:<12} {command.summary}" for name, command in commands.items()]
 
 
 def sentence(error: Exception) -> str:

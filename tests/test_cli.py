@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lambdanets import __version__, cli
-from lambdanets.cli import COMMANDS, main
+from lambdanets.cli import COMMANDS, EXPERIMENTS, GROUPS, MOVED, main
 
 EXTRA_PACKAGES = [
     *("PIL", "timm", "torchvision", "matplotlib", "safetensors", "huggingface_hub", "tensorboard", "webdataset"),
@@ -27,15 +27,62 @@ def stopped(arguments, capsys):
     return ended.value.code, captured.out, captured.err
 
 
-@pytest.mark.parametrize(
-    "command", [[], *([name] for name in COMMANDS), *(["bench", what] for what in ("op", "layer", "kernels"))]
-)
+EVERY_COMMAND = [[name] for name in COMMANDS] + [["experiments", name] for name in EXPERIMENTS]
+
+
+@pytest.mark.parametrize("command", [*EVERY_COMMAND, *(["bench", what] for what in ("op", "layer", "kernels"))])
 def test_help_explains_every_option(command, capsys):
     code, out, _ = stopped([*command, "--help"], capsys)
     assert code == 0
+    assert f"usage: lambdanets {' '.join(command)} " in out
     assert "None" not in out  # a default that says nothing
-    if not command:
-        assert all(name in out for name in COMMANDS)
+
+
+def test_help_shows_commands_in_groups(capsys):
+    code, out, _ = stopped(["--help"], capsys)
+    assert code == 0
+    lines = out.splitlines()
+    for title, commands in GROUPS.items():
+        start = lines.index(f"{title}:") + 1
+        assert [line.split()[0] for line in lines[start : start + len(commands)]] == list(commands)
+    assert "  experiments  compare, language, rounds, webdemo" in lines
+    assert len(COMMANDS) + 1 <= 16
+    assert all(len(line) <= 110 for line in lines)
+
+
+def test_help_shows_the_experiments(capsys):
+    code, out, _ = stopped(["experiments"], capsys)
+    assert code == 0
+    assert all(f"\n  {name} " in out for name in EXPERIMENTS)
+
+
+@pytest.mark.parametrize("old", MOVED)
+def test_old_names_say_where_they_moved(old, capsys):
+    assert main([*old.split(), "--anything", "else"]) == 2
+    err = capsys.readouterr().err
+    assert err == f"lambdanets: `lambdanets {old}` is now {MOVED[old]}\n"
+    for new in re.findall(r"`lambdanets ([^`]+)`", MOVED[old]):
+        assert stopped([*new.split(), "--help"], capsys)[0] == 0
+
+
+@pytest.mark.parametrize("words", ["runs/pets", "--host 0.0.0.0", "--no-browser"])
+def test_the_old_web_page_says_where_it_moved(words, capsys):
+    assert main(["demo", *words.split()]) == 2
+    assert "`lambdanets experiments webdemo`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["trane"], "unknown command 'trane': did you mean train?"),
+        (["zzz"], "unknown command 'zzz': there are train, "),
+        (["experiments", "langage"], "unknown experiment 'langage': did you mean language?"),
+        (["--colour"], "unknown command '--colour'"),
+    ],
+)
+def test_unknown_commands_are_refused(words, said, capsys):
+    assert main(words) == 2
+    assert said in capsys.readouterr().err
 
 
 def test_without_a_command_shows_help(capsys):

@@ -190,7 +190,7 @@ def test_loaders_are_shown_beside_each_other(tmp_path: Path):
 
 def test_a_comparison_is_shown_once_it_is_measured(tmp_path: Path):
     block = "<!-- bench:compare-imagenette -->\n<!-- /bench -->"
-    assert "`lambdanets compare` writes compare-imagenette.json" in generate.filled(block, tmp_path)
+    assert "`lambdanets experiments compare` writes compare-imagenette.json" in generate.filled(block, tmp_path)
 
     def one(phase: str, network: str, seed: int, top1: float, std: float | None) -> dict[str, object]:
         settings = {"rate": 0.1, "weight_decay": 5e-4, "embedding_std": std}

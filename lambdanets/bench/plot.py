@@ -17,7 +17,7 @@ GROWTH_SIDES = 4  # from so many sides of the map on, cost is drawn against the 
 class BenchPlot:
     """Draws a result of `bench op` or `bench layer`: times by case or, for many map sizes, time and memory by size.
 
-    Also one of `language compare`: bits per byte by time, and time and memory of a byte by length.
+    Also one of `experiments language compare`: bits per byte by time, and time and memory of a byte by length.
     """
 
     result: Annotated[Path, tyro.conf.Positional]
@@ -30,7 +30,9 @@ class BenchPlot:
         result = read_object(self.result)
         layers = all({"shape", "contender"} <= set(row) for row in result.get("rows", [{}]))
         if "generation" not in result and not layers:
-            raise ValueError(f"{self.result} is no result of `bench op`, `bench layer` or `language compare`")
+            raise ValueError(
+                f"{self.result} is no result of `bench op`, `bench layer` or `experiments language compare`"
+            )
         draw(result, self.picture)
         print(f"drawn in {self.picture}")
         return 0

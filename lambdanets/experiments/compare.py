@@ -1,4 +1,4 @@
-"""`lambdanets compare`: networks trained alike, each with the same budget for tuning, over several seeds.
+"""`lambdanets experiments compare`: networks trained alike, each with the same budget for tuning, over several seeds.
 
 Tuning sees a held-out part of the training images only. The validation images are looked at once by each final run.
 """

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 CONFIG, WEIGHTS, KEY = "config.json", "model.safetensors", "lambdanets"
 HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "force_download")
 DETECTOR_KEY, LANGUAGE_KEY = "lambdanets_detector", "lambdanets_language"  # of weights that other commands wrote
-OTHERS = {DETECTOR_KEY: "detect", LANGUAGE_KEY: "language"}
+OTHERS = {DETECTOR_KEY: "detect", LANGUAGE_KEY: "experiments language"}
 WIDEST = 2**13  # channels before a classifier, at most
 TIMM_HAS = frozenset({"resnet26", "resnet50", "resnet101", "resnet152"})  # names that are somebody else's there
 

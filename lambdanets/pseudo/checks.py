@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-AGAIN = "Remove it and run `lambdanets pseudo-label` again"
+AGAIN = "Remove it and run `lambdanets pseudo label` again"
 TYPES = {
     "position": np.int32,
     "label": np.int32,

@@ -1,5 +1,5 @@
-"""`lambdanets pseudo-label` and `pseudo-select`: their options. The work is elsewhere, and needs what
-`pip install 'lambdanets[train]'` brings."""
+"""`lambdanets pseudo label` and `pseudo select`: their options. The work is done in other modules, which need the
+extra `lambdanets[train]`."""
 
 import json
 import os
@@ -99,7 +99,7 @@ def own_gpu(using: Using) -> Using:
 class PseudoLabel:
     """Label images with a teacher, choose among the labels, and write a page about them.
 
-    `torchrun --nproc-per-node 8 -m lambdanets pseudo-label ...` shares the work, shard by shard, over any number of
+    `torchrun --nproc-per-node 8 -m lambdanets pseudo label ...` shares the work, shard by shard, over any number of
     machines with a common disk. What is interrupted goes on with the same command. The exit status is 1 if some shard
     could not be labelled; the others are kept.
     """
@@ -147,7 +147,7 @@ class PseudoLabel:
 
 @dataclass(frozen=True)
 class PseudoSelect:
-    """Choose again among the labels of `lambdanets pseudo-label`, and write the page again: no image is labelled."""
+    """Choose again among the labels of `lambdanets pseudo label`, and write the page again: no image is labelled."""
 
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="LABELS")]
     """The folder of the labels."""
@@ -161,6 +161,19 @@ class PseudoSelect:
         if self.json:
             print(json.dumps(asdict(counts)))
         return 0
+
+
+@dataclass(frozen=True)
+class Pseudo:
+    """Pseudo-labels: label images with a teacher, and select the labels to train on (`lambdanets train cotrain`)."""
+
+    what: Annotated[
+        Annotated[PseudoLabel, tyro.conf.subcommand("label")] | Annotated[PseudoSelect, tyro.conf.subcommand("select")],
+        tyro.conf.arg(name=""),
+    ]
+
+    def run(self) -> int:
+        return self.what.run()
 
 
 def own_labels(folder: Path, rank: int) -> AbstractContextManager[None]:
@@ -209,6 +222,6 @@ def tell_labelled(done: "Labelled", console: Console, rank: int, world: int) -> 
     if done.failed:
         console.print(
             f"{len(done.failed)} units could not be labelled; the others are kept. Mend these and run the same command "
-            f"again, or use what there is: pseudo-select --partial",
+            f"again, or use what there is: `lambdanets pseudo select --partial`",
             soft_wrap=True,
         )

@@ -13,7 +13,7 @@ class PseudoData:
     """The pseudo-labelled images."""
 
     path: Path = Path("pseudo")
-    """The folder that `lambdanets pseudo-label` wrote."""
+    """The folder that `lambdanets pseudo label` wrote."""
     images: Annotated[str | None, optional("PATH")] = None
     """The images themselves, if they are no longer where they were labelled."""
     ratio: float = 1.0

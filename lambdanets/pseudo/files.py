@@ -148,7 +148,7 @@ def item_difference(name: str, before: list[Any], now: list[Any]) -> str:
 def read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST
     if not path.is_file():
-        raise ValueError(f"{folder} has no {MANIFEST}: it is not a folder that `lambdanets pseudo-label` wrote")
+        raise ValueError(f"{folder} has no {MANIFEST}: it is not a folder that `lambdanets pseudo label` wrote")
     try:
         data = read_object(path)
         if data.pop("format", None) != FORMAT:
@@ -218,7 +218,7 @@ def read_selected(folder: Path, number: int, labels: int) -> dict[str, np.ndarra
     columns, _ = read_arrays(path, ("row", "repeats"))
     wrong = what_is_wrong_with_rows(columns, labels)
     if wrong:
-        raise ValueError(f"{path} is damaged: {wrong}. Run `lambdanets pseudo-select` again")
+        raise ValueError(f"{path} is damaged: {wrong}. Run `lambdanets pseudo select` again")
     return columns
 
 
@@ -245,7 +245,7 @@ def read_arrays(path: Path, columns: tuple[str, ...] | None = None) -> tuple[dic
                 raise ValueError("its contents do not match their digests")
         return arrays, about
     except FileNotFoundError:
-        raise ValueError(f"{path} is missing: run `lambdanets pseudo-label` again, it goes on where it was") from None
+        raise ValueError(f"{path} is missing: run `lambdanets pseudo label` again, it goes on where it was") from None
     except (SafetensorError, KeyError, ValueError) as error:
         raise ValueError(f"{path} is damaged: {error}. {AGAIN}") from error
 

@@ -92,7 +92,7 @@ def select(folder: Path, selection: Selection) -> Counts:
     if missing and not selection.partial:
         raise ValueError(
             f"{folder}: {len(missing)} of {len(manifest.units)} units have no labels ({', '.join(missing[:3])}, ...): "
-            f"run `lambdanets pseudo-label` again, or take what there is with --partial"
+            f"run `lambdanets pseudo label` again, or take what there is with --partial"
         )
     passes = Passes(folder, manifest, selection)
     labelled, confident, histogram = passes.count()
@@ -141,8 +141,8 @@ def facts_of(folder: Path, manifest: Manifest, number: int) -> tuple[int, int, i
 def read_counts(folder: Path) -> Counts:
     path = folder / SELECTION
     if not path.is_file():
-        raise ValueError(f"{folder} has no {SELECTION}: choose what to use with `lambdanets pseudo-select {folder}`")
-    again = f"choose again with `lambdanets pseudo-select {folder}`"
+        raise ValueError(f"{folder} has no {SELECTION}: choose what to use with `lambdanets pseudo select {folder}`")
+    again = f"choose again with `lambdanets pseudo select {folder}`"
     try:
         counts = from_json(Counts, read_object(path))
     except ValueError as error:

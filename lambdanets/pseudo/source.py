@@ -33,7 +33,9 @@ class PseudoSource:
         place = reopened(manifest, images)
         columns = load_columns(folder, manifest, len(counts.missing))
         if not len(columns["label"]):
-            raise ValueError(f"{folder} has no image above the threshold: choose a lower one with pseudo-select")
+            raise ValueError(
+                f"{folder} has no image above the threshold: choose a lower one with `lambdanets pseudo select`"
+            )
         self.labels = self.order[columns["label"]].astype(np.int64)
         self.unit, self.position = columns["unit"], columns["position"]
         self.classes_NK, self.probabilities_NK = columns.get("classes"), columns.get("probabilities")
@@ -171,6 +173,6 @@ def load_columns(folder: Path, manifest: Manifest, missing: int) -> dict[str, np
             parts[name].append(columns[name][rows])
         parts["unit"].append(np.full(len(rows), number, np.int32))
     if gone > missing:
-        raise ValueError(f"{folder}: {gone - missing} label files are gone: run `lambdanets pseudo-label` again")
+        raise ValueError(f"{folder}: {gone - missing} label files are gone: run `lambdanets pseudo label` again")
     empty = np.empty(0, np.int64)
     return {name: np.concatenate(arrays) if arrays else empty for name, arrays in parts.items()}

@@ -9,7 +9,7 @@ from lambdanets.recipes.imagenet import (
     mobilenet_350,
 )
 from lambdanets.recipes.pseudo import cotrain, cotrain_350
-from lambdanets.recipes.small import debug, demo, imagenette
+from lambdanets.recipes.small import debug, digits, imagenette
 
 __all__ = [
     "ROWS_350",
@@ -17,7 +17,7 @@ __all__ = [
     "cotrain",
     "cotrain_350",
     "debug",
-    "demo",
+    "digits",
     "imagenet_90",
     "imagenet_350",
     "imagenet_350_unpublished",

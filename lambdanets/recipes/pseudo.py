@@ -1,4 +1,4 @@
-"""Co-training on labelled and pseudo-labelled images (`lambdanets pseudo-label` makes those)."""
+"""Co-training on labelled and pseudo-labelled images (`lambdanets pseudo label` makes those)."""
 
 from dataclasses import fields, replace
 from pathlib import Path

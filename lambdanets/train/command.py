@@ -23,7 +23,7 @@ from lambdanets.recipes.imagenet import (
     mobilenet_350,
 )
 from lambdanets.recipes.pseudo import PSEUDO_TOP1, cotrain, cotrain_350
-from lambdanets.recipes.small import debug, demo, imagenette
+from lambdanets.recipes.small import debug, digits, imagenette
 from lambdanets.train.config import RunConfig, TrainConfig
 from lambdanets.train.log import CONFIG
 from lambdanets.train.signals import SIGNAL_STATUS
@@ -45,10 +45,10 @@ class Recipe:
 
 
 RECIPES = {
-    "demo": Recipe(demo, "4,000 real digits on two CPU cores, in a minute or two"),
+    "digits": Recipe(digits, "4,000 real digits on two CPU cores, in a minute or two"),
     "debug": Recipe(debug, "twenty steps with everything on: does training work here?"),
     "imagenette": Recipe(imagenette, "ten classes of ImageNet at 128 pixels; a start for folders of your own"),
-    "cotrain": Recipe(cotrain, "few labels and many images: with the labels of `lambdanets pseudo-label`"),
+    "cotrain": Recipe(cotrain, "few labels and many images: with the labels of `lambdanets pseudo label`"),
     "imagenet_90": Recipe(imagenet_90, "the paper's 90-epoch setup: ResNet-50 with lambda layers"),
     "mobilenet_350": Recipe(mobilenet_350, "the paper's MobileNet-v2 with lambda blocks"),
     **{

@@ -50,9 +50,6 @@ class View:
     def run(self) -> int:
         from lambdanets.train.inference.command import Using
         from lambdanets.train.inference.trained import open_trained
-        from lambdanets.view.draw import draw
-        from lambdanets.view.look import interactions
-        from lambdanets.view.page import interactive
 
         using = Using(
             weights=self.weights,
@@ -62,23 +59,40 @@ class View:
             device="cpu",
         )
         trained = open_trained(self.what, using)
-        picture, image = prepared(trained, self.image)
-        seen = interactions(trained.network, image, self.query, layers=self.layers)
-        written = interactive(
-            trained.network,
-            image,
-            seen.query,
-            layers=self.layers,
-            picture=picture,
-            title=f"{trained.network.name or self.what}: {self.image.name}",
-            answers=answers(trained, image),
-        )
-        paths = [written.save(self.output / "view.html"), draw(seen, self.output / "view.png", picture)]
-        console = Console()
-        console.print(reach_table(seen.reaches))
-        for path in paths:
-            console.print(escape(str(path)), highlight=False, soft_wrap=True)
+        write_view(trained, self.image, self.output, self.query, self.layers, trained.network.name or self.what)
         return 0
+
+
+def write_view(
+    trained: "Trained",
+    path: Path,
+    output: Path,
+    query: tuple[int, int] | None = None,
+    layers: tuple[str, ...] = (),
+    title: str = "",
+    console: Console | None = None,
+) -> None:
+    """Write view.html and view.png for an image, and print how far each layer looks."""
+    from lambdanets.view.draw import draw
+    from lambdanets.view.look import interactions
+    from lambdanets.view.page import interactive
+
+    console = console or Console()
+    picture, image = prepared(trained, path)
+    seen = interactions(trained.network, image, query, layers=layers)
+    page = interactive(
+        trained.network,
+        image,
+        seen.query,
+        layers=layers,
+        picture=picture,
+        title=f"{title}: {path.name}",
+        answers=answers(trained, image),
+    )
+    written = [page.save(output / "view.html"), draw(seen, output / "view.png", picture)]
+    console.print(reach_table(seen.reaches))
+    for one in written:
+        console.print(escape(str(one)), highlight=False, soft_wrap=True)
 
 
 def prepared(trained: "Trained", path: Path) -> "tuple[Tensor, Tensor]":

@@ -135,11 +135,13 @@ def test_docstrings_become_restructured_text():
 
 
 def test_the_command_reference_has_every_command():
-    from lambdanets.cli import COMMANDS
+    from lambdanets.cli import COMMANDS, EXPERIMENTS
 
     text = pages.commands()
     for name in COMMANDS:
         assert f"\n## lambdanets {name}\n" in text
+    for name in EXPERIMENTS:
+        assert f"\n### lambdanets experiments {name}\n" in text
     assert "\n### lambdanets detect train\n" in text
     assert "--model.embedding-std" in text  # the settings of a recipe
 

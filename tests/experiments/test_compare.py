@@ -86,14 +86,14 @@ def test_runs_of_another_length_are_not_compared(base, tmp_path):
 def test_images_to_judge_by_are_there_before_anything_is_trained(tmp_path, capsys):
     for name in ("cat", "dog"):
         (tmp_path / "pets" / name).mkdir(parents=True)
-    assert main(["compare", "--data", str(tmp_path / "pets"), "--out", str(tmp_path / "out")]) == 2
+    assert main(["experiments", "compare", "--data", str(tmp_path / "pets"), "--out", str(tmp_path / "out")]) == 2
     assert "pets has no validation images" in capsys.readouterr().err
-    assert main(["compare", "--data", "mnist", "--networks", "--out", str(tmp_path / "out")]) == 2
+    assert main(["experiments", "compare", "--data", "mnist", "--networks", "--out", str(tmp_path / "out")]) == 2
     assert "at least one of convolution" in capsys.readouterr().err
 
 
 def test_a_length_of_nothing_is_not_the_recipes(tmp_path, capsys):
-    assert main(["compare", "--data", "mnist", "--epochs", "0", "--out", str(tmp_path)]) == 2
+    assert main(["experiments", "compare", "--data", "mnist", "--epochs", "0", "--out", str(tmp_path)]) == 2
     assert "epochs is more than 0" in capsys.readouterr().err
 
 

@@ -75,7 +75,18 @@ def test_the_commands_of_a_user(tmp_path, capsys):
     images = folder_of_images(tmp_path / "images")
     teacher = make_teacher(tmp_path / "teacher.safetensors", names=("class0", "class1", "class2"))
     unlabelled, labels, run = make_files(tmp_path / "files", 20), tmp_path / "labels", tmp_path / "run"
-    command = ["pseudo-label", teacher, str(unlabelled), str(labels), "--soft", "--batch-size", "8", "--device", "cpu"]
+    command = [
+        "pseudo",
+        "label",
+        teacher,
+        str(unlabelled),
+        str(labels),
+        "--soft",
+        "--batch-size",
+        "8",
+        "--device",
+        "cpu",
+    ]
     assert main([*command, "--threshold", "0"]) == 0
     said = capsys.readouterr().out
     assert "20 images labelled in 1 units" in said
@@ -101,7 +112,20 @@ def test_recipes():
     with pytest.raises(ValueError, match="no row of depth 270 at 256"):
         cotrain_350(270, 256)
     assert cotrain().pseudo.epoch == "longer"
-    words = ["pseudo-rounds", "T", "I", "OUT", "--rounds", "3", "cotrain", "--data.path", "L", "--pseudo.ratio", "3"]
+    words = [
+        "experiments",
+        "rounds",
+        "T",
+        "I",
+        "OUT",
+        "--rounds",
+        "3",
+        "cotrain",
+        "--data.path",
+        "L",
+        "--pseudo.ratio",
+        "3",
+    ]
     chosen = parse(words)
     assert (chosen.teacher, chosen.images, str(chosen.folder), chosen.rounds) == ("T", "I", "OUT", 3)
     assert (chosen.recipe.data.path, chosen.recipe.pseudo.ratio) == ("L", 3)
@@ -112,9 +136,9 @@ def test_torchrun_with_two_processes_gives_the_result_of_one(tmp_path):
     teacher = make_teacher(tmp_path / "teacher.safetensors")
     shards = make_shards(tmp_path / "shards", 6)
     words = ["--soft", "--batch-size", 8, "--device", "cpu", "--workers", 1, "--threshold", 0.2, "--most", 9]
-    one = lambdanets("pseudo-label", teacher, shards, tmp_path / "one", *words)
+    one = lambdanets("pseudo", "label", teacher, shards, tmp_path / "one", *words)
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    two = lambdanets("pseudo-label", teacher, shards, tmp_path / "two", *words, launcher=launcher)
+    two = lambdanets("pseudo", "label", teacher, shards, tmp_path / "two", *words, launcher=launcher)
     for command in (one, two):
         subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, check=True, capture_output=True, timeout=240)
     found = contents(tmp_path / "two")
@@ -127,9 +151,9 @@ def test_the_command_killed_at_random_times_is_byte_identical(tmp_path):
     teacher = make_teacher(tmp_path / "teacher.safetensors")
     shards = make_shards(tmp_path / "shards", 12, 150)
     words = ["--soft", "--batch-size", 4, "--device", "cpu", "--workers", 1]
-    whole = lambdanets("pseudo-label", teacher, shards, tmp_path / "whole", *words)
+    whole = lambdanets("pseudo", "label", teacher, shards, tmp_path / "whole", *words)
     subprocess.run(whole, cwd=ROOT, env=ENVIRONMENT, check=True, capture_output=True, timeout=240)
-    command = lambdanets("pseudo-label", teacher, shards, tmp_path / "out", *words)
+    command = lambdanets("pseudo", "label", teacher, shards, tmp_path / "out", *words)
     generator, kills = random.Random(7), 0
     for _ in range(8):
         process = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=-3, stderr=-3)
@@ -160,7 +184,7 @@ def test_rounds_with_two_processes(tmp_path):
     teacher = make_teacher(tmp_path / "teacher.safetensors", names=("class0", "class1", "class2"))
     unlabelled = make_files(tmp_path / "files", 40, first=300)
     small = "widths=(4,4,8,8) depths=(1,1,1,1) scope=3 heads=2 key_depth=4"
-    words = f"pseudo-rounds {teacher} {unlabelled} {tmp_path / 'out'} --rounds 2 --label.unit 8 "
+    words = f"experiments rounds {teacher} {unlabelled} {tmp_path / 'out'} --rounds 2 --label.unit 8 "
     words += "--teacher-using.batch-size 8 --teacher-using.device cpu --teacher-using.workers 0 --choose.threshold 0 "
     words += f"cotrain --data.path {images} --epochs 1 --batch-size 8 --model.name lambda_resnet_tiny "
     words += "--model.image-size 16 --precision float32 --device cpu --schedule.warmup-epochs 0.5 --data.workers 0 "

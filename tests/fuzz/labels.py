@@ -1,4 +1,4 @@
-"""What `lambdanets pseudo-label` leaves: the manifest, label files, what was selected. Their digests tell damage."""
+"""What `lambdanets pseudo label` leaves: the manifest, label files, what was selected. Their digests tell damage."""
 
 import json
 import shutil

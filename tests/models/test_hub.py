@@ -263,7 +263,7 @@ def test_configuration_is_what_timm_reads(tmp_path: Path) -> None:
     assert config["label_names"] == list(CARD.class_names)
 
 
-@pytest.mark.parametrize(("key", "command"), [(DETECTOR_KEY, "detect"), (LANGUAGE_KEY, "language")])
+@pytest.mark.parametrize(("key", "command"), [(DETECTOR_KEY, "detect"), (LANGUAGE_KEY, "experiments language")])
 def test_weights_of_other_kinds(tmp_path: Path, key: str, command: str) -> None:
     save_file({"weight": torch.ones(1)}, tmp_path / "weights.safetensors", {key: "{}"})
     with pytest.raises(ValueError, match=f"no classifier: `lambdanets {command} --help`"):

@@ -97,7 +97,7 @@ def test_leaks_are_dropped_and_reported(tmp_path, validation, capsys):
     members[4] = ("00004.jpg", jpeg(5002))  # a copy
     members[11] = ("00011.jpg", encoded(picture(5009), quality=50))  # recompressed
     write_tar(tmp_path / "shards" / "s.tar", members)
-    command = ["pseudo-label", teacher, str(tmp_path / "shards"), str(tmp_path / "out"), "--guard", str(validation)]
+    command = ["pseudo", "label", teacher, str(tmp_path / "shards"), str(tmp_path / "out"), "--guard", str(validation)]
     assert main([*command, "--workers", "0", "--device", "cpu", "--batch-size", "8"]) == 0
     assert "2 leaks dropped" in capsys.readouterr().out
     labels = read_labels(tmp_path / "out", 0)

@@ -112,21 +112,22 @@ def test_several_processes_give_the_result_of_one(tmp_path, teacher, shards, wor
 
 def test_labels_in_use_by_another_process_are_left_as_they_are(tmp_path, teacher, shards, capsys):
     out = tmp_path / "out"
-    command = ["pseudo-label", teacher, str(shards), str(out), "--device", "cpu", "--workers", "0"]
+    command = ["pseudo", "label", teacher, str(shards), str(out), "--device", "cpu", "--workers", "0"]
     with locked(out):
         assert main(command) == 2
         assert f"{out} is in use by another process" in capsys.readouterr().err
-        assert main(["pseudo-select", str(out)]) == 2
+        assert main(["pseudo", "select", str(out)]) == 2
         assert f"{out} is in use by another process" in capsys.readouterr().err
     assert [path.name for path in out.iterdir()] == [".lock"]
-    assert main(["pseudo-select", str(tmp_path / "none")]) == 2
+    assert main(["pseudo", "select", str(tmp_path / "none")]) == 2
     assert not (tmp_path / "none").exists()
 
 
 def test_files_that_are_not_read_are_named(tmp_path, teacher, capsys):
     image_folder(tmp_path / "images", each=1)
     (tmp_path / "images" / NAMES[0] / "phone.heic").write_bytes(b"x")
-    command = ["pseudo-label", teacher, str(tmp_path / "images"), str(tmp_path / "out"), "--device=cpu", "--workers=0"]
+    command = ["pseudo", "label", teacher, str(tmp_path / "images"), str(tmp_path / "out")]
+    command += ["--device=cpu", "--workers=0"]
     assert main(command) == 0
     assert f"1 file was not read in {tmp_path / 'images'}: .heic (1)" in capsys.readouterr().err
 
@@ -137,16 +138,16 @@ def test_a_damaged_shard_is_named_and_the_others_are_kept(tmp_path, teacher, sha
     (shards / "shard-2.tar").write_bytes(good[: len(good) // 2])
     (shards / "shard-4.tar").write_bytes(b"garbage" * 1000)
     last = write_tar(tmp_path / "keep.tar", samples(24, 400)).read_bytes()
-    command = ["pseudo-label", teacher, str(shards), str(tmp_path / "out"), "--device", "cpu", "--batch-size", "8"]
+    command = ["pseudo", "label", teacher, str(shards), str(tmp_path / "out"), "--device", "cpu", "--batch-size", "8"]
     assert main([*command, "--workers", "0"]) == 1
     said = capsys.readouterr()
     assert "not labelled: shard-2.tar:" in said.err.replace("\n", "")
     assert "damaged" in said.err
     assert "shard-4.tar" in said.err
     assert [label_path(tmp_path / "out", n).exists() for n in range(5)] == [True, True, False, True, False]
-    assert main(["pseudo-select", str(tmp_path / "out")]) == 2
+    assert main(["pseudo", "select", str(tmp_path / "out")]) == 2
     assert "--partial" in capsys.readouterr().err
-    assert main(["pseudo-select", str(tmp_path / "out"), "--partial"]) == 0
+    assert main(["pseudo", "select", str(tmp_path / "out"), "--partial"]) == 0
     assert "2 of 5 units have no labels" in (tmp_path / "out" / "report.html").read_text()
     (shards / "shard-2.tar").write_bytes(good)
     (shards / "shard-4.tar").write_bytes(last)
@@ -247,7 +248,7 @@ def test_the_advice_about_broken_images_in_a_shard_can_be_followed(tmp_path, tea
 
 
 def test_before_a_unit_is_finished_settings_may_change(tmp_path, teacher, shards, capsys):
-    command = ["pseudo-label", teacher, str(shards), str(tmp_path / "out"), "--device", "cpu", "--workers", "0"]
+    command = ["pseudo", "label", teacher, str(shards), str(tmp_path / "out"), "--device", "cpu", "--workers", "0"]
     assert main([*command, "--guard", "nowhere"]) == 2
     assert "nowhere" in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "out").iterdir()] == [".lock"]  # nothing else before all is ready

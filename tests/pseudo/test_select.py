@@ -94,7 +94,7 @@ def test_bad_input_is_refused_with_a_sentence(tmp_path, capsys):
         Selection(most=3, least=4)
     with pytest.raises(ValueError, match="between 0 and 1"):
         Selection(threshold=1.5)
-    assert main(["pseudo-select", str(tmp_path / "nothing")]) == 2
+    assert main(["pseudo", "select", str(tmp_path / "nothing")]) == 2
     assert "labels.json" in capsys.readouterr().err
     folder = write_made_labels(tmp_path, [[0, 1], [1]], [[0.5, 0.5], [0.5]], NAMES)
     (folder / "labels" / "000001.safetensors").unlink()

@@ -146,17 +146,17 @@ def test_every_number_of_every_configuration_is_bounded(config):
 @pytest.mark.parametrize(
     "words",
     [
-        "train demo --epochs 1e300",
-        "train demo --epochs nan",
-        "train demo --batch-size 1000000000000",
-        "train demo --log-every 10000000000",
-        "train demo --model.image-size 100000",
+        "train digits --epochs 1e300",
+        "train digits --epochs nan",
+        "train digits --batch-size 1000000000000",
+        "train digits --log-every 10000000000",
+        "train digits --model.image-size 100000",
         "train imagenette --schedule.rate inf",
         "train cotrain --pseudo.ratio nan",
         "detect train shapes --size 100000",
         "detect train shapes --heads.hidden 1000000000000",
-        "language train start --length 10000000000",
-        "language generate nowhere --seed 99999999999999999999",
+        "experiments language train start --length 10000000000",
+        "experiments language generate nowhere --seed 99999999999999999999",
     ],
 )
 def test_the_command_line_refuses_them_with_a_sentence(words, capsys):

@@ -200,7 +200,7 @@ def command(*arguments):
 def test_two_commands_with_one_folder_and_a_resume_at_once_after_sigkill(tmp_path):
     """The processes that read images outlive SIGKILL of their parent for a moment, and do not keep its lock."""
     images, out = folder_of_images(tmp_path / "images"), tmp_path / "run"
-    options = ("demo", "--data.path", images, "--data.workers", 2, "--out", out, "--epochs", 40, "--log-every", 1)
+    options = ("digits", "--data.path", images, "--data.workers", 2, "--out", out, "--epochs", 40, "--log-every", 1)
     options += ("--batch-size", 8, "--device", "cpu")
     first = subprocess.Popen(command(*options), cwd=ROOT, env=environment(), stdout=subprocess.PIPE)
     try:

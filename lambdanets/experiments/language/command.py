@@ -1,4 +1,4 @@
-"""`lambdanets language`: train a language model of lambda layers, let it write, compare it with attention."""
+"""`lambdanets experiments language`: train a language model of lambda layers, generate text, compare it."""
 
 import sys
 from dataclasses import dataclass, field, replace
@@ -23,7 +23,7 @@ class ResumeLanguage(RunFolder):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainLanguage:
-    """Train a language model: `lambdanets language train start --out RUN`, then any setting.
+    """Train a language model: `lambdanets experiments language train start --out RUN`, then any setting.
 
     Without settings it learns to write like Python's standard library, in some minutes of one CPU core.
     `--model.kind attention` trains the twin.
@@ -39,7 +39,7 @@ class TrainLanguage:
     def run(self) -> int:
         again = isinstance(self.settings, ResumeLanguage)
         config = self.settings.config() if isinstance(self.settings, ResumeLanguage) else self.settings
-        return train_task(Language(config), config, "language train", again, None, None)
+        return train_task(Language(config), config, "experiments language train", again, None, None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""`lambdanets language compare`: lambda layers and softmax attention of one size, in turns, in one run.
+"""`lambdanets experiments language compare`: lambda layers and softmax attention of one size, in turns, in one run.
 
 What is measured: bits per byte against steps and seconds, bytes per second in training, and for generation the time of
 a byte, the memory of the state and the growth of the process, against the length of the text.

@@ -199,13 +199,14 @@ def load_language(what: str) -> tuple[ByteModel, About]:
         path = path / WEIGHTS
         if not path.is_file():
             raise FileNotFoundError(
-                f"{what} has no {WEIGHTS}: they are written when a run ends. `lambdanets language train` makes one"
+                f"{what} has no {WEIGHTS}: they are written when a run ends. "
+                "`lambdanets experiments language train` makes one"
             )
     if not path.is_file():
         raise FileNotFoundError(f"{what} is neither the folder of a run nor a .safetensors file")
     data = read_description_of(path, LANGUAGE_KEY)
     if data is None:
-        raise ValueError(f"{path} holds no language model: `lambdanets language train` makes one")
+        raise ValueError(f"{path} holds no language model: `lambdanets experiments language train` makes one")
     try:
         about = from_json(About, data)
     except ValueError as error:

@@ -55,7 +55,8 @@ class Reproduce:
     retry: bool = False
     """Measure again what ended with an error (also: out of memory)."""
     accuracy: Annotated[str | None, optional("FILE")] = None
-    """A compare.json of `lambdanets compare`, for accuracies of our own; `imagenette`: runs/compare/compare.json."""
+    """A compare.json of `lambdanets experiments compare`, for accuracies of our own; `imagenette`:
+    runs/compare/compare.json."""
     device: Annotated[str | None, optional("DEVICE")] = None
     """cpu, cuda or cuda:1. A GPU if there is one."""
     dtype: Annotated[Precision | None, optional("DTYPE")] = None

@@ -46,7 +46,7 @@ class Cell:
         kind: exact, measured or paper.
         compute: an exact number and what is to be said about it.
         job, field, divide: a measurement, which of its numbers, and by what it is divided.
-        contestant: the network of `lambdanets compare` that is the same, for our accuracy.
+        contestant: the network of `lambdanets experiments compare` that is the same, for our accuracy.
         note: said whatever comes out.
     """
 
@@ -84,7 +84,7 @@ def network_of(row: Row | DetectionRow) -> str | None:
 
 
 def contestant(row: Row) -> str | None:
-    """Which network of `lambdanets compare` a row is: those are ResNet-50s with nothing else changed."""
+    """Which network of `lambdanets experiments compare` a row is: those are ResNet-50s with nothing else changed."""
     known: dict[str, Mapping[str, Any]] = {
         "convolution": {},
         "se": {"se": True},

@@ -47,11 +47,11 @@ class Accuracy:
 
 
 def read_accuracy(file: str) -> dict[str, Accuracy]:
-    """The final runs of a compare.json, by network; `imagenette` is where `lambdanets compare` writes by default."""
+    """The final runs of a compare.json, by network; `imagenette` is the default of `lambdanets experiments compare`."""
     path = Path(IMAGENETTE if file == "imagenette" else file)
     path = path / "compare.json" if path.is_dir() else path
     if not path.exists():
-        raise ValueError(f"{path} is not there: `lambdanets compare` writes it, --accuracy takes it")
+        raise ValueError(f"{path} is not there: `lambdanets experiments compare` writes it, --accuracy takes it")
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
         found: dict[str, list[float]] = {}
@@ -61,7 +61,7 @@ def read_accuracy(file: str) -> dict[str, Accuracy]:
         data = str(about.get("data", "Imagenette"))  # files from before it stood there are of Imagenette
         where = hardware(about)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is no compare.json of `lambdanets compare` ({error!r})") from None
+        raise ValueError(f"{path} is no compare.json of `lambdanets experiments compare` ({error!r})") from None
     return {
         name: Accuracy(fmean(scores), stdev(scores) if len(scores) > 1 else None, len(scores), data, where)
         for name, scores in found.items()

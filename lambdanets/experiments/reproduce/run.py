@@ -78,7 +78,7 @@ def reproduce(
         names: of `EXPERIMENTS`.
         folder: where results are kept; what stands there is not measured again.
         settings: how to measure.
-        accuracy: of networks trained here, by their name in `lambdanets compare`.
+        accuracy: of networks trained here, by their name in `lambdanets experiments compare`.
         minutes: start no further measurement after this long; the last one times fewer steps.
         measure: False: what the folder has, from whatever machine and by its own settings, and counts.
         retry: measure again what ended with an error.

@@ -1,4 +1,4 @@
-"""`lambdanets pseudo-rounds`: label, learn, and again with the student as the teacher."""
+"""`lambdanets experiments rounds`: label, learn, and again with the student as the teacher."""
 
 import functools
 import operator
@@ -22,13 +22,13 @@ from lambdanets.train.signals import SIGNAL_STATUS
 class PseudoRounds:
     """Label images, train a student on them and on labelled ones, and again with the student as the teacher.
 
-    `lambdanets pseudo-rounds TEACHER IMAGES OUT --rounds 3 cotrain --data.path LABELLED`, then any setting of the
+    `lambdanets experiments rounds TEACHER IMAGES OUT --rounds 3 cotrain --data.path LABELLED`, then any setting of the
     recipe. Rounds are OUT/round-1, ...; what is interrupted goes on with the same command. Images of the validation set
     among IMAGES are dropped. On several GPUs: torchrun, as for `lambdanets train`.
     """
 
     teacher: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEACHER")]
-    """The first teacher, as for `lambdanets pseudo-label`."""
+    """The first teacher, as for `lambdanets pseudo label`."""
     images: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES")]
     """Images without labels."""
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]

@@ -2,29 +2,24 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
-from rich.console import Console
 
 from lambdanets.data.decode import BrokenImageError
 from lambdanets.data.source import Source
 from lambdanets.detect.coco import open_set
 from lambdanets.detect.config import DetectConfig
 from lambdanets.experiments.webdemo.analyse import Finder, Model, open_model
-from lambdanets.recipes import demo
 from lambdanets.report.pictures import picture
-from lambdanets.train.command import train
 from lambdanets.train.inference.evaluate import find_images
 from lambdanets.train.inference.trained import RUN_LOG, RUN_WEIGHTS
 from lambdanets.typed import from_json
 
 RUNS = Path("runs")
-FIRST = "first-look"  # the run that is trained where there is none
-FIRST_EPOCHS = 2.0  # half a minute, and most digits are read
 MOST_EXAMPLES = 10
 
 
@@ -36,7 +31,7 @@ class Example:
     name: str  # what is in it, if that is known
 
 
-def newest_run(folder: Path = RUNS, *, weights: str = "ema") -> Path | None:
+def newest_run(folder: Path = RUNS, *, weights: str = "ema") -> Path:
     """The newest finished run at or below a folder that has lambda layers to look into; else the newest of all."""
     name = RUN_WEIGHTS[weights]
     files = [file for depth in ("*", "*/*") for file in folder.glob(f"{depth}/{name}")]
@@ -46,17 +41,11 @@ def newest_run(folder: Path = RUNS, *, weights: str = "ema") -> Path | None:
             if open_model(str(file.parent), weights=weights, device="cpu").looks:
                 return file.parent
             newest = newest or file.parent
+    if newest is None:
+        raise ValueError(
+            f"there is no finished run in {folder} with {name}: give weights, or train with `lambdanets demo`"
+        )
     return newest
-
-
-def train_first_run(folder: Path = RUNS, *, device: str | None = None, console: Console | None = None) -> Path:
-    """A small LambdaResNet on the real digits that come with the package: nothing is downloaded."""
-    console = console or Console(highlight=False)
-    out = folder / FIRST
-    console.print(f"There is no finished run in {folder}: a small network learns digits first, half a minute ...")
-    if train(replace(demo(), out=out, epochs=FIRST_EPOCHS, device=device), resume=True, report=False, console=console):
-        raise ValueError(f"training was stopped; `lambdanets demo` goes on with {out}")
-    return out
 
 
 def examples(what: str, model: Model, most: int = MOST_EXAMPLES) -> tuple[Example, ...]:

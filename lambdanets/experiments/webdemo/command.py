@@ -1,4 +1,4 @@
-"""`lambdanets demo`."""
+"""`lambdanets experiments webdemo`."""
 
 import sys
 import webbrowser
@@ -17,11 +17,11 @@ MISSING = "the page needs gradio: pip install 'lambdanets[demo]'"
 
 
 @dataclass(frozen=True)
-class Demo:
-    """A page in your browser: give it a picture, see its class or its objects, and click to see where each layer looks.
+class WebDemo:
+    """Open a web page: upload a picture, see its class or its objects, and click to see what each layer looks at.
 
-    Without weights it takes the newest finished run in runs/; where there is none, a small network learns digits first
-    (half a minute). Nothing is downloaded, and nothing leaves this machine.
+    Without weights it takes the newest finished run in runs/ (`lambdanets demo` trains one in two minutes). Nothing is
+    downloaded, and nothing leaves this machine.
     """
 
     what: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[WHAT]", help_behavior_hint="")] = None
@@ -51,15 +51,14 @@ class Demo:
             raise ValueError(MISSING)
         from lambdanets.data.decode import Limits
         from lambdanets.experiments.webdemo.analyse import open_model
-        from lambdanets.experiments.webdemo.choose import examples, newest_run, train_first_run
+        from lambdanets.experiments.webdemo.choose import examples, newest_run
         from lambdanets.experiments.webdemo.page import Desk, build
         from lambdanets.experiments.webdemo.serve import address_of, is_loopback, listening, serve
 
         console = Console(highlight=False, soft_wrap=True)
         limits = Limits(pixels=round(self.max_megapixels * 1e6), bytes=round(self.max_megabytes * 2**20))
         with listening(self.host, self.port) as taken:  # before anything that takes long
-            found = self.what or newest_run(weights=self.weights)
-            what = str(found or train_first_run(device=self.device, console=console))
+            what = str(self.what or newest_run(weights=self.weights))
             model = open_model(what, weights=self.weights, device=self.device)
             desk = Desk(model, examples(what, model), limits, self.layers)
             console.print(f"[bold]{escape(what)}[/]: {escape(model.about)}")

@@ -159,7 +159,18 @@ def test_refused_settings(tmp_path, corpus):
 def test_commands(tmp_path, capsys, monkeypatch):
     (tmp_path / "fox.txt").write_bytes(SENTENCE * 60)
     run = str(tmp_path / "run")
-    words = ["language", "train", "start", "--text", str(tmp_path / "fox.txt"), "--out", run, "--length", "32"]
+    words = [
+        "experiments",
+        "language",
+        "train",
+        "start",
+        "--text",
+        str(tmp_path / "fox.txt"),
+        "--out",
+        run,
+        "--length",
+        "32",
+    ]
     words += ["--model.width", "16", "--model.depth", "1", "--epochs", "1", "--device", "cpu"]
     assert main(words) == 0
     assert "windows of 32 bytes" in capsys.readouterr().out
@@ -168,11 +179,11 @@ def test_commands(tmp_path, capsys, monkeypatch):
         screen = SimpleNamespace(buffer=io.BytesIO(), write=lambda text: None, flush=lambda: None)
         with monkeypatch.context() as patch:
             patch.setattr(sys, "stdout", screen)
-            assert main(["language", "generate", run, "--prompt", "the ", "--count", "30"]) == 0
+            assert main(["experiments", "language", "generate", run, "--prompt", "the ", "--count", "30"]) == 0
         written.append(screen.buffer.getvalue())
     assert written[0] == written[1]
     assert len(written[0]) == 30
-    assert main(["language", "generate", str(tmp_path)]) == 2
+    assert main(["experiments", "language", "generate", str(tmp_path)]) == 2
     assert "has no weights.safetensors" in capsys.readouterr().err
 
 
@@ -202,7 +213,7 @@ def test_compare(tmp_path, corpus):
 )  # fmt: skip
 def test_a_comparison_that_cannot_be_is_refused_before_it_trains(tmp_path, wrong, sentence, capsys, monkeypatch):
     monkeypatch.setattr("lambdanets.experiments.language.compare.train_in_turns", lambda *_: pytest.fail("it trains"))
-    assert main(["language", "compare", "--output", str(tmp_path / "a.json"), *wrong.split()]) == 2
+    assert main(["experiments", "language", "compare", "--output", str(tmp_path / "a.json"), *wrong.split()]) == 2
     assert sentence in capsys.readouterr().err
 
 

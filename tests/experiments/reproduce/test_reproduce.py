@@ -311,7 +311,7 @@ def test_no_accuracies(tmp_path, text, capsys):
     if text is not None:
         path.write_text(text)
     assert main(["reproduce", "hybrids", "--accuracy", str(path), "--device", "cpu"]) == 2
-    assert "lambdanets compare" in capsys.readouterr().err
+    assert "lambdanets experiments compare" in capsys.readouterr().err
 
 
 def test_the_headline_comes_from_measurements(tmp_path, measured, capsys):

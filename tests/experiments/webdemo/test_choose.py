@@ -8,9 +8,8 @@ import pytest
 from rich.console import Console
 
 from lambdanets.detect.command import train as train_detector
-from lambdanets.experiments.webdemo import choose
 from lambdanets.experiments.webdemo.analyse import Classifier, Finder, open_model
-from lambdanets.experiments.webdemo.choose import examples, newest_run, train_first_run
+from lambdanets.experiments.webdemo.choose import examples, newest_run
 from lambdanets.recipes import debug
 from lambdanets.recipes.coco import debug as debug_detection
 from lambdanets.train.command import train
@@ -25,7 +24,8 @@ def run(folder: Path, age: int, **options: object) -> Path:
 
 
 def test_the_newest_run_with_lambda_layers_is_taken(tmp_path: Path) -> None:
-    assert newest_run(tmp_path / "runs") is None
+    with pytest.raises(ValueError, match=r"no finished run in .*runs with weights\.safetensors: .*`lambdanets demo`"):
+        newest_run(tmp_path / "runs")
     plain = run(tmp_path / "runs" / "demo" / "convolution", 0, placement="CCCC")
     assert newest_run(tmp_path / "runs") == plain  # better than none
     run(tmp_path / "runs" / "old", 30)
@@ -34,16 +34,15 @@ def test_the_newest_run_with_lambda_layers_is_taken(tmp_path: Path) -> None:
     (tmp_path / "runs" / "broken" / "weights.safetensors").write_bytes(b"half a file")
     (tmp_path / "runs" / "unfinished").mkdir()
     assert newest_run(tmp_path / "runs") == best
-    assert newest_run(tmp_path / "runs", weights="raw") is None
+    with pytest.raises(ValueError, match=r"weights_raw\.safetensors"):
+        newest_run(tmp_path / "runs", weights="raw")
 
 
-def test_without_a_run_digits_are_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real thing takes half a minute; here the same with fewer steps."""
-    monkeypatch.setattr(choose, "demo", debug)
-    monkeypatch.setattr(choose, "FIRST_EPOCHS", 2 / 56)
+def test_pictures_of_a_run(tmp_path: Path) -> None:
+    out = tmp_path / "runs" / "debug"
     with (tmp_path / "said").open("w") as said:
-        out = train_first_run(tmp_path / "runs", device="cpu", console=Console(file=said, width=200))
-    assert "learns digits first" in (tmp_path / "said").read_text()
+        config = replace(debug(), out=out, device="cpu", epochs=2 / 56)
+        assert train(config, report=False, console=Console(file=said)) == 0
     assert newest_run(tmp_path / "runs") == out
     model = open_model(str(out), device="cpu")
     assert isinstance(model, Classifier)

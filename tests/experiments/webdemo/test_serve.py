@@ -316,7 +316,18 @@ def test_addresses() -> None:
 def test_the_command_serves_until_it_is_told_to_end(
     tmp_path: Path, weights: Path, host: str, warned: bool, interrupt: signal.Handlers
 ) -> None:
-    arguments = ["demo", str(weights), "--no-browser", "--port", "0", "--host", host, "--device", "cpu"]
+    arguments = [
+        "experiments",
+        "webdemo",
+        str(weights),
+        "--no-browser",
+        "--port",
+        "0",
+        "--host",
+        host,
+        "--device",
+        "cpu",
+    ]
     root = str(Path(command.__file__).parents[3])
     environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": root, "PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(
@@ -348,7 +359,7 @@ def test_the_command_serves_until_it_is_told_to_end(
 
 def test_refusals_are_sentences(weights: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
     def refused(*words: str) -> str:
-        assert main(["demo", str(weights), "--no-browser", "--port", "0", *words]) == 2
+        assert main(["experiments", "webdemo", str(weights), "--no-browser", "--port", "0", *words]) == 2
         return capsys.readouterr().err
 
     assert "--max-megabytes 0.0: more than 0" in refused("--max-megabytes", "0")
@@ -367,7 +378,7 @@ def test_other_commands_do_not_load_gradio() -> None:
 
 def test_the_document_has_the_defaults() -> None:
     text = (Path(command.__file__).parents[3] / "docs" / "demo.md").read_text()
-    usual = command.Demo()
+    usual = command.WebDemo()
     assert f"| `--max-megabytes` | {usual.max_megabytes:g} |" in text
     assert f"| `--max-megapixels` | {usual.max_megapixels:g} |" in text
     assert f"| `--host`, `--port` | {usual.host}, {usual.port} |" in text

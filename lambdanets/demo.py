@@ -1,6 +1,6 @@
-"""`make demo`: train a small LambdaResNet and its convolutional twin on real digits, and look at both."""
+"""`lambdanets demo`: train a small LambdaResNet and its convolutional twin on real digits, and look at both."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from PIL import Image
@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from lambdanets.data.source import Source
-from lambdanets.recipes import demo
+from lambdanets.recipes import digits
 from lambdanets.report.page import write_report
 from lambdanets.report.show import count, percent, rate
 from lambdanets.train.command import train
@@ -17,15 +17,31 @@ from lambdanets.train.config import TrainConfig
 from lambdanets.train.inference.evaluate import Evaluation, Images, evaluate, find_images
 from lambdanets.train.inference.predict import answer_table, gather, predict, row
 from lambdanets.train.inference.trained import open_trained
+from lambdanets.view.command import write_view
 
 LAMBDA, TWIN = "lambda", "convolution"
 PREDICTED = 8
 
 
+@dataclass(frozen=True)
+class Demo:
+    """A first run, about two minutes on a CPU: nothing is downloaded.
+
+    Trains a small LambdaResNet and its convolutional twin on 4,000 handwritten digits that come with the package,
+    compares them on 1,000 others, draws what the lambda layers look at, and writes report.html.
+    """
+
+    output: Path = Path("runs/demo")
+    """The folder for the results; a number is appended if it exists."""
+
+    def run(self) -> int:
+        return run(self.output)
+
+
 def run(output: Path, config: TrainConfig | None = None, console: Console | None = None) -> int:
-    """Both runs below a new folder, and what came of them; returns an exit status."""
+    """Train both networks in a new folder, and show the results; returns an exit status."""
     console = console or Console(highlight=False)
-    config = config or demo()
+    config = config or digits()
     folder = unused(output)
     name = config.model.name.removeprefix("lambda_")
     plain = replace(config.model, name=name, placement="CCCC", embedding_std=None)  # it has no embeddings
@@ -43,11 +59,15 @@ def run(output: Path, config: TrainConfig | None = None, console: Console | None
     images = find_images(str(config.out))
     compare({LAMBDA: config.out, TWIN: twin.out}, images, console)
     console.rule("4. A few of them")
-    look(config.out, write_images(images.source, folder / "images"), console)
-    console.rule("5. The report")
+    files = write_images(images.source, folder / "images")
+    look(config.out, folder / "images", console)
+    console.rule("5. What the lambda layers look at")
+    console.print(f"[bold]lambdanets view {escape(str(config.out))} {escape(str(files[0]))}[/]", soft_wrap=True)
+    write_view(open_trained(str(config.out)), files[0], folder / "view", title=config.model.name, console=console)
+    console.rule("6. The report")
     report = write_report(config.out, beside=[twin.out])
     console.print(f"[bold]{escape(str(report))}[/]", soft_wrap=True)
-    console.print("Open it in a browser: curves, what is taken for what, the hardest mistakes.")
+    console.print("Open it in a browser: curves, confusion matrix, hardest mistakes.")
     console.print("Your own images, a folder for each class: docs/training.md and [bold]lambdanets train --help[/]")
     return 0
 
@@ -62,7 +82,7 @@ def unused(folder: Path) -> Path:
 
 
 def compare(folders: dict[str, Path], images: Images, console: Console) -> dict[str, Evaluation]:
-    """Accuracy and size side by side."""
+    """Print accuracy and size of both networks."""
     found = {name: evaluate(open_trained(str(folder)), images) for name, folder in folders.items()}
     table = Table()
     for title in ("network", "top-1", "mistakes", "parameters", "images/s"):
@@ -81,19 +101,22 @@ def compare(folders: dict[str, Path], images: Images, console: Console) -> dict[
     return found
 
 
-def write_images(source: Source, folder: Path, number: int = PREDICTED) -> Path:
+def write_images(source: Source, folder: Path, number: int = PREDICTED) -> list[Path]:
     """Some of the digits as files whose names say what they are."""
     folder.mkdir(parents=True)
+    written = []
     for i in range(number):
         index = i * len(source) // number + 7 * i  # from all over
         pixels = source.read(index % len(source))
         assert not isinstance(pixels, bytes)
         label = source.class_names[int(source.labels[index % len(source)])]
-        Image.fromarray(pixels).save(folder / f"{i + 1}-this-is-a-{label}.png")
-    return folder
+        written.append(folder / f"{i + 1}-this-is-a-{label}.png")
+        Image.fromarray(pixels).save(written[-1])
+    return written
 
 
 def look(run: Path, images: Path, console: Console) -> None:
+    """Print the likeliest classes of the images in a folder."""
     console.print(f"[bold]lambdanets predict {escape(str(run))} {escape(str(images))}[/]", soft_wrap=True)
     table = answer_table(3)
     for one in predict(open_trained(str(run)), gather([str(images)]), top=3):

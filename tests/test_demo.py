@@ -1,4 +1,4 @@
-"""What `make demo` runs, with networks so small that they learn nothing."""
+"""`lambdanets demo`, with networks so small that they learn nothing."""
 
 import io
 import re
@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from lambdanets import digits
-from lambdanets.recipes import demo
+from lambdanets import demo
+from lambdanets.recipes import digits
 from lambdanets.report.log import read_log
 from lambdanets.train.config import TrainConfig
 
 
 @pytest.fixture
 def small() -> TrainConfig:
-    config = demo()
+    config = digits()
     options = ("widths=(4,4,8,8)", "depths=(1,1,1,1)", "scope=3")
     model = replace(config.model, image_size=8, options=options)
     return replace(config, model=model, epochs=0.1, batch_size=64, log_every=2, device="cpu")
@@ -25,9 +25,9 @@ def small() -> TrainConfig:
 @pytest.mark.filterwarnings("error:.*changes nothing")
 def test_it_trains_compares_predicts_and_reports(tmp_path: Path, small: TrainConfig):
     file = io.StringIO()
-    assert digits.run(tmp_path / "demo", small, Console(file=file, width=160)) == 0
+    assert demo.run(tmp_path / "demo", small, Console(file=file, width=160)) == 0
     said = file.getvalue()
-    for number in range(1, 6):
+    for number in range(1, 7):
         assert f" {number}. " in said
     runs = [tmp_path / "demo" / name for name in ("lambda", "convolution")]
     for run in runs:
@@ -47,8 +47,11 @@ def test_it_trains_compares_predicts_and_reports(tmp_path: Path, small: TrainCon
     assert [model["placement"] for model in models] == [small.model.placement, "CCCC"]
     assert [model["embedding_std"] for model in models] == [small.model.embedding_std, None]
     images = sorted((tmp_path / "demo" / "images").iterdir())
-    assert len(images) == digits.PREDICTED
+    assert len(images) == demo.PREDICTED
     assert all(image.name in said for image in images)
+    for name in ("view.html", "view.png"):
+        assert (tmp_path / "demo" / "view" / name).stat().st_size > 1000
+        assert name in said
     page = (runs[0] / "report.html").read_text()
     assert str(runs[0] / "report.html") in said
     assert re.search(r"<th class=\"name\">convolution</th>", page)
@@ -62,14 +65,15 @@ def test_images_are_named_after_what_they_are(tmp_path: Path):
     pixels = {picture(source, i).tobytes(): int(source.labels[i]) for i in range(len(source))}
     from PIL import Image
 
-    written = list(digits.write_images(source, tmp_path / "images").iterdir())
+    written = demo.write_images(source, tmp_path / "images")
+    assert set(written) == set((tmp_path / "images").iterdir())
     labels = [pixels[Image.open(path).tobytes()] for path in written]
     assert [f"a-{label}.png" for label in labels] == [path.name[-7:] for path in written]
     assert len(set(labels)) >= 5
 
 
 def test_nothing_is_written_over(tmp_path: Path):
-    assert digits.unused(tmp_path / "demo") == tmp_path / "demo"
+    assert demo.unused(tmp_path / "demo") == tmp_path / "demo"
     (tmp_path / "demo").mkdir()
     (tmp_path / "demo-2").mkdir()
-    assert digits.unused(tmp_path / "demo") == tmp_path / "demo-3"
+    assert demo.unused(tmp_path / "demo") == tmp_path / "demo-3"
