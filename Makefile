@@ -67,8 +67,8 @@ test-gpu: $(READY)  ## the kernels and the operation on a CUDA device
 # One small case of every mode of the kernels. Without torch's cache an access beyond a tensor is one beyond its memory.
 SANITIZED := (test_against and (several or goes) and centred or test_windows and (square or columns) or test_relative and (square or middle) or test_content and wide or test_dense and 300 or test_pooling and (odd or two) or test_pooled and odd and scope and not position and not lambdas) and bfloat16
 sanitize: $(READY)  ## the kernels under compute-sanitizer, on a CUDA device
-	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 9 $(BIN)/python -m pytest tests/ops/test_fused.py tests/ops/test_fused_norms.py tests/ops/test_fused_narrow.py tests/ops/test_fused_pool.py tests/ops/test_fused_maps.py -k "$(SANITIZED)"
-	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool racecheck --error-exitcode 9 $(BIN)/python -m pytest tests/ops/test_fused.py tests/ops/test_fused_norms.py tests/ops/test_fused_narrow.py tests/ops/test_fused_pool.py tests/ops/test_fused_maps.py -k "$(SANITIZED)"
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 9 $(BIN)/python -m pytest tests/ops/test_fused.py tests/ops/test_fused_norms.py tests/ops/test_fused_pool.py tests/ops/test_fused_maps.py -k "$(SANITIZED)"
+	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool racecheck --error-exitcode 9 $(BIN)/python -m pytest tests/ops/test_fused.py tests/ops/test_fused_norms.py tests/ops/test_fused_pool.py tests/ops/test_fused_maps.py -k "$(SANITIZED)"
 
 clean:
 	rm -rf $(VENV) build dist docs/_generated *.egg-info .pytest_cache .ruff_cache .coverage

@@ -29,11 +29,7 @@ GROUPS = {
     "tables": ("expand",),  # for the forward, dq and dv
     "content": ("content_forward", "content_backward"),
     "norms": ("batch_moments", "normalise_parts", "gradient_moments", "gradients_of_parts"),
-    # By what libraries call matrix products; and where a layer is narrow, with the norms in them.
-    "projections": (
-        "moments_of_product", "merge_moments", "parts_of_product",
-        "products_of_gradients", "sum_parts", "gradients_of_weights", "gradients_of_inputs",
-    ),
+    "projections": (),  # matrix products, by the names that libraries give them
     "other": (),
 }
 # fmt: on
@@ -97,11 +93,8 @@ def per_step(kernel: str, microseconds: Sequence[float], steps: int) -> KernelTi
     return KernelTime(kernel, median(sums), calls)
 
 
-def work_of(case: Case, mode: str, g_is_written: bool, product_is_written: bool = True) -> dict[str, Work]:
-    """For each group that has useful work. `g_is_written`: by a kernel of its own, so that dv and dT read it.
-
-    `product_is_written`: the projection, for norms to read; else projections norm, and make it as they need it.
-    """
+def work_of(case: Case, mode: str, g_is_written: bool) -> dict[str, Work]:
+    """For each group that has useful work. `g_is_written`: by a kernel of its own, so that dv and dT read it."""
     from lambdanets.ops.triton.operators import content_flops, count_flops
 
     B, N, C, H, K = case.batch, case.positions, case.shape.channels, case.heads, case.key_depth
@@ -132,25 +125,17 @@ def work_of(case: Case, mode: str, g_is_written: bool, product_is_written: bool 
             "dv": Work(lambdas, size * (q + x + table + v) + whole),
             "dT": Work(lambdas, size * (q + x + v + table)),
         }
-    if product_is_written:
-        moments, norm = normed, 2 * product
-        gradient_moments, norm_gradient = 2 * normed, normed + 2 * product
-        projections = {
-            "norms": Work(0, size * (moments + norm + gradient_moments + norm_gradient)),
-            # Back: the gradient of the input, and that of the weights.
-            "projections": Work(3 * projection, size * 3 * (x + weight + product)),
-        }
-    else:
-        moments, parts, gradient_sums, input_gradient = x, x + product, x + product, 2 * x + product
-        moved = moments + parts + gradient_sums + input_gradient + 4 * weight
-        projections = {"projections": Work(3 * projection, size * moved)}
+    moments, norm = normed, 2 * product
+    gradient_moments, norm_gradient = 2 * normed, normed + 2 * product
     return {
         "forward": Work(lambdas, size * (q + v + table + x) + whole),
         "dq": Work(lambdas, size * (x + v + table + q) + whole),
         **gradients,
         # Back: gradients of keys, and of values, which are added to dv.
         "content": Work(3 * content, size * ((k + v) + (2 * k + 3 * v)) + 3 * whole),
-        **projections,
+        "norms": Work(0, size * (moments + norm + gradient_moments + norm_gradient)),
+        # Backward: the gradient of the input, and that of the weights.
+        "projections": Work(3 * projection, size * 3 * (x + weight + product)),
     }
 
 
@@ -158,8 +143,7 @@ def grouped(case: Case, mode: str, times: Iterable[KernelTime]) -> list[dict[str
     """Rows of the result, one for each group that ran."""
     times = sorted(times, key=lambda time: -time.microseconds)
     found = {group: [time for time in times if group_of(time.name) == group] for group in GROUPS}
-    narrow = any(time.name in GROUPS["projections"] for time in times)
-    works = work_of(case, mode, bool(found["g"]), not narrow)
+    works = work_of(case, mode, bool(found["g"]))
     rows = []
     for group, kernels in found.items():
         if kernels:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lambdanets.ops.operation import accumulation_dtype
-from lambdanets.ops.triton import narrow, norms
+from lambdanets.ops.triton import norms
 
 AUTOCAST = ("cuda", "cpu")  # where kernels may run; torch.compile cannot ask torch where there is autocast at all
 
@@ -74,8 +74,6 @@ def project(inputs: Tensor, projection: Projection, kernels: bool = False) -> li
     """[B, N, C] -> [B, N, size] for each of the projection's sizes. `kernels`: the fused ones may norm the parts."""
     weight, sizes, dtype = projection.weight, projection.sizes, type_of_product(inputs, projection.weight)
     if kernels and dtype is not None and type(weight) is Tensor and norms.takes(inputs, dtype, projection.norms):
-        if narrow.fits(inputs.shape[2], sizes, dtype, inputs.device):
-            return norms.projected_parts(inputs.to(dtype).contiguous(), weight.to(dtype), projection.norms, sizes)
         return norms.normed_parts(nn.functional.linear(inputs, weight), projection.norms, sizes)
     parts = nn.functional.linear(inputs, weight, projection.bias).split(sizes, dim=-1)
     return [

@@ -67,7 +67,6 @@ def test_every_kernel_of_ours_has_a_group():
         ("expand", "tables"),
         ("content_backward", "content"),
         ("gradients_of_parts", "norms"),
-        ("products_of_gradients", "projections"),
         ("nvjet_sm90_tst_144x256_64x4_1x2_h_bz_coopA_TNN", "projections"),
         (
             "void cutlass::Kernel2<cutlass_80_tensorop_s16816gemm_bf16_256x64_64x3_nt_align8>"
@@ -118,9 +117,6 @@ def test_useful_work_is_what_is_in_scope_and_on_the_map(case):
     work = {name: one.flops for name, one in work_of(case, "training", False).items()}
     assert "g" not in work  # dv and dT make it themselves
     assert work["dv"] == work["dT"] == position + applied
-    work = {name: one.flops for name, one in work_of(case, "training", True, product_is_written=False).items()}
-    assert "norms" not in work  # projections norm themselves
-    assert work["projections"] == 3 * projection  # what they make again is of no further use
 
 
 def tensors(*shapes: tuple[int, ...], dtype: torch.dtype) -> int:
@@ -156,10 +152,6 @@ def test_traffic_is_every_operand_once(case):
     found = {name: one.bytes for name, one in work_of(case, "training", False).items()}
     assert found["dv"] == tensors(queries, output, table, values, dtype=dtype) + content
     assert found["dT"] == tensors(queries, output, values, table, dtype=dtype)
-    found = {name: one.bytes for name, one in work_of(case, "training", True, product_is_written=False).items()}
-    moments, parts = tensors(x, weight, dtype=dtype), tensors(x, weight, product, dtype=dtype)
-    sums, inputs = tensors(x, product, weight, dtype=dtype), tensors(x, product, weight, x, dtype=dtype)
-    assert found["projections"] == moments + parts + sums + inputs
 
 
 def test_projections_are_the_products_that_torch_counts():
@@ -279,10 +271,10 @@ def test_refusals(words, said, capsys):
 @GPU
 @pytest.mark.parametrize(
     ("shape", "scope", "missing"),
-    [("18x20x256", "5", set()), ("18x20x64", "5", {"norms"}), ("6x7x32", "global", {"g", "norms"})],
+    [("18x20x256", "5", set()), ("18x20x64", "5", set()), ("6x7x32", "global", {"g"})],
 )
 def test_every_group_runs_on_a_gpu(shape, scope, missing, tmp_path, capsys):
-    """In the window mode, and in the one of small maps, which writes no g. Narrow layers norm as they project."""
+    """In the window mode, and in the one of small maps, which writes no g."""
     output = tmp_path / "deep" / "kernels.json"
     words = ["--shapes", shape, "--scope", scope, "--batch", "4", "--steps", "3", "--output", str(output)]
     assert main(["bench", "kernels", *words]) == 0

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lambdanets.ops.triton import beside, narrow
+from lambdanets.ops.triton import beside
 
 
 @pytest.fixture
@@ -26,9 +26,3 @@ def side_by_side():
     """Small cases, too, run kernels beside each other, where there is a GPU."""
     with beside.from_work(0):
         yield
-
-
-@pytest.fixture
-def narrow_float16(monkeypatch):
-    """The narrow kernels take float16, the only half type that the interpreter has."""
-    monkeypatch.setattr(narrow, "TYPES", (torch.bfloat16, torch.float16))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lambdanets.ops.triton import content, interpreted, launch, maps, narrow, norms, pool, window_gradients, windows
+from lambdanets.ops.triton import content, interpreted, launch, maps, norms, pool, window_gradients, windows
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = pytest.mark.skipif(interpreted(), reason="TRITON_INTERPRET is set: nothing is compiled")
@@ -115,17 +115,6 @@ def test_norms(compiled):
     *parts, moments = norms.forward(product, *parameters, *statistics, [1e-5, 1e-5], [0.1, 0.1], sizes)
     norms.backward(*parts, product, *parameters, moments, sizes)
     assert compiled.keys() == {"batch_moments", "normalise_parts", "gradient_moments", "gradients_of_parts"}
-
-
-@pytest.mark.parametrize(("channels", "sizes"), [(128, (64, 32, 16)), (24, (8, 4, 0))])
-def test_narrow_layers(channels, sizes, compiled):
-    inputs, weight = on_meta(8, 49, channels), on_meta(sum(sizes), channels)
-    parameters, statistics = parameters_and_statistics(sizes)
-    *parts, moments = narrow.forward(inputs, weight, *parameters, *statistics, [1e-5, 1e-5], [0.1, 0.1], sizes)
-    narrow.backward(*parts, inputs, weight, *parameters, moments, sizes)
-    forward = {"moments_of_product", "merge_moments", "parts_of_product"}
-    backward = {"products_of_gradients", "sum_parts", "gradients_of_weights", "gradients_of_inputs"}
-    assert compiled.keys() == forward | backward
 
 
 @pytest.mark.parametrize("kernel", [2, 3])

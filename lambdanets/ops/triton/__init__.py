@@ -8,6 +8,7 @@ Derivation and layouts: README.md beside this file.
 import functools
 import importlib.util
 import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -129,22 +130,6 @@ def compiled_kernels() -> int:
     """How many variants of the kernels this process compiled or loaded so far."""
     from triton.runtime.jit import JITFunction
 
-    from . import (
-        backward_kernels,
-        content_kernels,
-        forward_kernels,
-        maps_kernels,
-        narrow_kernels,
-        norm_kernels,
-        pool_kernels,
-        tables,
-        window_gradient_kernels,
-        window_kernels,
-    )
-
-    found = {}
-    windows = (window_kernels, window_gradient_kernels)
-    lambdas = (forward_kernels, backward_kernels, *windows, content_kernels, maps_kernels, tables)
-    for module in (*lambdas, norm_kernels, narrow_kernels, pool_kernels):
-        found |= {id(f): f for f in vars(module).values() if isinstance(f, JITFunction)}
-    return sum(len(cache[0]) for function in found.values() for cache in function.device_caches.values())
+    modules = [module for name, module in sys.modules.items() if name.startswith(f"{__name__}.")]
+    kernels = {id(f): f for module in modules for f in vars(module).values() if isinstance(f, JITFunction)}
+    return sum(len(cache[0]) for kernel in kernels.values() for cache in kernel.device_caches.values())

@@ -1,9 +1,8 @@
-"""Batch norm of queries and values for training, straight from the projection that holds both and the keys.
+"""Training batch norm of queries and values, read from the projection that holds both and the keys.
 
-torch would copy each part out of the projection, norm it, and put the gradients together again: sixteen small
-kernels and five more passes. Here two kernels go forward and two back. Sums are in float32, in a fixed order.
-When they may run, and how they are launched; autograd and registration: norm_operators.py. Narrow layers do without
-the projection in memory: narrow.py.
+torch copies each part out of the projection, normalises it, and concatenates the gradients again: sixteen small kernels
+and five more passes over memory. Here two kernels run forward and two backward. Sums are in float32, in a fixed order.
+This file decides when the kernels may run and launches them; autograd and registration: norm_operators.py.
 
 Letters: B batch, N positions, R = B * N rows, S channels of the projection, P shares of the rows.
 """
@@ -71,29 +70,13 @@ def normed_parts(product_BNS: Tensor, norms: Sequence[nn.Module | None], sizes: 
     """Queries and values after their norms, and keys if there are any, each contiguous; updates running statistics."""
     from . import norm_operators as operators
 
-    return parts_by(operators.normed_parts, operators.NormedParts, (product_BNS,), norms, sizes)
-
-
-def projected_parts(
-    inputs_BNC: Tensor, weight: Tensor, norms: Sequence[nn.Module | None], sizes: Sequence[int]
-) -> list[Tensor]:
-    """`normed_parts` of the product of inputs and weights [S, C], which is not written."""
-    from . import norm_operators as operators
-
-    return parts_by(operators.projected_parts, operators.ProjectedParts, (inputs_BNC, weight), norms, sizes)
-
-
-def parts_by(
-    operator: Any, function: type[torch.autograd.Function], inputs: tuple[Tensor, ...],
-    norms: Sequence[nn.Module | None], sizes: Sequence[int],
-) -> list[Tensor]:  # fmt: skip
-    # The compiler needs the operator, which ends in the function too; for eager calls the dispatcher is a detour.
-    call = operator if torch.compiler.is_dynamo_compiling() else function.apply
     first, second = norms[:2]
     assert isinstance(first, nn.BatchNorm2d)
     assert isinstance(second, nn.BatchNorm2d)
+    # torch.compile traces the operator. Eager calls skip the dispatcher, which costs as much as a small kernel.
+    call = operators.normed_parts if torch.compiler.is_dynamo_compiling() else operators.NormedParts.apply
     parts = call(
-        *inputs, first.weight, second.weight, first.bias, second.bias,
+        product_BNS, first.weight, second.weight, first.bias, second.bias,
         first.running_mean, second.running_mean, first.running_var, second.running_var,
         first.num_batches_tracked, second.num_batches_tracked,
         [first.eps, second.eps], [first.momentum, second.momentum], [*sizes, 0][:3],
