@@ -23,7 +23,7 @@ from lambdanets.bench.cases import Case
 GROUPS = {
     "forward": ("forward_small", "forward_large", "forward_window"),
     "dq": ("query_gradients_small", "query_gradients_large", "query_gradients_window"),
-    "g": ("spread_window",),  # the gradients of lambdas, which small maps make inside dv and dT
+    "g": ("lambda_gradients",),  # the gradients of lambdas, which small maps make inside dv and dT
     "dv": ("value_gradients", "value_gradients_window"),
     "dT": ("table_gradients", "table_gradients_window", "sum_table_parts", "fold"),
     "tables": ("expand",),  # for the forward, dq and dv

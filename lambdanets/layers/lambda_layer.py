@@ -19,7 +19,7 @@ from lambdanets.ops import triton as fused
 from lambdanets.ops.operation import accumulation_dtype, apply_lambdas, predict
 from lambdanets.ops.positions import Kept, Relative, per_axis
 from lambdanets.ops.problem import Options
-from lambdanets.ops.triton import pool
+from lambdanets.ops.triton import pooling
 from lambdanets.typed import Count, Deviation
 
 CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
@@ -285,7 +285,7 @@ class LambdaLayer(Fusing):
         """Whether the fused kernels do what `interact` and `downsample` do: for channels-last images and the usual
         options.
         """
-        if self.downsample is None or not pool.takes(x) or x.shape[0] == 0 or self.backend not in ("auto", "fused"):
+        if self.downsample is None or not pooling.takes(x) or x.shape[0] == 0 or self.backend not in ("auto", "fused"):
             return False
         if self.positions is None or self.position_bias is not None or max(self.positions.dilation) > 1:
             return False
@@ -303,7 +303,7 @@ class LambdaLayer(Fusing):
         placed = self._place(grid, grid)
         assert placed is not None
         output = fused.fused_relative(queries, values, None, placed.table, grid, grid, keys=keys, pooled=True)
-        height, width = (pool.pooled_side(side, 3) for side in grid)
+        height, width = (pooling.pooled_side(side, 3) for side in grid)
         return output.reshape(len(queries), height, width, self.out_channels).movedim(-1, 1)
 
     def _add_bias(self, output_BNHV: Tensor, queries_BNHK: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ torch's backward pass for such images is wrong where there is padding, in torch 
 error), and slow: 0.8 ms for 256 maps of 28x28x256 on an H200, thirty times as long as reading them. The code that
 torch.compile generates for it is correct, but slow as well.
 
-The kernels of this package (lambdanets/ops/triton/pool.py) pool such images; in compiled networks those with padding.
+The kernels of this package (lambdanets/ops/triton/pooling.py) pool such images; in compiled networks those with padding.
 Where they cannot run, eager networks copy images into the other layout, for which torch is correct.
 Lambda layers with `downsample="avg"` pool through this module, or inside their own kernels.
 
@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.fx import Proxy
 
-from lambdanets.ops.triton import pool
+from lambdanets.ops.triton import pooling
 
 STRIDE = 2
 
@@ -30,8 +30,8 @@ class AveragePool(nn.AvgPool2d):
             return super().forward(input)
         # 2x2 windows stand in shortcuts: the compiler adds their gradients to the block's without writing them first.
         compiling = torch.compiler.is_compiling()
-        if (self.padding or not compiling) and pool.takes(input) and self.is_halving(input):
-            return pool.average_pool(input, 3 if self.padding else STRIDE)
+        if (self.padding or not compiling) and pooling.takes(input) and self.is_halving(input):
+            return pooling.average_pool(input, 3 if self.padding else STRIDE)
         # torch.compile writes its own kernels (inductor, its default, does).
         if compiling or not input.is_cuda or self.is_safe(input):
             return super().forward(input)

@@ -60,7 +60,7 @@ def test_every_kernel_of_ours_has_a_group():
     [
         ("forward_window", "forward"),
         ("query_gradients_small", "dq"),
-        ("spread_window", "g"),
+        ("lambda_gradients", "g"),
         ("value_gradients", "dv"),
         ("table_gradients_window", "dT"),
         ("fold", "dT"),
@@ -171,7 +171,7 @@ def test_a_step_is_the_median_of_steps():
 
 TIMES = [
     KernelTime("forward_window", 50, 1),
-    KernelTime("spread_window", 20, 2),
+    KernelTime("lambda_gradients", 20, 2),
     KernelTime("table_gradients_window", 30, 1),
     KernelTime("fold", 10, 1),
     KernelTime("nvjet_sm90", 8, 3),

@@ -6,7 +6,7 @@ Letters: B batch, M context positions, K key depth, V value depth.
 import torch
 from torch import Tensor
 
-from .launch import on_device, power_of_two, precision_of
+from .problem import on_device, power_of_two, precision_of
 
 BACKWARD_ROWS = {2: 64, 4: 32}  # context positions of a program, by bytes of a number: more of float32 would spill
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from . import constant_when_compiling, why_not
-from .launch import multiprocessors, on_device
+from .problem import multiprocessors, on_device
 
 ROWS, COLUMNS, STAGES = 128, 32, 4  # of a tile, and tiles on their way: README.md
 WIDE = 64  # rows and columns where gradients are summed: their rows are read whole

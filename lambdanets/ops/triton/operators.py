@@ -1,7 +1,7 @@
 """The fused operation as registered operators: lambdanets::fused and lambdanets::fused_backward.
 
-`pooled`: 3x3 average pooling at every other position follows, with a border of zeros. Where it pays, in another order
-(maps.py); which one is decided here, with the sizes at hand.
+`pooled`: 3x3 average pooling at every other position follows, with a border of zeros. The mode is chosen here, with the
+sizes at hand, so that compiled code does not compile again for each size.
 
 Letters: B batch, N queries, M context positions (times intra-depth U), H heads, K key depth, V value depth.
 `embeddings` is a table [scope_y, scope_x, K, U] (query_grid given) or dense [N, M, K, U] (query_grid empty).
@@ -17,19 +17,27 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from . import beside, launch, maps, pool, window_gradients, windows
+from . import beside, expanded, pool_first, pooling, tiled
 from .content import content_gradients, content_lambda
-from .launch import unit_stride
+from .problem import Geometry, Problem, unit_stride
 from .register import below_autograd, differentiable, operator
+
+MODES = (pool_first, tiled, expanded)  # the first that can runs
 
 
 def geometry_of(
     embeddings: Tensor, query_grid: Sequence[int], context_grid: Sequence[int], stride: int
-) -> launch.Geometry:
+) -> Geometry:
     if not query_grid:
-        return launch.Geometry(None, (1, embeddings.shape[1]), (1, 1), 1, embeddings.shape[3])
-    query, context = (query_grid[0], query_grid[1]), (context_grid[0], context_grid[1])
-    return launch.Geometry(query, context, (embeddings.shape[0], embeddings.shape[1]), stride, embeddings.shape[3])
+        return Geometry(None, (1, embeddings.shape[1]), (1, 1), 1, embeddings.shape[3])
+    (query_y, query_x), (context_y, context_x) = query_grid, context_grid
+    scope = embeddings.shape[0], embeddings.shape[1]
+    return Geometry((query_y, query_x), (context_y, context_x), scope, stride, embeddings.shape[3])
+
+
+def mode_of(problem: Problem, backward: bool = False) -> ModuleType:
+    """Which kernels run. The two passes need not agree: the backward begins with the inputs."""
+    return next(mode for mode in MODES if mode.why_not(problem, backward) is None)
 
 
 def heads_of(queries: Tensor, embeddings: Tensor) -> int:
@@ -39,15 +47,6 @@ def heads_of(queries: Tensor, embeddings: Tensor) -> int:
 def with_heads(joined: Tensor, depth: int) -> Tensor:
     """[B, N, H * depth] -> [B, N, H, depth], with a last stride of 1."""
     return unit_stride(joined).unflatten(2, (-1, depth))
-
-
-def mode_of(
-    geometry: launch.Geometry, queries: Tensor, values: Tensor, pooled: bool, backward: bool = False
-) -> ModuleType:
-    """Which kernels run. The two passes need not agree: the backward begins with the inputs."""
-    if pooled and maps.pays(geometry, queries, values, backward):
-        return maps
-    return windows if windows.use_window(geometry, queries, values) else launch
 
 
 def images_of(joined: Tensor, grid: Sequence[int]) -> Tensor:
@@ -64,7 +63,7 @@ def fused_shape(
     queries: Tensor, values: Tensor, keys: Tensor | None, content: Tensor | None, embeddings: Tensor,
     query_grid: Sequence[int], context_grid: Sequence[int], stride: int, pooled: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    rows, columns = maps.windows_of(query_grid) if pooled else (1, queries.shape[1])
+    rows, columns = pool_first.windows_of(query_grid) if pooled else (1, queries.shape[1])
     output = queries.new_empty(queries.shape[0], rows * columns, heads_of(queries, embeddings) * values.shape[2])
     if keys is None:
         return output, queries.new_empty(0), queries.new_empty(0)
@@ -84,16 +83,17 @@ def fused(
     """
     geometry = geometry_of(embeddings, query_grid, context_grid, stride)
     queries, values = with_heads(queries, embeddings.shape[2]), unit_stride(values)
-    mode = mode_of(geometry, queries, values, pooled)
+    problem = Problem.of(geometry, queries, values, pooled)
+    mode = mode_of(problem)
     whole = None if content is None else content.float().contiguous()
     if keys is None:
         found, norm = queries.new_empty(0), queries.new_empty(0)
     else:
         found, norm = content_lambda(unit_stride(keys), values)
         whole = found
-    output = mode.forward(queries, values, whole, embeddings, geometry).flatten(2)
-    if pooled and mode is not maps:
-        output = positions_of(pool.forward(images_of(output, query_grid), 3))
+    output = mode.forward(problem, queries, values, whole, embeddings).flatten(2)
+    if pooled and mode is not pool_first:
+        output = positions_of(pooling.forward(images_of(output, query_grid), 3))
     return output, found, norm
 
 
@@ -125,22 +125,22 @@ def fused_backward(
     whole = None if content is None else content.float().contiguous()
     values = unit_stride(values)
     queries = with_heads(queries, embeddings.shape[2])
-    mode = mode_of(geometry, queries, values, pooled, backward=True)
-    if pooled and mode is not maps:
-        gradient = positions_of(
-            pool.backward(images_of(gradient, maps.windows_of(query_grid)), query_grid[0], query_grid[1], 3)
-        )
+    problem = Problem.of(geometry, queries, values, pooled)
+    mode = mode_of(problem, backward=True)
+    if pooled and mode is not pool_first:
+        windows = images_of(gradient, pool_first.windows_of(query_grid))
+        gradient = positions_of(pooling.backward(windows, query_grid[0], query_grid[1], 3))
     gradient = with_heads(gradient, values.shape[2])
     through_keys = keys is not None and (needs[1] or needs[2])
     wanted = (needs[0], needs[1], through_keys or (keys is None and needs[3]), needs[4])
-    arguments = (gradient, queries, values, whole, embeddings, geometry, wanted)
+    arguments = (problem, gradient, queries, values, whole, embeddings, wanted)
     dk = None
     if keys is not None and through_keys:
         keys = unit_stride(keys)
         dk = torch.empty(keys.shape, device=keys.device, dtype=keys.dtype)
-    work = windows.work(geometry, queries, values)
-    with beside.forked(queries.device, work) if mode is windows else nullcontext(beside.ONE_BY_ONE) as side:
-        dq, dv, dc, de = window_gradients.backward(*arguments, side) if mode is windows else mode.backward(*arguments)
+    forked = beside.forked(queries.device, tiled.work(problem)) if mode is tiled else nullcontext(beside.ONE_BY_ONE)
+    with forked as side:
+        dq, dv, dc, de = tiled.backward(*arguments, side) if mode is tiled else mode.backward(*arguments)
         if dk is not None:
             with side("values"):
                 dv = content_gradients(dc, keys, values, whole, norm, dv, dk)  # pyright: ignore
@@ -168,7 +168,7 @@ def plain_output(
     output = output.flatten(2)
     if not pooled:
         return output
-    images = images_of(output, query_grid).contiguous()  # of the other layout torch's gradients are wrong: pool.py
+    images = images_of(output, query_grid).contiguous()  # of the other layout torch's gradients are wrong: layers/pool.py
     return positions_of(torch.nn.functional.avg_pool2d(images, 3, 2, padding=1))
 
 

@@ -8,21 +8,21 @@ Letters: B batch, H x W the map, P x Q the pooled map, C channels.
 import torch
 from torch import Tensor
 
-from . import pool
+from . import pooling
 from .register import differentiable, directly, operator
 
 
 def pooled_shape(x_BCHW: Tensor, kernel: int) -> Tensor:
     B, C, H, W = x_BCHW.shape
-    return pool.images(x_BCHW, B, C, pool.pooled_side(H, kernel), pool.pooled_side(W, kernel))
+    return pooling.images(x_BCHW, B, C, pooling.pooled_side(H, kernel), pooling.pooled_side(W, kernel))
 
 
 def gradient_shape(gradient_BCPQ: Tensor, height: int, width: int, kernel: int) -> Tensor:
-    return pool.images(gradient_BCPQ, *gradient_BCPQ.shape[:2], height, width)
+    return pooling.images(gradient_BCPQ, *gradient_BCPQ.shape[:2], height, width)
 
 
-average_pool = operator("average_pool", pooled_shape)(pool.forward)
-average_pool_backward = operator("average_pool_backward", gradient_shape)(pool.backward)
+average_pool = operator("average_pool", pooled_shape)(pooling.forward)
+average_pool_backward = operator("average_pool_backward", gradient_shape)(pooling.backward)
 
 
 class AveragePool(torch.autograd.Function):

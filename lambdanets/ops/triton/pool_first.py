@@ -1,12 +1,12 @@
-"""Lambdas and 3x3 average pooling at every other position in attention's order: pool first, sum over values last.
+"""The mode of lambdas and 3x3 average pooling at every other position in attention's order: pool first.
 
     z[p, h, v] = 1/9 sum_m s[p, h, m] v[m, v]        s[p, h, m] = sum over the places n of window p of q[n, h] . e_nm
 
-Without a softmax the order is free. Pooling leaves a quarter of the outputs, and a map s has H numbers for each pair of
-a window and a context position where lambdas have K: less work by far where maps are small. Both sums are plain matrix
+Without a softmax the order is free. Pooling leaves a quarter of the outputs, and s has H numbers for each pair of a
+window and a context position where lambdas have K: less work by far where maps are small. Both sums are plain matrix
 products, the first for each window with rows (head, example), the second for each example with rows (window, head);
 s in memory as [P, H, B, M] serves both. The content lambda is K more columns of s, which hold the windows' summed
-queries, and K more rows of values. README.md has what it costs.
+queries, and K more rows of values. README.md says what it costs.
 
 Letters: B batch, N queries, M = N context positions, C columns of s, P windows, H heads, K key depth, V value depth.
 """
@@ -17,8 +17,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from . import pool
-from .launch import EXPANDED, Geometry, fold_partial, on_device, power_of_two, without_autocast
+from . import tables
+from .pooling import pooled_side
+from .problem import Geometry, Gradients, Needs, Problem, ceil_div, on_device, power_of_two, without_autocast
 
 PLACES = 9  # of a window
 WORKSPACE = 2**29  # bytes of s at a time, and of E, at most
@@ -33,33 +34,40 @@ class Moves:
     embedding: int
 
 
-# Of times with 1 to 256 images (maps-variants-cuda.json); lambdas are relatively quicker forward than backward.
+# Of times with 1 to 256 images (maps-variants-cuda.json); lambdas are relatively faster forward than backward.
 FORWARD, BACKWARD = Moves(550, 440), Moves(330, 150)
 
 
-def pays(geometry: Geometry, q: Tensor, v: Tensor, backward: bool) -> bool:
-    """Whether this order is quicker than lambdas, which see the scope alone, where maps see all pairs."""
-    (B, _, H, K), V, grid, scope = q.shape, v.shape[2], geometry.query_grid, geometry.scope
+def why_not(problem: Problem, backward: bool) -> str | None:
+    """This order sees all pairs of positions, where lambdas see those in scope."""
+    geometry, B, H, K, V = problem.geometry, problem.B, problem.H, problem.K, problem.V
+    grid, scope = geometry.query_grid, geometry.scope
+    if not problem.pooled:
+        return "no pooling follows"
     if grid is None or grid != geometry.context_grid or geometry.stride != 1 or geometry.intra_depth != 1:
-        return False
+        return "pooling first takes relative positions with stride 1 and intra-depth 1 on one grid"
     (rows, across), (_, columns), depth = windows_of(grid), columns_of(grid[0] * grid[1], K), PLACES * K
     pairs = rows * across * columns
-    if q.element_size() > 2 or pairs * depth * q.element_size() > WORKSPACE:
-        return False  # products of float32 by cuBLAS have no tensor cores, unless they may be rounded
+    if not problem.half:
+        return "cuBLAS has no tensor cores for float32, unless it may be rounded"
+    if pairs * depth * problem.dtype.itemsize > WORKSPACE:
+        return "the embeddings of all windows would take too much memory"
     moves = BACKWARD if backward else FORWARD
     maps = B * pairs * H * max(depth + V, moves.map)
     lambdas = B * grid[0] * grid[1] * min(scope[0], grid[0]) * min(scope[1], grid[1]) * K * V
-    return maps + pairs * depth * moves.embedding < lambdas  # embeddings are made once for the whole batch
+    if maps + pairs * depth * moves.embedding >= lambdas:  # embeddings are computed once for the whole batch
+        return "lambdas first are faster"
+    return None
 
 
 def windows_of(grid: Sequence[int]) -> tuple[int, int]:
-    return pool.pooled_side(grid[0], 3), pool.pooled_side(grid[1], 3)
+    return pooled_side(grid[0], 3), pooled_side(grid[1], 3)
 
 
 def columns_of(context: int, depth: int) -> tuple[int, int]:
     """Where the columns of content begin, and how many columns there are: whole 32 bytes, as fast products want."""
-    first = -(-context // 16) * 16
-    return first, -(-(first + depth) // 16) * 16
+    first = ceil_div(context, 16) * 16
+    return first, ceil_div(first + depth, 16) * 16
 
 
 def parts_of(batch: int, bytes_each: int) -> list[slice]:
@@ -70,14 +78,14 @@ def parts_of(batch: int, bytes_each: int) -> list[slice]:
 
 def expand(table: Tensor, geometry: Geometry, dtype: torch.dtype) -> Tensor:
     """table [scope_y, scope_x, K, 1] -> E [C, P, 9 * K]: embeddings of every window, then unit vectors for content."""
-    from . import maps_kernels as kernels
+    from . import pool_first_kernels as kernels
 
     K, grid, windows = table.shape[2], geometry.context_grid, windows_of(geometry.context_grid)
     (first, columns), count = columns_of(grid[0] * grid[1], K), windows[0] * windows[1]
     expanded = torch.empty(columns, count, PLACES * K, device=table.device, dtype=dtype)
-    kernels.expand_windows[(-(-count * PLACES * K // EXPANDED[1]), columns // EXPANDED[0])](
+    kernels.expand_windows[(ceil_div(count * PLACES * K, tables.COLUMNS), columns // tables.ROWS)](
         table.contiguous(), expanded, count, *grid, windows[1], *geometry.scope, *geometry.centre, first,
-        K=K, ROW_BLOCK=EXPANDED[0], COLUMN_BLOCK=EXPANDED[1], num_warps=4,
+        K=K, ROW_BLOCK=tables.ROWS, COLUMN_BLOCK=tables.COLUMNS, num_warps=4,
     )  # fmt: skip
     return expanded
 
@@ -86,9 +94,9 @@ def fold(gradient: Tensor, table: Tensor, geometry: Geometry) -> Tensor:
     """The gradient of E [P, 9 * K, C] -> that of the table, in float32."""
     # Windows are queries of depth 9 K, with a scope two wider: place j of a window is shifted by j.
     (height, width, K, _), grid = table.shape, geometry.context_grid
-    around = Geometry(windows_of(grid), grid, (height + 2, width + 2), 2, 1)
+    around = Geometry(windows_of(grid), grid, (height + 2, width + 2), stride=2)
     like = torch.empty(*around.scope, PLACES * K, 1, device=table.device, dtype=torch.float32)
-    shifted = fold_partial(gradient.flatten(0, 1)[None], like, around, around.centre, PLACES * K)
+    shifted = tables.fold(gradient.flatten(0, 1)[None], like, around, PLACES * K)
     down, right = (width + 2) * PLACES * K, PLACES * K
     strides = (down, right, down + 3 * K, right + K, 1)  # the third axis: a row further and a place further
     return shifted.as_strided((height, width, 3, 3, K), strides).sum((2, 3)).unsqueeze(3)
@@ -96,13 +104,13 @@ def fold(gradient: Tensor, table: Tensor, geometry: Geometry) -> Tensor:
 
 def gather(q: Tensor, grid: Sequence[int]) -> Tensor:
     """q [B, N, H, K] -> the queries of every window [P, H * B, 9 * K]."""
-    from . import maps_kernels as kernels
+    from . import pool_first_kernels as kernels
 
     (B, _, H, K), (rows, across) = q.shape, windows_of(grid)
     gathered = torch.empty(rows * across, H * B, PLACES * K, device=q.device, dtype=q.dtype)
     depth = power_of_two(PLACES * K)
     block = max(1, NUMBERS // depth)
-    kernels.gather[(rows * across, -(-H * B // block))](
+    kernels.gather[(rows * across, ceil_div(H * B, block))](
         q, gathered, B, *grid, across, *q.stride()[:2], H=H, K=K, JK=depth, RB=block, num_warps=4
     )
     return gathered
@@ -110,12 +118,12 @@ def gather(q: Tensor, grid: Sequence[int]) -> Tensor:
 
 def scatter(gathered: Tensor, dq: Tensor, grid: Sequence[int]) -> None:
     """Gradients of the windows' queries [P, H * B, 9 * K] -> those of the queries, dq [B, N, H, K], contiguous."""
-    from . import maps_kernels as kernels
+    from . import pool_first_kernels as kernels
 
     B, N, H, K = dq.shape
     joined = power_of_two(H * K)
     block = max(1, min(64, NUMBERS // joined))
-    kernels.scatter[(N, -(-B // block))](
+    kernels.scatter[(N, ceil_div(B, block))](
         gathered, dq, B, grid[1], *windows_of(grid), H=H, K=K, HK=joined, BB=block, num_warps=4
     )
 
@@ -127,7 +135,7 @@ def maps_of(gathered: Tensor, expanded: Tensor, heads: int) -> tuple[Tensor, Ten
 
 
 def gradient_of_embeddings(gathered: Tensor, ds: Tensor) -> Tensor:
-    """[P, 9 * K, C], sums over heads and examples: beyond float16, whose gradients are as large as it holds."""
+    """[P, 9 * K, C], sums over heads and examples, which can exceed the range of float16."""
     if ds.dtype != torch.float16:
         return torch.bmm(gathered.mT, ds)
     if ds.is_cuda:
@@ -149,13 +157,13 @@ def with_content(v: Tensor, c: Tensor | None, depth: int) -> Tensor:
     return rows
 
 
-def forward(q: Tensor, v: Tensor, c: Tensor | None, table: Tensor, geometry: Geometry) -> Tensor:
-    """q [B,N,H,K], v [B,M,V], c [B,K,V] fp32 or None, table [scope_y,scope_x,K,1] -> z [B,P,H,V]."""
-    (B, _, H, K), V, grid = q.shape, v.shape[2], geometry.context_grid
+def forward(problem: Problem, q: Tensor, v: Tensor, c: Tensor | None, table: Tensor) -> Tensor:
+    """The pooled output [B, P, H, V]."""
+    B, H, V, grid = problem.B, problem.H, problem.V, problem.geometry.context_grid
     with on_device(q), without_autocast(q):
-        expanded, values = expand(table, geometry, q.dtype), with_content(v, c, K)
+        expanded, values = expand(table, problem.geometry, q.dtype), with_content(v, c, problem.K)
         columns, P, _ = expanded.shape
-        z = torch.empty(B, P * H, V, device=q.device, dtype=q.dtype)
+        z = problem.new(B, P * H, V)
         for part in parts_of(B, P * H * columns * q.element_size()):
             _, by_example = maps_of(gather(q[part], grid), expanded, H)
             z[part].baddbmm_(by_example, values[part], beta=0, alpha=1 / PLACES)
@@ -163,15 +171,14 @@ def forward(q: Tensor, v: Tensor, c: Tensor | None, table: Tensor, geometry: Geo
 
 
 def backward(
-    dz: Tensor, q: Tensor, v: Tensor, c: Tensor | None, table: Tensor, geometry: Geometry,
-    needs: tuple[bool, bool, bool, bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    """Gradients of q, v, c and the table, those that are needed; dz [B,P,H,V]. That of v has gaps between examples."""
-    (B, M, V), (_, _, H, K), grid, P = v.shape, q.shape, geometry.context_grid, dz.shape[1]
-    first, columns = columns_of(M, K)
-    new = lambda need, *shape: torch.empty(shape, device=q.device, dtype=q.dtype) if need else None  # noqa: E731
-    dq, d_values = new(needs[0], *q.shape), new(needs[1] or needs[2], B, columns, V)
-    de = torch.zeros(table.shape, device=q.device, dtype=torch.float32) if needs[3] else None
+    problem: Problem, dz: Tensor, q: Tensor, v: Tensor, c: Tensor | None, table: Tensor, needs: Needs
+) -> Gradients:
+    """dz [B, P, H, V] is the gradient of the pooled output. That of v has gaps between examples."""
+    B, M, K, V, H, geometry = problem.B, problem.M, problem.K, problem.V, problem.H, problem.geometry
+    grid, P, (first, columns) = geometry.context_grid, dz.shape[1], columns_of(M, K)
+    dq = problem.new(*q.shape) if needs[0] else None
+    d_values = problem.new(B, columns, V) if needs[1] or needs[2] else None
+    dtable = torch.zeros(table.shape, device=q.device, dtype=torch.float32) if needs[3] else None
     dz = dz.reshape(B, P * H, V)
     with on_device(q), without_autocast(q):
         expanded, values = expand(table, geometry, q.dtype), with_content(v, c, K)
@@ -180,14 +187,14 @@ def backward(
             by_window, by_example = maps_of(gathered, expanded, H)
             if d_values is not None:
                 d_values[part].baddbmm_(by_example.mT, dz[part], beta=0, alpha=1 / PLACES)
-            if dq is not None or de is not None:  # the gradient of s takes its place
+            if dq is not None or dtable is not None:  # the gradient of s takes its place
                 by_example.baddbmm_(dz[part], values[part].mT, beta=0, alpha=1 / PLACES)
             if dq is not None:
                 scatter(torch.bmm(by_window, expanded.transpose(0, 1)), dq[part], grid)
-            if de is not None:
-                de += fold(gradient_of_embeddings(gathered, by_window), table, geometry)
+            if dtable is not None:
+                dtable += fold(gradient_of_embeddings(gathered, by_window), table, geometry)
     dv = d_values[:, :M] if needs[1] and d_values is not None else None
     dc = None
     if needs[2] and d_values is not None:
-        dc = torch.empty(B, K, V, device=q.device, dtype=torch.float32).copy_(d_values[:, first : first + K])
-    return dq, dv, dc, None if de is None else de.to(table.dtype)
+        dc = problem.new_float32(B, K, V).copy_(d_values[:, first : first + K])
+    return dq, dv, dc, None if dtable is None else dtable.to(table.dtype)

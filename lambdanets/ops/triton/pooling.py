@@ -1,7 +1,7 @@
 """Average pooling by half of channels-last images: when kernels do it, and how they are launched.
 
 Pooling waits for memory: the kernels read every map about once, 16 bytes at a time, and sum in float32.
-Autograd and registration: pool_operators.py.
+Autograd and registration: pooling_operators.py.
 
 Letters: B batch, H x W the map, P x Q the pooled map, C channels. `kernel`: 3, with a border of zeros, or 2.
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import interpreted, why_not
-from .launch import on_device, power_of_two
+from .problem import on_device, power_of_two
 from .norms import only_torch
 
 CHANNELS = (256, 128, 64)  # of a tile: whichever leaves the fewest of its last one unused
@@ -29,7 +29,7 @@ def takes(x_BCHW: Tensor) -> bool:
 
 def average_pool(x_BCHW: Tensor, kernel: int) -> Tensor:
     """Channels-last images [B, C, P, Q], rounded once."""
-    from . import pool_operators as operators
+    from . import pooling_operators as operators
 
     # The compiler needs the operator, which ends in the function too; for eager calls the dispatcher is a detour.
     call = operators.average_pool if torch.compiler.is_dynamo_compiling() else operators.AveragePool.apply
@@ -59,7 +59,7 @@ def images(like: Tensor, *shape: int) -> Tensor:
 
 def forward(x: Tensor, kernel: int) -> Tensor:
     """x [B, C, H, W] -> [B, C, P, Q], channels-last."""
-    from . import pool_kernels as kernels
+    from . import pooling_kernels as kernels
 
     x = x.contiguous(memory_format=torch.channels_last)  # already so, unless somebody calls the operator
     B, C, H, W = x.shape
@@ -72,7 +72,7 @@ def forward(x: Tensor, kernel: int) -> Tensor:
 
 def backward(gradient: Tensor, height: int, width: int, kernel: int) -> Tensor:
     """gradient [B, C, P, Q] -> [B, C, H, W], channels-last."""
-    from . import pool_kernels as kernels
+    from . import pooling_kernels as kernels
 
     gradient = gradient.contiguous(memory_format=torch.channels_last)
     B, C, P, Q = gradient.shape

@@ -1,0 +1,245 @@
+"""The mode of small maps, and of everything that `tiled` refuses: E holds an embedding for every pair (tables.py).
+
+Tiles depend on K, H, V, the type and the class of the map, never on the batch or the exact map.
+Letters: B batch, N queries, M context positions (times intra-depth U), H heads, K key depth, V value depth.
+"""
+
+import functools
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from . import tables
+from .problem import Geometry, Gradients, Needs, Problem, ceil_div, on_device, power_of_two, shares, without_autocast
+
+SMALL_CONTEXT = {2: 256, 4: 0}  # bytes per element -> context that one block holds completely
+SHARED_MEMORY = 200 * 1024  # bytes that operands of a kernel may take (227 KiB on Hopper)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What a kernel is compiled for.
+
+    K, H: key depth and heads; KP, HP: padded. T queries, BB batch elements and VT values of a tile, NV tiles of values;
+    a block of C0 + C1 + C2 context positions, each a power of two; whether it fills the whole context; pipeline stages,
+    warps, and programs per multiprocessor (of kernels that divide an axis into shares); whether there is a content part.
+    """
+
+    K: int
+    H: int
+    KP: int
+    HP: int
+    T: int
+    BB: int
+    VT: int
+    NV: int
+    C0: int
+    C1: int
+    C2: int
+    small: bool
+    stages: int
+    warps: int
+    occupancy: int
+    precision: str
+    content: bool
+
+    @property
+    def rows(self) -> int:
+        return self.T * self.KP
+
+    @property
+    def context(self) -> int:
+        return self.C0 + self.C1 + self.C2
+
+    def shared_memory(self, kernel: str, element_size: int) -> int:
+        """Bytes of shared memory that a kernel's operands take, about."""
+        values, heads, depth = self.BB * self.VT, self.BB * self.T * self.HP, max(16, self.KP)
+        kept = 0
+        if kernel == "forward_small":
+            kept, streamed = values * self.context + self.rows * depth, self.rows * (self.context + heads)
+        elif kernel == "query_gradients_small":
+            kept, streamed = values * self.context + self.rows * depth, self.rows * self.context + heads * values
+        elif kernel == "value_gradients":
+            streamed = self.rows * (self.context + heads) + heads * values
+        elif kernel == "table_gradients":
+            streamed = values * (self.context + heads) + self.rows * heads
+        else:
+            streamed = (values + self.rows) * self.context
+        return (kept + self.stages * streamed) * element_size
+
+
+def chunks_of(context: int) -> tuple[int, int, int]:
+    """One of four classes of small contexts, as a sum of powers of two (14x14: 128 + 64 + 16)."""
+    for chunks in ((64, 0, 0), (128, 0, 0), (128, 64, 16)):
+        if context <= sum(chunks):
+            return chunks
+    return (256, 0, 0)
+
+
+@functools.cache
+def padded(K: int, H: int, V: int, element_size: int) -> tuple[int, int, int]:
+    """Queries of a tile at most, depth and heads with their padding: the same for all kernels of a problem."""
+    half = element_size == 2
+    depth, heads = max(4, power_of_two(K)), power_of_two(H)
+    together = max(1, (64 if half else 32) // max(16, power_of_two(V)))  # batch elements that fill the value rows
+    # float32 takes smaller tiles: without tensor cores ("highest" precision) large ones compile for minutes.
+    queries = max(1, min((128 if half else 64) // depth, (256 if half else 64) // (heads * together)))
+    # Operands in shared memory have a least width: expanded_kernels.py.
+    return queries, max(depth, (64 if half else 32) // queries), max(heads, (32 if half else 16) // queries)
+
+
+@functools.cache
+def tile_of(
+    kernel: str, K: int, H: int, M: int, V: int, element_size: int, small: bool, content: bool, precision: str
+) -> Tile:
+    """Fixed choices, from measurements on an H200 (HISTORY.md); never a function of batch or exact map size."""
+    queries, KP, HP = padded(K, H, V, element_size)
+    VT = min(128, max(16, power_of_two(V)))
+    T, BB, stages, warps, occupancy = queries, max(1, 64 // VT), 3, 4, 1
+    if T > 1 and T // 2 * KP >= 64:
+        T //= 2
+    if element_size == 4:
+        VT = min(32, VT)
+        T, BB, stages, chunks = queries, 32 // VT, 1, (32, 0, 0)
+    elif small:
+        chunks, occupancy = chunks_of(M), 2
+        if kernel != "query_gradients_small":
+            if sum(chunks) > 64:  # else one program fills a multiprocessor
+                VT = min(VT, 64)
+            warps = 8 if VT == 128 and kernel != "table_gradients" else 4
+    elif kernel == "table_gradients":
+        T, chunks, stages, warps = queries, (256, 0, 0), 3 if BB < 4 else 2, 8
+    elif kernel == "value_gradients":
+        chunks = (128, 0, 0)
+    else:
+        T, chunks, BB = queries, (64, 0, 0), max(1, min(128 // VT, 128 // (queries * HP)))
+    tile = Tile(K, H, KP, HP, T, BB, VT, ceil_div(V, VT), *chunks, small, stages, warps, occupancy, precision, content)
+    while tile.stages > 1 and tile.shared_memory(kernel, element_size) > SHARED_MEMORY:
+        tile = replace(tile, stages=tile.stages - 1)
+    return tile
+
+
+def why_not(problem: Problem, backward: bool) -> None:
+    return None
+
+
+def is_small(problem: Problem) -> bool:
+    return problem.M <= SMALL_CONTEXT[problem.dtype.itemsize]
+
+
+def tile(kernel: str, problem: Problem, content: bool, small: bool) -> Tile:
+    sizes = (problem.K, problem.H, problem.M, problem.V, problem.dtype.itemsize)
+    return tile_of(kernel, *sizes, small, content, problem.precision)
+
+
+def band(geometry: Geometry, narrow: bool = True) -> tuple[int, int, int, int, int]:
+    """Flat positions of a context row (0: no band), query width, rows in reach backward and forward, stride."""
+    if geometry.query_grid is None:
+        return 0, 1, 0, 0, 1
+    width, back = geometry.context_grid[1] * geometry.intra_depth, geometry.centre[0]
+    return width if narrow else 0, geometry.query_grid[1], back, geometry.scope[0] - 1 - back, geometry.stride
+
+
+def expand(problem: Problem, table: Tensor) -> Tensor:
+    """E [context, (query, depth)], both padded to whole blocks."""
+    queries, depth, _ = padded(problem.K, problem.H, problem.V, problem.dtype.itemsize)
+    block = 256 if problem.half else 32
+    shape = (ceil_div(problem.M, block) * block, ceil_div(problem.N, queries) * queries * depth)
+    return tables.expand(table, problem.geometry, depth, shape, problem.dtype)[0]
+
+
+def forward(problem: Problem, q: Tensor, v: Tensor, c: Tensor | None, table: Tensor) -> Tensor:
+    from . import expanded_kernels as kernels
+
+    B, N, M, V = problem.B, problem.N, problem.M, problem.V
+    small, content = is_small(problem), q if c is None else c
+    use = tile("forward_small" if small else "forward_large", problem, c is not None, small)
+    groups, strides = ceil_div(B, use.BB), (*q.stride()[:3], *v.stride()[:2])
+    y = problem.new(B, N, problem.H, V)
+    with on_device(q):
+        e = expand(problem, table)
+        if small:
+            splits = shares(q.device, groups * use.NV, ceil_div(N, use.T), use.occupancy)
+            kernels.forward_small[(groups, use.NV, splits)](
+                q, v, content, e, y, B, N, M, V, e.shape[1], splits, *strides, use, num_warps=use.warps
+            )
+        else:
+            kernels.forward_large[(groups, ceil_div(N, use.T), use.NV)](
+                q, v, content, e, y, B, N, M, V, e.shape[1], *band(problem.geometry), *strides, use,
+                num_warps=use.warps, num_stages=use.stages,
+            )  # fmt: skip
+    return y
+
+
+def backward(
+    problem: Problem, dy: Tensor, q: Tensor, v: Tensor, c: Tensor | None, table: Tensor, needs: Needs
+) -> Gradients:
+    dq = dv = dc = dtable = None
+    # A block that holds the whole context sees every query, so the gradient of the content lambda is summed there too.
+    with_values = is_small(problem) and needs[1] and needs[2]
+    with on_device(q):
+        e = expand(problem, table) if needs[0] or needs[1] else q
+        if needs[2]:
+            dc = problem.new_float32(problem.B, problem.K, problem.V)
+        if needs[0]:
+            dq = query_gradients(problem, dy, v, c, e)
+        if needs[1]:
+            dv = value_gradients(problem, dy, q, v, e, dc if with_values else None)
+        if dc is not None and not with_values:
+            with without_autocast(q):
+                dc.copy_(torch.bmm(q.reshape(problem.B, -1, problem.K).mT, dy.reshape(problem.B, -1, problem.V)))
+        if needs[3]:
+            dtable = table_gradients(problem, dy, q, v, table)
+    return dq, dv, dc, dtable
+
+
+def query_gradients(problem: Problem, dy: Tensor, v: Tensor, c: Tensor | None, e: Tensor) -> Tensor:
+    from . import expanded_kernels as kernels
+
+    B, N, M, V = problem.B, problem.N, problem.M, problem.V
+    small, narrow = is_small(problem) and V <= 128, not is_small(problem)
+    use = tile("query_gradients_small" if small else "query_gradients_large", problem, c is not None, small)
+    dq = problem.new(B, N, problem.H, problem.K)
+    groups, strides = ceil_div(B, use.BB), (*dy.stride()[:3], *v.stride()[:2])
+    content = dy if c is None else c
+    if small:
+        splits = shares(dy.device, groups, ceil_div(N, use.T), use.occupancy)
+        kernels.query_gradients_small[(groups, splits)](
+            dy, v, content, e, dq, B, N, M, V, e.shape[1], splits, *strides, use, num_warps=use.warps
+        )
+    else:
+        kernels.query_gradients_large[(groups, ceil_div(N, use.T))](
+            dy, v, content, e, dq, B, N, M, V, e.shape[1], *band(problem.geometry, narrow), *strides, use,
+            num_warps=use.warps, num_stages=use.stages,
+        )  # fmt: skip
+    return dq
+
+
+def value_gradients(problem: Problem, dy: Tensor, q: Tensor, v: Tensor, e: Tensor, dc: Tensor | None) -> Tensor:
+    """dv, and dc if it is given."""
+    from . import expanded_kernels as kernels
+
+    B, N, M, V, small = problem.B, problem.N, problem.M, problem.V, is_small(problem)
+    use = tile("value_gradients", problem, dc is not None, small)
+    dv = problem.new(B, M, V, dtype=v.dtype)
+    kernels.value_gradients[(ceil_div(B, use.BB), ceil_div(M, use.context), use.NV)](
+        q, dy, e, dv, dv if dc is None else dc, B, N, M, V, e.shape[1], *band(problem.geometry, not small),
+        *q.stride()[:3], *dy.stride()[:3], use, num_warps=use.warps,
+    )  # fmt: skip
+    return dv
+
+
+def table_gradients(problem: Problem, dy: Tensor, q: Tensor, v: Tensor, table: Tensor) -> Tensor:
+    from . import expanded_kernels as kernels
+
+    B, N, M, V, small = problem.B, problem.N, problem.M, problem.V, is_small(problem)
+    use, block = tile("table_gradients", problem, False, small), 256 if problem.half else 32
+    query_tiles, blocks, columns = ceil_div(N, use.T), ceil_div(M, use.context), ceil_div(M, block) * block
+    splits = shares(q.device, query_tiles * blocks, ceil_div(B, use.BB), use.occupancy)
+    partial = problem.new_float32(splits, query_tiles * use.rows, columns)
+    kernels.table_gradients[(query_tiles, blocks, splits)](
+        q, dy, v, partial, B, N, M, V, columns, query_tiles * use.rows, splits, *band(problem.geometry, not small),
+        *q.stride()[:3], *dy.stride()[:3], *v.stride()[:2], use, num_warps=use.warps,
+    )  # fmt: skip
+    return tables.fold(partial, table, problem.geometry, use.KP)

@@ -1,0 +1,482 @@
+"""Triton kernels of the expanded mode: lambdas are computed tile by tile and applied to their queries.
+
+Letters: B batch, N queries, M context positions (intra-depth already folded in: m*U+u), H heads, K key depth, V value
+depth. `tile` is an expanded.Tile: T queries, BB batch elements and VT values of a tile, KP / HP = K / H padded to a power
+of two.
+  "nk" is a row (query of the tile, depth)          T*KP of them
+  "nh" is a row (query of the tile, head)           T*HP
+  "bv" is a row (batch element of the tile, value)  BB*VT
+  "bnh" is a row (batch element, query, head)       BB*T*HP
+E is the expanded table, [ME, NK] with NK = (all queries, depth) contiguous, zero where nothing is in scope and in
+its padding (see table_kernels.py), so no load of E needs a mask.
+
+With g_bn[k, v] = sum_h q[b,n,h,k] dy[b,n,h,v] (rank H, in registers), the gradients are
+  dq[b,n,h,k]  = sum_v dy[b,n,h,v] lambda_bn[k,v]        lambdas computed again
+  dv[b,m,v]    = sum_{n,k} E[n,k,m] g_bn[k,v]
+  dE[n,k,m]    = sum_{b,v} g_bn[k,v] v[b,m,v]            partial sums per batch split, folded by table_kernels.py
+  dc[b,k,v]    = sum_n g_bn[k,v]
+No atomics: every output element has one writer, so results repeat bit for bit.
+
+Every matrix that tensor cores read from shared memory is at least 64 half (32 float) elements wide in its contiguous
+axis: from Triton 3.6 on, narrower ones can be read out of bounds on Hopper (triton-lang/triton issue 11366).
+"""
+
+import triton
+import triton.language as tl
+
+BAND = ["band_width", "query_width", "reach_back", "reach_forward", "stride"]
+
+
+@triton.jit
+def diagonal_queries(q_ptr, b0, n0, B, N, sqb, sqn, sqh, tile: tl.constexpr):
+    """Queries as a matrix [bnh, nk] that is zero unless row and column belong to the same query.
+
+    Multiplying by it applies (or spreads over) many queries' own lambdas with one tensor-core product.
+    """
+    row = tl.arange(0, tile.BB * tile.T * tile.HP)
+    col = tl.arange(0, tile.T * tile.KP)
+    row_b = b0 + row // (tile.T * tile.HP)
+    row_n = (row // tile.HP) % tile.T
+    row_h = row % tile.HP
+    col_n = col // tile.KP
+    col_k = col % tile.KP
+    row_mask = (n0 + row_n < N) & (row_h < tile.H)
+    offset = (n0 + row_n) * sqn + row_h * sqh
+    if tile.BB == 1:  # one scalar base and 32-bit offsets that do not change from step to step: far fewer registers
+        q_ptr += tl.cast(b0, tl.int64) * sqb
+    else:
+        row_mask = row_mask & (row_b < B)
+        offset = row_b.to(tl.int64) * sqb + offset
+    mask = (row_n[:, None] == col_n[None, :]) & row_mask[:, None] & (col_k < tile.K)[None, :]
+    return tl.load(q_ptr + (offset[:, None] + col_k[None, :]), mask=mask, other=0.0)
+
+
+@triton.jit
+def content_block(
+    c_ptr, b0, v0, B, V,
+    BB: tl.constexpr, VT: tl.constexpr, KC: tl.constexpr, K: tl.constexpr, dtype: tl.constexpr,
+):  # fmt: skip
+    """Content lambdas [KC, bv]. They join as KC further context positions, whose embeddings are unit vectors."""
+    k = tl.arange(0, KC)
+    col = tl.arange(0, BB * VT)
+    b = b0 + col // VT
+    v = v0 + col % VT
+    mask = (k < K)[:, None] & (v < V)[None, :]
+    if BB == 1:
+        c_ptr += tl.cast(b0, tl.int64) * K * V
+    else:
+        mask = mask & (b < B)[None, :]
+        v = b.to(tl.int64) * K * V + v
+    return tl.load(c_ptr + (v[None, :] + (k * V)[:, None]), mask=mask, other=0.0).to(dtype)
+
+
+@triton.jit
+def unit_vectors(T: tl.constexpr, KP: tl.constexpr, KC: tl.constexpr, dtype: tl.constexpr):
+    """Embeddings of the content lambda's rows: [KC, nk], one where the depth is the row's."""
+    depth = tl.arange(0, T * KP) % KP
+    return (tl.arange(0, KC)[:, None] == depth[None, :]).to(dtype)
+
+
+@triton.jit
+def add_content(
+    lambdas, c_ptr, b0, v0, B, V,
+    BB: tl.constexpr, VT: tl.constexpr, T: tl.constexpr, KP: tl.constexpr, K: tl.constexpr, VALUE_ROWS: tl.constexpr,
+    dtype: tl.constexpr, precision: tl.constexpr,
+):  # fmt: skip
+    """Lambdas [bv, nk] (VALUE_ROWS) or [nk, bv] of T queries, with the content lambda of each batch element added."""
+    KC: tl.constexpr = KP if KP >= 16 else 16
+    content = content_block(c_ptr, b0, v0, B, V, BB, VT, KC, K, dtype)
+    unit = unit_vectors(T, KP, KC, dtype)
+    if VALUE_ROWS:
+        lambdas = tl.dot(tl.trans(content), unit, lambdas, input_precision=precision)
+    else:
+        lambdas = tl.dot(tl.trans(unit), content, lambdas, input_precision=precision)
+    return lambdas
+
+
+@triton.jit
+def output_rows(y_ptr, b0, n0, v0, B, N, V, syb, syn, syh, tile: tl.constexpr):
+    """Gradients of the output [bnh, bv], zero unless row and column belong to the same batch element."""
+    row = tl.arange(0, tile.BB * tile.T * tile.HP)
+    col = tl.arange(0, tile.BB * tile.VT)
+    row_n = n0 + (row // tile.HP) % tile.T
+    row_h = row % tile.HP
+    row_b = row // (tile.T * tile.HP)
+    col_b = col // tile.VT
+    v = v0 + col % tile.VT
+    mask = ((row_n < N) & (row_h < tile.H))[:, None] & (v < V)[None, :]
+    offset = row_n * syn + row_h * syh
+    if tile.BB == 1:
+        y_ptr += tl.cast(b0, tl.int64) * syb
+    else:
+        mask = mask & (row_b[:, None] == col_b[None, :]) & (b0 + row_b < B)[:, None]
+        offset = (b0 + row_b).to(tl.int64) * syb + offset
+    return tl.load(y_ptr + (offset[:, None] + v[None, :]), mask=mask, other=0.0)
+
+
+@triton.jit
+def context_values(v_ptr, b0, v0, m0, B, M, V, svb, svm, C: tl.constexpr, tile: tl.constexpr):
+    """Values [C, bv] of C neighbouring context positions; zero outside the context."""
+    m = m0 + tl.arange(0, C)
+    col = tl.arange(0, tile.BB * tile.VT)
+    b = b0 + col // tile.VT
+    v = v0 + col % tile.VT
+    mask = (m < M)[:, None] & (v < V)[None, :]
+    if tile.BB == 1:
+        v_ptr += tl.cast(b0, tl.int64) * svb
+    else:
+        mask = mask & (b < B)[None, :]
+        v = b.to(tl.int64) * svb + v
+    return tl.load(v_ptr + (v[None, :] + m[:, None] * svm), mask=mask, other=0.0)
+
+
+@triton.jit
+def table_block(e_ptr, m0, NK, C: tl.constexpr, tile: tl.constexpr):
+    """E [C, nk] of one query tile (e_ptr points at the tile's first column)."""
+    row = m0 + tl.arange(0, C)
+    return tl.load(e_ptr + (row[:, None] * NK + tl.arange(0, tile.rows)[None, :]))
+
+
+@triton.jit
+def band(n0, T: tl.constexpr, N, M, band_width, query_width, reach_back, reach_forward, stride, MT: tl.constexpr):
+    """Context blocks [low, high) of MT positions that a tile of T queries can see.
+
+    band_width: flat positions per context row (width * intra-depth); 0 where there is no band (dense embeddings).
+    """
+    low = 0
+    high = M
+    if band_width > 0:
+        first_row = n0 // query_width
+        last_row = tl.minimum(n0 + T - 1, N - 1) // query_width
+        low = tl.maximum(first_row * stride - reach_back, 0) * band_width
+        high = tl.minimum((last_row * stride + reach_forward + 1) * band_width, M)
+    return low // MT, (high + MT - 1) // MT
+
+
+@triton.jit
+def share_of(N, splits, axis: tl.constexpr, tile: tl.constexpr):
+    """Query tiles [low, high) of this program."""
+    tiles = (N + tile.T - 1) // tile.T
+    share = (tiles + splits - 1) // splits
+    low = tl.program_id(axis) * share
+    return low, tl.minimum(low + share, tiles)
+
+
+@triton.jit
+def apply_and_store(y_ptr, lambdas, queries, b0, n0, v0, B, N, V, tile: tl.constexpr):
+    """lambda^T [bv, nk] times the diagonal queries [bnh, nk] -> y [B, N, H, V], contiguous.
+
+    The product pairs every batch element of the tile with every other; the equal ones are kept, in registers.
+    """
+    BB: tl.constexpr = tile.BB
+    VT: tl.constexpr = tile.VT
+    HEADS: tl.constexpr = tile.T * tile.HP
+    dtype: tl.constexpr = y_ptr.dtype.element_ty
+    y = tl.dot(lambdas.to(dtype), tl.trans(queries), input_precision=tile.precision)  # [bv, bnh]
+    if BB > 1:
+        pairs = tl.reshape(y, (BB, VT, BB, HEADS))
+        left = tl.reshape(tl.arange(0, BB), (BB, 1, 1, 1))
+        right = tl.reshape(tl.arange(0, BB), (1, 1, BB, 1))
+        y = tl.reshape(tl.sum(tl.where(left == right, pairs, 0.0), axis=2), (BB * VT, HEADS))
+    value = tl.arange(0, BB * VT)
+    b = value // VT
+    v = v0 + value % VT
+    row = tl.arange(0, HEADS)
+    n = n0 + row // tile.HP
+    h = row % tile.HP
+    mask = ((n < N) & (h < tile.H))[:, None] & (v < V)[None, :]
+    offset = ((n * tile.H + h) * V)[:, None] + v[None, :]
+    y_ptr += tl.cast(b0, tl.int64) * N * tile.H * V
+    if BB > 1:
+        mask = mask & (b0 + b < B)[None, :]
+        offset = offset + (b.to(tl.int64) * N * tile.H * V)[None, :]
+    tl.store(y_ptr + offset, tl.trans(y).to(dtype), mask=mask)
+
+
+@triton.jit(do_not_specialize=["B", "N", "M", "splits"])
+def forward_small(
+    q_ptr, v_ptr, c_ptr, e_ptr, y_ptr, B, N, M, V, NK, splits, sqb, sqn, sqh, svb, svm, tile: tl.constexpr
+):
+    """Small contexts (M <= tile.context): one batch element's values stay in shared memory while tiles of E stream by.
+
+    lambda^T [bv, nk] = V^T E, rounded to the input type, then y^T [bv, nh] = lambda^T Q with Q block-diagonal.
+    Grid: (batch tiles, value tiles, shares of the query tiles).
+    """
+    precision: tl.constexpr = tile.precision
+    b0 = tl.program_id(0) * tile.BB
+    v0 = tl.program_id(1) * tile.VT
+    low, high = share_of(N, splits, 2, tile)
+    # Transposed before the loop: a transpose inside it makes Triton copy to shared memory in every step.
+    x0 = tl.trans(context_values(v_ptr, b0, v0, 0, B, M, V, svb, svm, tile.C0, tile))
+    if tile.C1 > 0:
+        x1 = tl.trans(context_values(v_ptr, b0, v0, tile.C0, B, M, V, svb, svm, tile.C1, tile))
+    if tile.C2 > 0:
+        x2 = tl.trans(context_values(v_ptr, b0, v0, tile.C0 + tile.C1, B, M, V, svb, svm, tile.C2, tile))
+    start = tl.zeros((tile.BB * tile.VT, tile.rows), dtype=tl.float32)
+    if tile.content:  # every tile starts from the same content lambdas
+        start = add_content(
+            start, c_ptr, b0, v0, B, V, tile.BB, tile.VT, tile.T, tile.KP, tile.K, True, e_ptr.dtype.element_ty,
+            precision,
+        )  # fmt: skip
+    for block in tl.range(low, high, num_stages=tile.stages):
+        n0 = block * tile.T
+        queries = diagonal_queries(q_ptr, b0, n0, B, N, sqb, sqn, sqh, tile)
+        e_tile = e_ptr + n0 * tile.KP
+        lambdas = tl.dot(x0, table_block(e_tile, 0, NK, tile.C0, tile), start, input_precision=precision)
+        if tile.C1 > 0:
+            lambdas = tl.dot(x1, table_block(e_tile, tile.C0, NK, tile.C1, tile), lambdas, input_precision=precision)
+        if tile.C2 > 0:
+            e2 = table_block(e_tile, tile.C0 + tile.C1, NK, tile.C2, tile)
+            lambdas = tl.dot(x2, e2, lambdas, input_precision=precision)
+        apply_and_store(y_ptr, lambdas, queries, b0, n0, v0, B, N, V, tile)
+
+
+@triton.jit(do_not_specialize=["B", "N", "M", *BAND])
+def forward_large(
+    q_ptr, v_ptr, c_ptr, e_ptr, y_ptr,
+    B, N, M, V, NK, band_width, query_width, reach_back, reach_forward, stride, sqb, sqn, sqh, svb, svm,
+    tile: tl.constexpr,
+):  # fmt: skip
+    """Large contexts: lambda^T [bv, nk] over the blocks of context in reach, then one product with Q [nk, bnh].
+
+    Grid: (batch tiles, query tiles, value tiles); batch tiles first, so that neighbours share E in the cache.
+    """
+    b0 = tl.program_id(0) * tile.BB
+    n0 = tl.program_id(1) * tile.T
+    v0 = tl.program_id(2) * tile.VT
+    low, high = band(n0, tile.T, N, M, band_width, query_width, reach_back, reach_forward, stride, tile.C0)
+    e_tile = e_ptr + n0 * tile.KP
+    lambdas = tl.zeros((tile.BB * tile.VT, tile.rows), dtype=tl.float32)
+    for block in range(low, high):
+        x = context_values(v_ptr, b0, v0, block * tile.C0, B, M, V, svb, svm, tile.C0, tile)
+        e = table_block(e_tile + tl.cast(block * tile.C0, tl.int64) * NK, 0, NK, tile.C0, tile)
+        lambdas = tl.dot(tl.trans(x), e, lambdas, input_precision=tile.precision)
+    if tile.content:
+        lambdas = add_content(
+            lambdas, c_ptr, b0, v0, B, V, tile.BB, tile.VT, tile.T, tile.KP, tile.K, True, e_ptr.dtype.element_ty,
+            tile.precision,
+        )  # fmt: skip
+    queries = diagonal_queries(q_ptr, b0, n0, B, N, sqb, sqn, sqh, tile)
+    apply_and_store(y_ptr, lambdas, queries, b0, n0, v0, B, N, V, tile)
+
+
+@triton.jit
+def store_query_gradients(dq_ptr, wide, b0, n0, B, N, tile: tl.constexpr):
+    """wide [nk, bnh] holds every pair of queries; keep the pairs of a query with itself and store them."""
+    T: tl.constexpr = tile.T
+    wide = tl.reshape(wide, (T, tile.KP, tile.BB, T, tile.HP))
+    left = tl.reshape(tl.arange(0, T), (T, 1, 1, 1, 1))
+    right = tl.reshape(tl.arange(0, T), (1, 1, 1, T, 1))
+    own = tl.sum(tl.where(left == right, wide, 0.0), axis=3)  # [T, KP, BB, HP]
+    n = tl.reshape(n0 + tl.arange(0, T), (T, 1, 1, 1))
+    k = tl.reshape(tl.arange(0, tile.KP), (1, tile.KP, 1, 1))
+    b = tl.reshape(b0 + tl.arange(0, tile.BB), (1, 1, tile.BB, 1))
+    h = tl.reshape(tl.arange(0, tile.HP), (1, 1, 1, tile.HP))
+    mask = (n < N) & (k < tile.K) & (b < B) & (h < tile.H)
+    offset = ((b.to(tl.int64) * N + n) * tile.H + h) * tile.K + k
+    tl.store(dq_ptr + offset, own.to(dq_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["B", "N", "M", "splits"])
+def query_gradients_small(
+    dy_ptr, v_ptr, c_ptr, e_ptr, dq_ptr, B, N, M, V, NK, splits, syb, syn, syh, svb, svm, tile: tl.constexpr
+):
+    """Small contexts, V <= VT: values stay in shared memory, tiles of E stream by.
+
+    lambda [nk, bv] = E^T V, then dq from lambda dy^T. Grid: (batch tiles, shares of the query tiles).
+    """
+    precision: tl.constexpr = tile.precision
+    dtype: tl.constexpr = e_ptr.dtype.element_ty
+    b0 = tl.program_id(0) * tile.BB
+    low, high = share_of(N, splits, 1, tile)
+    x0 = context_values(v_ptr, b0, 0, 0, B, M, V, svb, svm, tile.C0, tile)
+    if tile.C1 > 0:
+        x1 = context_values(v_ptr, b0, 0, tile.C0, B, M, V, svb, svm, tile.C1, tile)
+    if tile.C2 > 0:
+        x2 = context_values(v_ptr, b0, 0, tile.C0 + tile.C1, B, M, V, svb, svm, tile.C2, tile)
+    start = tl.zeros((tile.rows, tile.BB * tile.VT), dtype=tl.float32)
+    if tile.content:
+        start = add_content(
+            start, c_ptr, b0, 0, B, V, tile.BB, tile.VT, tile.T, tile.KP, tile.K, False, dtype, precision
+        )
+    for block in tl.range(low, high, num_stages=tile.stages):
+        n0 = block * tile.T
+        dy = output_rows(dy_ptr, b0, n0, 0, B, N, V, syb, syn, syh, tile)
+        e_tile = e_ptr + n0 * tile.KP
+        lambdas = tl.dot(tl.trans(table_block(e_tile, 0, NK, tile.C0, tile)), x0, start, input_precision=precision)
+        if tile.C1 > 0:
+            e1 = table_block(e_tile, tile.C0, NK, tile.C1, tile)
+            lambdas = tl.dot(tl.trans(e1), x1, lambdas, input_precision=precision)
+        if tile.C2 > 0:
+            e2 = table_block(e_tile, tile.C0 + tile.C1, NK, tile.C2, tile)
+            lambdas = tl.dot(tl.trans(e2), x2, lambdas, input_precision=precision)
+        wide = tl.dot(lambdas.to(dtype), tl.trans(dy), input_precision=precision)
+        store_query_gradients(dq_ptr, wide, b0, n0, B, N, tile)
+
+
+@triton.jit(do_not_specialize=["B", "N", "M", *BAND])
+def query_gradients_large(
+    dy_ptr, v_ptr, c_ptr, e_ptr, dq_ptr,
+    B, N, M, V, NK, band_width, query_width, reach_back, reach_forward, stride, syb, syn, syh, svb, svm,
+    tile: tl.constexpr,
+):  # fmt: skip
+    """Large contexts: lambda [nk, bv] over the blocks in reach, then one product with dy.
+
+    Grid: (batch tiles, query tiles).
+    """
+    precision: tl.constexpr = tile.precision
+    dtype: tl.constexpr = e_ptr.dtype.element_ty
+    b0 = tl.program_id(0) * tile.BB
+    n0 = tl.program_id(1) * tile.T
+    low, high = band(n0, tile.T, N, M, band_width, query_width, reach_back, reach_forward, stride, tile.C0)
+    e_tile = e_ptr + n0 * tile.KP
+    wide = tl.zeros((tile.rows, tile.BB * tile.T * tile.HP), dtype=tl.float32)
+    NV: tl.constexpr = tile.NV
+    for value_tile in tl.static_range(NV):
+        v0 = value_tile * tile.VT
+        lambdas = tl.zeros((tile.rows, tile.BB * tile.VT), dtype=tl.float32)
+        for block in range(low, high):
+            x = context_values(v_ptr, b0, v0, block * tile.C0, B, M, V, svb, svm, tile.C0, tile)
+            e = table_block(e_tile + tl.cast(block * tile.C0, tl.int64) * NK, 0, NK, tile.C0, tile)
+            lambdas = tl.dot(tl.trans(e), x, lambdas, input_precision=precision)
+        if tile.content:
+            lambdas = add_content(
+                lambdas, c_ptr, b0, v0, B, V, tile.BB, tile.VT, tile.T, tile.KP, tile.K, False, dtype, precision
+            )
+        dy = output_rows(dy_ptr, b0, n0, v0, B, N, V, syb, syn, syh, tile)
+        wide = tl.dot(lambdas.to(dtype), tl.trans(dy), wide, input_precision=precision)
+    store_query_gradients(dq_ptr, wide, b0, n0, B, N, tile)
+
+
+@triton.jit
+def store_value_gradients(dv_ptr, block, b0, v0, m0, B, M, V, C: tl.constexpr, tile: tl.constexpr):
+    """block [bv, C] -> dv [B, M, V], contiguous."""
+    col = tl.arange(0, tile.BB * tile.VT)
+    b = b0 + col // tile.VT
+    v = v0 + col % tile.VT
+    m = m0 + tl.arange(0, C)
+    mask = (m < M)[:, None] & ((b < B) & (v < V))[None, :]
+    offset = (b.to(tl.int64) * M * V + v)[None, :] + m[:, None] * V
+    tl.store(dv_ptr + offset, tl.trans(block).to(dv_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["B", "N", "M", *BAND])
+def value_gradients(
+    q_ptr, dy_ptr, e_ptr, dv_ptr, dc_ptr,
+    B, N, M, V, NK, band_width, query_width, reach_back, reach_forward, stride, sqb, sqn, sqh, syb, syn, syh,
+    tile: tl.constexpr,
+):  # fmt: skip
+    """dv^T [bv, m] = sum over query tiles of g^T [bv, nk] E [nk, m]; with dc when one block sees all queries.
+
+    Grid: (batch tiles, context blocks, value tiles).
+    """
+    T: tl.constexpr = tile.T
+    VALUES: tl.constexpr = tile.BB * tile.VT
+    precision: tl.constexpr = tile.precision
+    b0 = tl.program_id(0) * tile.BB
+    m0 = tl.program_id(1) * tile.context
+    v0 = tl.program_id(2) * tile.VT
+
+    low = 0
+    high = (N + T - 1) // T
+    if band_width > 0:
+        # Queries whose scope touches the context rows of this block.
+        first_row = m0 // band_width
+        last_row = tl.minimum(m0 + tile.context - 1, M - 1) // band_width
+        first_query_row = tl.maximum(first_row - reach_forward, 0) // stride
+        last_query_row = (last_row + reach_back) // stride
+        low = tl.minimum(first_query_row * query_width, N) // T
+        high = tl.minimum(((last_query_row + 1) * query_width + T - 1) // T, high)
+
+    acc0 = tl.zeros((VALUES, tile.C0), dtype=tl.float32)
+    if tile.C1 > 0:
+        acc1 = tl.zeros((VALUES, tile.C1), dtype=tl.float32)
+    if tile.C2 > 0:
+        acc2 = tl.zeros((VALUES, tile.C2), dtype=tl.float32)
+    if tile.content:
+        acc_c = tl.zeros((VALUES, tile.KP), dtype=tl.float32)
+    for block in tl.range(low, high, num_stages=tile.stages):
+        n0 = block * T
+        queries = diagonal_queries(q_ptr, b0, n0, B, N, sqb, sqn, sqh, tile)
+        dy = output_rows(dy_ptr, b0, n0, v0, B, N, V, syb, syn, syh, tile)
+        g = tl.dot(tl.trans(dy), queries, input_precision=precision)  # [bv, nk]
+        if tile.content:  # a sum over the tile's queries, which one thread holds
+            acc_c += tl.sum(tl.reshape(g, (VALUES, T, tile.KP)), axis=1)
+        g = g.to(e_ptr.dtype.element_ty)
+        e_tile = e_ptr + tl.cast(m0, tl.int64) * NK + n0 * tile.KP
+        acc0 = tl.dot(g, tl.trans(table_block(e_tile, 0, NK, tile.C0, tile)), acc0, input_precision=precision)
+        if tile.C1 > 0:
+            e1 = table_block(e_tile, tile.C0, NK, tile.C1, tile)
+            acc1 = tl.dot(g, tl.trans(e1), acc1, input_precision=precision)
+        if tile.C2 > 0:
+            e2 = table_block(e_tile, tile.C0 + tile.C1, NK, tile.C2, tile)
+            acc2 = tl.dot(g, tl.trans(e2), acc2, input_precision=precision)
+
+    store_value_gradients(dv_ptr, acc0, b0, v0, m0, B, M, V, tile.C0, tile)
+    if tile.C1 > 0:
+        store_value_gradients(dv_ptr, acc1, b0, v0, m0 + tile.C0, B, M, V, tile.C1, tile)
+    if tile.C2 > 0:
+        store_value_gradients(dv_ptr, acc2, b0, v0, m0 + tile.C0 + tile.C1, B, M, V, tile.C2, tile)
+    if tile.content:
+        col = tl.arange(0, VALUES)
+        b = b0 + col // tile.VT
+        v = v0 + col % tile.VT
+        k = tl.arange(0, tile.KP)
+        c_mask = (k < tile.K)[:, None] & ((b < B) & (v < V))[None, :]
+        c_offset = (b.to(tl.int64) * tile.K * V + v)[None, :] + k[:, None] * V
+        tl.store(dc_ptr + c_offset, tl.trans(acc_c), mask=c_mask)
+
+
+@triton.jit
+def store_table_gradients(de_ptr, block, m0, ME, C: tl.constexpr, tile: tl.constexpr):
+    """block [nk, C] -> the partial dE of this tile and split."""
+    row = tl.arange(0, tile.rows)
+    col = m0 + tl.arange(0, C)
+    tl.store(de_ptr + row[:, None] * ME + col[None, :], block)
+
+
+@triton.jit(do_not_specialize=["B", "N", "M", "rows", "splits", *BAND])
+def table_gradients(
+    q_ptr, dy_ptr, v_ptr, de_ptr,
+    B, N, M, V, ME, rows, splits, band_width, query_width, reach_back, reach_forward, stride,
+    sqb, sqn, sqh, syb, syn, syh, svb, svm, tile: tl.constexpr,
+):  # fmt: skip
+    """dE [nk, m] of one query tile over a share of the batch: sum of g [nk, bv] V^T [bv, m].
+
+    Grid: (query tiles, context blocks, batch splits). Blocks out of reach are not written, and never read.
+    """
+    MT: tl.constexpr = tile.context
+    BB: tl.constexpr = tile.BB
+    precision: tl.constexpr = tile.precision
+    n0 = tl.program_id(0) * tile.T
+    m0 = tl.program_id(1) * MT
+    low, high = band(n0, tile.T, N, M, band_width, query_width, reach_back, reach_forward, stride, MT)
+    if (tl.program_id(1) >= low) & (tl.program_id(1) < high):
+        share = ((B + BB - 1) // BB + splits - 1) // splits
+        group_low = tl.program_id(2) * share
+        group_high = tl.minimum(group_low + share, (B + BB - 1) // BB)
+        acc0 = tl.zeros((tile.rows, tile.C0), dtype=tl.float32)
+        if tile.C1 > 0:
+            acc1 = tl.zeros((tile.rows, tile.C1), dtype=tl.float32)
+        if tile.C2 > 0:
+            acc2 = tl.zeros((tile.rows, tile.C2), dtype=tl.float32)
+        for step in tl.range(group_low * tile.NV, group_high * tile.NV, num_stages=tile.stages):
+            b0 = (step // tile.NV) * BB
+            v0 = (step % tile.NV) * tile.VT
+            queries = diagonal_queries(q_ptr, b0, n0, B, N, sqb, sqn, sqh, tile)
+            dy = output_rows(dy_ptr, b0, n0, v0, B, N, V, syb, syn, syh, tile)
+            g = tl.dot(tl.trans(queries), dy, input_precision=precision).to(v_ptr.dtype.element_ty)  # [nk, bv]
+            x0 = context_values(v_ptr, b0, v0, m0, B, M, V, svb, svm, tile.C0, tile)
+            acc0 = tl.dot(g, tl.trans(x0), acc0, input_precision=precision)
+            if tile.C1 > 0:
+                x1 = context_values(v_ptr, b0, v0, m0 + tile.C0, B, M, V, svb, svm, tile.C1, tile)
+                acc1 = tl.dot(g, tl.trans(x1), acc1, input_precision=precision)
+            if tile.C2 > 0:
+                x2 = context_values(v_ptr, b0, v0, m0 + tile.C0 + tile.C1, B, M, V, svb, svm, tile.C2, tile)
+                acc2 = tl.dot(g, tl.trans(x2), acc2, input_precision=precision)
+        de_tile = de_ptr + (tl.program_id(2).to(tl.int64) * rows + tl.program_id(0) * tile.rows) * ME
+        store_table_gradients(de_tile, acc0, m0, ME, tile.C0, tile)
+        if tile.C1 > 0:
+            store_table_gradients(de_tile, acc1, m0 + tile.C0, ME, tile.C1, tile)
+        if tile.C2 > 0:
+            store_table_gradients(de_tile, acc2, m0 + tile.C0 + tile.C1, ME, tile.C2, tile)

@@ -1,0 +1,117 @@
+"""One call of the fused operation: its sizes, and what all modes need to launch kernels.
+
+A mode is a module with three functions:
+    why_not(problem, backward) -> str | None      the reason why it does not run this problem, or None
+    forward(problem, q, v, c, table) -> y
+    backward(problem, dy, q, v, c, table, needs, ...) -> dq, dv, dc, dtable
+with q [B,N,H,K], v [B,M,V], the content lambda c [B,K,V] in float32 or None, the table [scope_y,scope_x,K,U] or dense
+embeddings [N,M,K,U], y [B,N,H,V]; `needs`: which of the four gradients are wanted.
+
+Letters: B batch, N queries, M context positions (times intra-depth U), H heads, K key depth, V value depth.
+"""
+
+import contextlib
+import functools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+Needs = tuple[bool, bool, bool, bool]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Where queries and context positions lie. Dense embeddings: query_grid is None."""
+
+    query_grid: tuple[int, int] | None
+    context_grid: tuple[int, int]
+    scope: tuple[int, int]
+    stride: int = 1
+    intra_depth: int = 1
+
+    @property
+    def centre(self) -> tuple[int, int]:
+        return (self.scope[0] - 1) // 2, (self.scope[1] - 1) // 2
+
+    def extent(self) -> tuple[int, ...]:
+        """Query grid, context grid, reach backward and forward along each axis, as the kernels take them."""
+        assert self.query_grid is not None
+        (back_y, back_x), (scope_y, scope_x) = self.centre, self.scope
+        return (*self.query_grid, *self.context_grid, back_y, back_x, scope_y - 1 - back_y, scope_x - 1 - back_x)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Sizes and types of one call. `pooled`: 3x3 average pooling at every other position follows."""
+
+    geometry: Geometry
+    B: int
+    N: int
+    M: int
+    H: int
+    K: int
+    V: int
+    dtype: torch.dtype
+    device: torch.device
+    pooled: bool = False
+
+    @classmethod
+    def of(cls, geometry: Geometry, q_BNHK: Tensor, v_BMV: Tensor, pooled: bool = False) -> "Problem":
+        (B, N, H, K), (M, V) = q_BNHK.shape, v_BMV.shape[1:]
+        return cls(geometry, B, N, M, H, K, V, q_BNHK.dtype, q_BNHK.device, pooled)
+
+    @property
+    def half(self) -> bool:
+        return self.dtype.itemsize == 2
+
+    @property
+    def precision(self) -> str:
+        return precision_of(self.dtype)
+
+    def new(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        return torch.empty(shape, device=self.device, dtype=dtype or self.dtype)
+
+    def new_float32(self, *shape: int) -> Tensor:
+        return self.new(*shape, dtype=torch.float32)
+
+
+def precision_of(dtype: torch.dtype) -> str:
+    """How products of float32 are computed; those of half types have one way only.
+
+    "highest" is three TF32 products of split operands, added in float32: as exact as IEEE products (HISTORY.md).
+    """
+    return "tf32x3" if dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
+def power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+def ceil_div(number: int, divisor: int) -> int:
+    return -(-number // divisor)
+
+
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+
+
+def shares(device: torch.device, programs: int, divisible: int, per_processor: int) -> int:
+    """Shares of an axis of `divisible` steps such that the grid fills the GPU about once."""
+    return max(1, min(divisible, multiprocessors(device) * per_processor // max(programs, 1)))
+
+
+def on_device(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
+    return torch.cuda.device(tensor.device) if tensor.is_cuda else contextlib.nullcontext()
+
+
+def without_autocast(tensor: Tensor) -> torch.autocast:
+    """Products have the types of their operands, in a backward pass under autocast too."""
+    return torch.autocast("cuda" if tensor.is_cuda else "cpu", enabled=False)
+
+
+def unit_stride(tensor: Tensor) -> Tensor:
+    """Kernels take any strides but the last, which must be 1 (slices of one projection qualify)."""
+    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
