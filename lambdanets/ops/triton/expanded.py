@@ -22,8 +22,9 @@ class Tile:
     """What a kernel is compiled for.
 
     K, H: key depth and heads; KP, HP: padded. T queries, BB batch elements and VT values of a tile, NV tiles of values;
-    a block of C0 + C1 + C2 context positions, each a power of two; whether it fills the whole context; pipeline stages,
-    warps, and programs per multiprocessor (of kernels that divide an axis into shares); whether there is a content part.
+    chunks: powers of two that add up to the context positions of a block; small: one block holds the whole context;
+    pipeline stages, warps, programs per multiprocessor (of kernels that divide an axis into shares); content: whether
+    there is a content part.
     """
 
     K: int
@@ -34,9 +35,7 @@ class Tile:
     BB: int
     VT: int
     NV: int
-    C0: int
-    C1: int
-    C2: int
+    chunks: tuple[int, ...]
     small: bool
     stages: int
     warps: int
@@ -50,7 +49,12 @@ class Tile:
 
     @property
     def context(self) -> int:
-        return self.C0 + self.C1 + self.C2
+        return sum(self.chunks)
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Where the chunks of a block begin."""
+        return tuple(sum(self.chunks[:i]) for i in range(len(self.chunks)))
 
     def shared_memory(self, kernel: str, element_size: int) -> int:
         """Bytes of shared memory that a kernel's operands take, about."""
@@ -69,12 +73,9 @@ class Tile:
         return (kept + self.stages * streamed) * element_size
 
 
-def chunks_of(context: int) -> tuple[int, int, int]:
+def chunks_of(context: int) -> tuple[int, ...]:
     """One of four classes of small contexts, as a sum of powers of two (14x14: 128 + 64 + 16)."""
-    for chunks in ((64, 0, 0), (128, 0, 0), (128, 64, 16)):
-        if context <= sum(chunks):
-            return chunks
-    return (256, 0, 0)
+    return next(chunks for chunks in ((64,), (128,), (128, 64, 16), (256,)) if context <= sum(chunks))
 
 
 @functools.cache
@@ -101,7 +102,7 @@ def tile_of(
         T //= 2
     if element_size == 4:
         VT = min(32, VT)
-        T, BB, stages, chunks = queries, 32 // VT, 1, (32, 0, 0)
+        T, BB, stages, chunks = queries, 32 // VT, 1, (32,)
     elif small:
         chunks, occupancy = chunks_of(M), 2
         if kernel != "query_gradients_small":
@@ -109,12 +110,12 @@ def tile_of(
                 VT = min(VT, 64)
             warps = 8 if VT == 128 and kernel != "table_gradients" else 4
     elif kernel == "table_gradients":
-        T, chunks, stages, warps = queries, (256, 0, 0), 3 if BB < 4 else 2, 8
+        T, chunks, stages, warps = queries, (256,), 3 if BB < 4 else 2, 8
     elif kernel == "value_gradients":
-        chunks = (128, 0, 0)
+        chunks = (128,)
     else:
-        T, chunks, BB = queries, (64, 0, 0), max(1, min(128 // VT, 128 // (queries * HP)))
-    tile = Tile(K, H, KP, HP, T, BB, VT, ceil_div(V, VT), *chunks, small, stages, warps, occupancy, precision, content)
+        T, chunks, BB = queries, (64,), max(1, min(128 // VT, 128 // (queries * HP)))
+    tile = Tile(K, H, KP, HP, T, BB, VT, ceil_div(V, VT), chunks, small, stages, warps, occupancy, precision, content)
     while tile.stages > 1 and tile.shared_memory(kernel, element_size) > SHARED_MEMORY:
         tile = replace(tile, stages=tile.stages - 1)
     return tile

@@ -52,45 +52,29 @@ def diagonal_queries(q_ptr, b0, n0, B, N, sqb, sqn, sqh, tile: tl.constexpr):
 
 
 @triton.jit
-def content_block(
-    c_ptr, b0, v0, B, V,
-    BB: tl.constexpr, VT: tl.constexpr, KC: tl.constexpr, K: tl.constexpr, dtype: tl.constexpr,
-):  # fmt: skip
-    """Content lambdas [KC, bv]. They join as KC further context positions, whose embeddings are unit vectors."""
+def add_content(lambdas, c_ptr, b0, v0, B, V, VALUE_ROWS: tl.constexpr, dtype: tl.constexpr, tile: tl.constexpr):
+    """Lambdas [bv, nk] (VALUE_ROWS) or [nk, bv] with the content lambda of each batch element added.
+
+    It joins as KC further context positions, whose values are its rows and whose embeddings are unit vectors.
+    """
+    KC: tl.constexpr = tile.KP if tile.KP >= 16 else 16
     k = tl.arange(0, KC)
-    col = tl.arange(0, BB * VT)
-    b = b0 + col // VT
-    v = v0 + col % VT
-    mask = (k < K)[:, None] & (v < V)[None, :]
-    if BB == 1:
-        c_ptr += tl.cast(b0, tl.int64) * K * V
+    col = tl.arange(0, tile.BB * tile.VT)
+    b = b0 + col // tile.VT
+    v = v0 + col % tile.VT
+    mask = (k < tile.K)[:, None] & (v < V)[None, :]
+    if tile.BB == 1:
+        c_ptr += tl.cast(b0, tl.int64) * tile.K * V
     else:
         mask = mask & (b < B)[None, :]
-        v = b.to(tl.int64) * K * V + v
-    return tl.load(c_ptr + (v[None, :] + (k * V)[:, None]), mask=mask, other=0.0).to(dtype)
-
-
-@triton.jit
-def unit_vectors(T: tl.constexpr, KP: tl.constexpr, KC: tl.constexpr, dtype: tl.constexpr):
-    """Embeddings of the content lambda's rows: [KC, nk], one where the depth is the row's."""
-    depth = tl.arange(0, T * KP) % KP
-    return (tl.arange(0, KC)[:, None] == depth[None, :]).to(dtype)
-
-
-@triton.jit
-def add_content(
-    lambdas, c_ptr, b0, v0, B, V,
-    BB: tl.constexpr, VT: tl.constexpr, T: tl.constexpr, KP: tl.constexpr, K: tl.constexpr, VALUE_ROWS: tl.constexpr,
-    dtype: tl.constexpr, precision: tl.constexpr,
-):  # fmt: skip
-    """Lambdas [bv, nk] (VALUE_ROWS) or [nk, bv] of T queries, with the content lambda of each batch element added."""
-    KC: tl.constexpr = KP if KP >= 16 else 16
-    content = content_block(c_ptr, b0, v0, B, V, BB, VT, KC, K, dtype)
-    unit = unit_vectors(T, KP, KC, dtype)
+        v = b.to(tl.int64) * tile.K * V + v
+    content = tl.load(c_ptr + (v[None, :] + (k * V)[:, None]), mask=mask, other=0.0).to(dtype)
+    depth = tl.arange(0, tile.T * tile.KP) % tile.KP
+    unit = (k[:, None] == depth[None, :]).to(dtype)  # [KC, nk]
     if VALUE_ROWS:
-        lambdas = tl.dot(tl.trans(content), unit, lambdas, input_precision=precision)
+        lambdas = tl.dot(tl.trans(content), unit, lambdas, input_precision=tile.precision)
     else:
-        lambdas = tl.dot(tl.trans(unit), content, lambdas, input_precision=precision)
+        lambdas = tl.dot(tl.trans(unit), content, lambdas, input_precision=tile.precision)
     return lambdas
 
 
@@ -135,6 +119,32 @@ def table_block(e_ptr, m0, NK, C: tl.constexpr, tile: tl.constexpr):
     """E [C, nk] of one query tile (e_ptr points at the tile's first column)."""
     row = m0 + tl.arange(0, C)
     return tl.load(e_ptr + (row[:, None] * NK + tl.arange(0, tile.rows)[None, :]))
+
+
+@triton.jit
+def context_chunks(v_ptr, b0, v0, m0, B, M, V, svb, svm, TRANSPOSED: tl.constexpr, tile: tl.constexpr):
+    """Values of a block of context positions: [C, bv], or [bv, C], for each of its chunks."""
+    x = ()
+    COUNT: tl.constexpr = len(tile.chunks)
+    for i in tl.static_range(COUNT):
+        chunk = context_values(v_ptr, b0, v0, m0 + tile.starts[i], B, M, V, svb, svm, tile.chunks[i], tile)
+        x = x + ((tl.trans(chunk) if TRANSPOSED else chunk),)
+    return x
+
+
+@triton.jit
+def zeros(ROWS: tl.constexpr, C: tl.constexpr):
+    return tl.zeros((ROWS, C), dtype=tl.float32)
+
+
+@triton.jit
+def zero_chunks(ROWS: tl.constexpr, tile: tl.constexpr):
+    """Sums [ROWS, C] for each chunk of a block of context positions."""
+    x = ()
+    COUNT: tl.constexpr = len(tile.chunks)
+    for i in tl.static_range(COUNT):
+        x = x + (zeros(ROWS, tile.chunks[i]),)
+    return x
 
 
 @triton.jit
@@ -207,27 +217,21 @@ def forward_small(
     v0 = tl.program_id(1) * tile.VT
     low, high = share_of(N, splits, 2, tile)
     # Transposed before the loop: a transpose inside it makes Triton copy to shared memory in every step.
-    x0 = tl.trans(context_values(v_ptr, b0, v0, 0, B, M, V, svb, svm, tile.C0, tile))
-    if tile.C1 > 0:
-        x1 = tl.trans(context_values(v_ptr, b0, v0, tile.C0, B, M, V, svb, svm, tile.C1, tile))
-    if tile.C2 > 0:
-        x2 = tl.trans(context_values(v_ptr, b0, v0, tile.C0 + tile.C1, B, M, V, svb, svm, tile.C2, tile))
-    start = tl.zeros((tile.BB * tile.VT, tile.rows), dtype=tl.float32)
+    x = context_chunks(v_ptr, b0, v0, 0, B, M, V, svb, svm, True, tile)
+    COUNT: tl.constexpr = len(tile.chunks)
+    VALUES: tl.constexpr = tile.BB * tile.VT
+    ROWS: tl.constexpr = tile.rows
+    start = tl.zeros((VALUES, ROWS), dtype=tl.float32)
     if tile.content:  # every tile starts from the same content lambdas
-        start = add_content(
-            start, c_ptr, b0, v0, B, V, tile.BB, tile.VT, tile.T, tile.KP, tile.K, True, e_ptr.dtype.element_ty,
-            precision,
-        )  # fmt: skip
+        start = add_content(start, c_ptr, b0, v0, B, V, True, e_ptr.dtype.element_ty, tile)
     for block in tl.range(low, high, num_stages=tile.stages):
         n0 = block * tile.T
         queries = diagonal_queries(q_ptr, b0, n0, B, N, sqb, sqn, sqh, tile)
         e_tile = e_ptr + n0 * tile.KP
-        lambdas = tl.dot(x0, table_block(e_tile, 0, NK, tile.C0, tile), start, input_precision=precision)
-        if tile.C1 > 0:
-            lambdas = tl.dot(x1, table_block(e_tile, tile.C0, NK, tile.C1, tile), lambdas, input_precision=precision)
-        if tile.C2 > 0:
-            e2 = table_block(e_tile, tile.C0 + tile.C1, NK, tile.C2, tile)
-            lambdas = tl.dot(x2, e2, lambdas, input_precision=precision)
+        lambdas = start
+        for i in tl.static_range(COUNT):
+            e = table_block(e_tile, tile.starts[i], NK, tile.chunks[i], tile)
+            lambdas = tl.dot(x[i], e, lambdas, input_precision=precision)
         apply_and_store(y_ptr, lambdas, queries, b0, n0, v0, B, N, V, tile)
 
 
@@ -244,18 +248,17 @@ def forward_large(
     b0 = tl.program_id(0) * tile.BB
     n0 = tl.program_id(1) * tile.T
     v0 = tl.program_id(2) * tile.VT
-    low, high = band(n0, tile.T, N, M, band_width, query_width, reach_back, reach_forward, stride, tile.C0)
+    low, high = band(n0, tile.T, N, M, band_width, query_width, reach_back, reach_forward, stride, tile.context)
     e_tile = e_ptr + n0 * tile.KP
-    lambdas = tl.zeros((tile.BB * tile.VT, tile.rows), dtype=tl.float32)
+    VALUES: tl.constexpr = tile.BB * tile.VT
+    ROWS: tl.constexpr = tile.rows
+    lambdas = tl.zeros((VALUES, ROWS), dtype=tl.float32)
     for block in range(low, high):
-        x = context_values(v_ptr, b0, v0, block * tile.C0, B, M, V, svb, svm, tile.C0, tile)
-        e = table_block(e_tile + tl.cast(block * tile.C0, tl.int64) * NK, 0, NK, tile.C0, tile)
+        x = context_values(v_ptr, b0, v0, block * tile.context, B, M, V, svb, svm, tile.context, tile)
+        e = table_block(e_tile + tl.cast(block * tile.context, tl.int64) * NK, 0, NK, tile.context, tile)
         lambdas = tl.dot(tl.trans(x), e, lambdas, input_precision=tile.precision)
     if tile.content:
-        lambdas = add_content(
-            lambdas, c_ptr, b0, v0, B, V, tile.BB, tile.VT, tile.T, tile.KP, tile.K, True, e_ptr.dtype.element_ty,
-            tile.precision,
-        )  # fmt: skip
+        lambdas = add_content(lambdas, c_ptr, b0, v0, B, V, True, e_ptr.dtype.element_ty, tile)
     queries = diagonal_queries(q_ptr, b0, n0, B, N, sqb, sqn, sqh, tile)
     apply_and_store(y_ptr, lambdas, queries, b0, n0, v0, B, N, V, tile)
 
@@ -264,14 +267,17 @@ def forward_large(
 def store_query_gradients(dq_ptr, wide, b0, n0, B, N, tile: tl.constexpr):
     """wide [nk, bnh] holds every pair of queries; keep the pairs of a query with itself and store them."""
     T: tl.constexpr = tile.T
-    wide = tl.reshape(wide, (T, tile.KP, tile.BB, T, tile.HP))
+    KP: tl.constexpr = tile.KP
+    HP: tl.constexpr = tile.HP
+    BB: tl.constexpr = tile.BB
+    wide = tl.reshape(wide, (T, KP, BB, T, HP))
     left = tl.reshape(tl.arange(0, T), (T, 1, 1, 1, 1))
     right = tl.reshape(tl.arange(0, T), (1, 1, 1, T, 1))
     own = tl.sum(tl.where(left == right, wide, 0.0), axis=3)  # [T, KP, BB, HP]
     n = tl.reshape(n0 + tl.arange(0, T), (T, 1, 1, 1))
-    k = tl.reshape(tl.arange(0, tile.KP), (1, tile.KP, 1, 1))
-    b = tl.reshape(b0 + tl.arange(0, tile.BB), (1, 1, tile.BB, 1))
-    h = tl.reshape(tl.arange(0, tile.HP), (1, 1, 1, tile.HP))
+    k = tl.reshape(tl.arange(0, KP), (1, KP, 1, 1))
+    b = tl.reshape(b0 + tl.arange(0, BB), (1, 1, BB, 1))
+    h = tl.reshape(tl.arange(0, HP), (1, 1, 1, HP))
     mask = (n < N) & (k < tile.K) & (b < B) & (h < tile.H)
     offset = ((b.to(tl.int64) * N + n) * tile.H + h) * tile.K + k
     tl.store(dq_ptr + offset, own.to(dq_ptr.dtype.element_ty), mask=mask)
@@ -289,27 +295,21 @@ def query_gradients_small(
     dtype: tl.constexpr = e_ptr.dtype.element_ty
     b0 = tl.program_id(0) * tile.BB
     low, high = share_of(N, splits, 1, tile)
-    x0 = context_values(v_ptr, b0, 0, 0, B, M, V, svb, svm, tile.C0, tile)
-    if tile.C1 > 0:
-        x1 = context_values(v_ptr, b0, 0, tile.C0, B, M, V, svb, svm, tile.C1, tile)
-    if tile.C2 > 0:
-        x2 = context_values(v_ptr, b0, 0, tile.C0 + tile.C1, B, M, V, svb, svm, tile.C2, tile)
-    start = tl.zeros((tile.rows, tile.BB * tile.VT), dtype=tl.float32)
+    x = context_chunks(v_ptr, b0, 0, 0, B, M, V, svb, svm, False, tile)
+    COUNT: tl.constexpr = len(tile.chunks)
+    ROWS: tl.constexpr = tile.rows
+    VALUES: tl.constexpr = tile.BB * tile.VT
+    start = tl.zeros((ROWS, VALUES), dtype=tl.float32)
     if tile.content:
-        start = add_content(
-            start, c_ptr, b0, 0, B, V, tile.BB, tile.VT, tile.T, tile.KP, tile.K, False, dtype, precision
-        )
+        start = add_content(start, c_ptr, b0, 0, B, V, False, dtype, tile)
     for block in tl.range(low, high, num_stages=tile.stages):
         n0 = block * tile.T
         dy = output_rows(dy_ptr, b0, n0, 0, B, N, V, syb, syn, syh, tile)
         e_tile = e_ptr + n0 * tile.KP
-        lambdas = tl.dot(tl.trans(table_block(e_tile, 0, NK, tile.C0, tile)), x0, start, input_precision=precision)
-        if tile.C1 > 0:
-            e1 = table_block(e_tile, tile.C0, NK, tile.C1, tile)
-            lambdas = tl.dot(tl.trans(e1), x1, lambdas, input_precision=precision)
-        if tile.C2 > 0:
-            e2 = table_block(e_tile, tile.C0 + tile.C1, NK, tile.C2, tile)
-            lambdas = tl.dot(tl.trans(e2), x2, lambdas, input_precision=precision)
+        lambdas = start
+        for i in tl.static_range(COUNT):
+            e = table_block(e_tile, tile.starts[i], NK, tile.chunks[i], tile)
+            lambdas = tl.dot(tl.trans(e), x[i], lambdas, input_precision=precision)
         wide = tl.dot(lambdas.to(dtype), tl.trans(dy), input_precision=precision)
         store_query_gradients(dq_ptr, wide, b0, n0, B, N, tile)
 
@@ -328,21 +328,22 @@ def query_gradients_large(
     dtype: tl.constexpr = e_ptr.dtype.element_ty
     b0 = tl.program_id(0) * tile.BB
     n0 = tl.program_id(1) * tile.T
-    low, high = band(n0, tile.T, N, M, band_width, query_width, reach_back, reach_forward, stride, tile.C0)
+    low, high = band(n0, tile.T, N, M, band_width, query_width, reach_back, reach_forward, stride, tile.context)
     e_tile = e_ptr + n0 * tile.KP
-    wide = tl.zeros((tile.rows, tile.BB * tile.T * tile.HP), dtype=tl.float32)
+    ROWS: tl.constexpr = tile.rows
+    VALUES: tl.constexpr = tile.BB * tile.VT
+    HEADS: tl.constexpr = tile.BB * tile.T * tile.HP
+    wide = tl.zeros((ROWS, HEADS), dtype=tl.float32)
     NV: tl.constexpr = tile.NV
     for value_tile in tl.static_range(NV):
         v0 = value_tile * tile.VT
-        lambdas = tl.zeros((tile.rows, tile.BB * tile.VT), dtype=tl.float32)
+        lambdas = tl.zeros((ROWS, VALUES), dtype=tl.float32)
         for block in range(low, high):
-            x = context_values(v_ptr, b0, v0, block * tile.C0, B, M, V, svb, svm, tile.C0, tile)
-            e = table_block(e_tile + tl.cast(block * tile.C0, tl.int64) * NK, 0, NK, tile.C0, tile)
+            x = context_values(v_ptr, b0, v0, block * tile.context, B, M, V, svb, svm, tile.context, tile)
+            e = table_block(e_tile + tl.cast(block * tile.context, tl.int64) * NK, 0, NK, tile.context, tile)
             lambdas = tl.dot(tl.trans(e), x, lambdas, input_precision=precision)
         if tile.content:
-            lambdas = add_content(
-                lambdas, c_ptr, b0, v0, B, V, tile.BB, tile.VT, tile.T, tile.KP, tile.K, False, dtype, precision
-            )
+            lambdas = add_content(lambdas, c_ptr, b0, v0, B, V, False, dtype, tile)
         dy = output_rows(dy_ptr, b0, n0, v0, B, N, V, syb, syn, syh, tile)
         wide = tl.dot(lambdas.to(dtype), tl.trans(dy), wide, input_precision=precision)
     store_query_gradients(dq_ptr, wide, b0, n0, B, N, tile)
@@ -371,6 +372,7 @@ def value_gradients(
     Grid: (batch tiles, context blocks, value tiles).
     """
     T: tl.constexpr = tile.T
+    KP: tl.constexpr = tile.KP
     VALUES: tl.constexpr = tile.BB * tile.VT
     precision: tl.constexpr = tile.precision
     b0 = tl.program_id(0) * tile.BB
@@ -388,35 +390,27 @@ def value_gradients(
         low = tl.minimum(first_query_row * query_width, N) // T
         high = tl.minimum(((last_query_row + 1) * query_width + T - 1) // T, high)
 
-    acc0 = tl.zeros((VALUES, tile.C0), dtype=tl.float32)
-    if tile.C1 > 0:
-        acc1 = tl.zeros((VALUES, tile.C1), dtype=tl.float32)
-    if tile.C2 > 0:
-        acc2 = tl.zeros((VALUES, tile.C2), dtype=tl.float32)
+    sums = zero_chunks(VALUES, tile)
+    COUNT: tl.constexpr = len(tile.chunks)
     if tile.content:
-        acc_c = tl.zeros((VALUES, tile.KP), dtype=tl.float32)
+        acc_c = tl.zeros((VALUES, KP), dtype=tl.float32)
     for block in tl.range(low, high, num_stages=tile.stages):
         n0 = block * T
         queries = diagonal_queries(q_ptr, b0, n0, B, N, sqb, sqn, sqh, tile)
         dy = output_rows(dy_ptr, b0, n0, v0, B, N, V, syb, syn, syh, tile)
         g = tl.dot(tl.trans(dy), queries, input_precision=precision)  # [bv, nk]
         if tile.content:  # a sum over the tile's queries, which one thread holds
-            acc_c += tl.sum(tl.reshape(g, (VALUES, T, tile.KP)), axis=1)
+            acc_c += tl.sum(tl.reshape(g, (VALUES, T, KP)), axis=1)
         g = g.to(e_ptr.dtype.element_ty)
         e_tile = e_ptr + tl.cast(m0, tl.int64) * NK + n0 * tile.KP
-        acc0 = tl.dot(g, tl.trans(table_block(e_tile, 0, NK, tile.C0, tile)), acc0, input_precision=precision)
-        if tile.C1 > 0:
-            e1 = table_block(e_tile, tile.C0, NK, tile.C1, tile)
-            acc1 = tl.dot(g, tl.trans(e1), acc1, input_precision=precision)
-        if tile.C2 > 0:
-            e2 = table_block(e_tile, tile.C0 + tile.C1, NK, tile.C2, tile)
-            acc2 = tl.dot(g, tl.trans(e2), acc2, input_precision=precision)
+        more = ()
+        for i in tl.static_range(COUNT):
+            e = table_block(e_tile, tile.starts[i], NK, tile.chunks[i], tile)
+            more = more + (tl.dot(g, tl.trans(e), sums[i], input_precision=precision),)
+        sums = more
 
-    store_value_gradients(dv_ptr, acc0, b0, v0, m0, B, M, V, tile.C0, tile)
-    if tile.C1 > 0:
-        store_value_gradients(dv_ptr, acc1, b0, v0, m0 + tile.C0, B, M, V, tile.C1, tile)
-    if tile.C2 > 0:
-        store_value_gradients(dv_ptr, acc2, b0, v0, m0 + tile.C0 + tile.C1, B, M, V, tile.C2, tile)
+    for i in tl.static_range(COUNT):
+        store_value_gradients(dv_ptr, sums[i], b0, v0, m0 + tile.starts[i], B, M, V, tile.chunks[i], tile)
     if tile.content:
         col = tl.arange(0, VALUES)
         b = b0 + col // tile.VT
@@ -425,14 +419,6 @@ def value_gradients(
         c_mask = (k < tile.K)[:, None] & ((b < B) & (v < V))[None, :]
         c_offset = (b.to(tl.int64) * tile.K * V + v)[None, :] + k[:, None] * V
         tl.store(dc_ptr + c_offset, tl.trans(acc_c), mask=c_mask)
-
-
-@triton.jit
-def store_table_gradients(de_ptr, block, m0, ME, C: tl.constexpr, tile: tl.constexpr):
-    """block [nk, C] -> the partial dE of this tile and split."""
-    row = tl.arange(0, tile.rows)
-    col = m0 + tl.arange(0, C)
-    tl.store(de_ptr + row[:, None] * ME + col[None, :], block)
 
 
 @triton.jit(do_not_specialize=["B", "N", "M", "rows", "splits", *BAND])
@@ -455,28 +441,20 @@ def table_gradients(
         share = ((B + BB - 1) // BB + splits - 1) // splits
         group_low = tl.program_id(2) * share
         group_high = tl.minimum(group_low + share, (B + BB - 1) // BB)
-        acc0 = tl.zeros((tile.rows, tile.C0), dtype=tl.float32)
-        if tile.C1 > 0:
-            acc1 = tl.zeros((tile.rows, tile.C1), dtype=tl.float32)
-        if tile.C2 > 0:
-            acc2 = tl.zeros((tile.rows, tile.C2), dtype=tl.float32)
+        sums = zero_chunks(tile.rows, tile)
+        COUNT: tl.constexpr = len(tile.chunks)
         for step in tl.range(group_low * tile.NV, group_high * tile.NV, num_stages=tile.stages):
             b0 = (step // tile.NV) * BB
             v0 = (step % tile.NV) * tile.VT
             queries = diagonal_queries(q_ptr, b0, n0, B, N, sqb, sqn, sqh, tile)
             dy = output_rows(dy_ptr, b0, n0, v0, B, N, V, syb, syn, syh, tile)
             g = tl.dot(tl.trans(queries), dy, input_precision=precision).to(v_ptr.dtype.element_ty)  # [nk, bv]
-            x0 = context_values(v_ptr, b0, v0, m0, B, M, V, svb, svm, tile.C0, tile)
-            acc0 = tl.dot(g, tl.trans(x0), acc0, input_precision=precision)
-            if tile.C1 > 0:
-                x1 = context_values(v_ptr, b0, v0, m0 + tile.C0, B, M, V, svb, svm, tile.C1, tile)
-                acc1 = tl.dot(g, tl.trans(x1), acc1, input_precision=precision)
-            if tile.C2 > 0:
-                x2 = context_values(v_ptr, b0, v0, m0 + tile.C0 + tile.C1, B, M, V, svb, svm, tile.C2, tile)
-                acc2 = tl.dot(g, tl.trans(x2), acc2, input_precision=precision)
+            more = ()
+            for i in tl.static_range(COUNT):
+                x = context_values(v_ptr, b0, v0, m0 + tile.starts[i], B, M, V, svb, svm, tile.chunks[i], tile)
+                more = more + (tl.dot(g, tl.trans(x), sums[i], input_precision=precision),)
+            sums = more
         de_tile = de_ptr + (tl.program_id(2).to(tl.int64) * rows + tl.program_id(0) * tile.rows) * ME
-        store_table_gradients(de_tile, acc0, m0, ME, tile.C0, tile)
-        if tile.C1 > 0:
-            store_table_gradients(de_tile, acc1, m0 + tile.C0, ME, tile.C1, tile)
-        if tile.C2 > 0:
-            store_table_gradients(de_tile, acc2, m0 + tile.C0 + tile.C1, ME, tile.C2, tile)
+        for i in tl.static_range(COUNT):
+            row, col = tl.arange(0, tile.rows), m0 + tile.starts[i] + tl.arange(0, tile.chunks[i])
+            tl.store(de_tile + row[:, None] * ME + col[None, :], sums[i])

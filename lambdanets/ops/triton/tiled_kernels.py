@@ -45,16 +45,16 @@ def row_column(j, width):
 
 
 @triton.jit
-def values_at(v_ptr, m, exists, b0, v0, B, V, svb, svm, BB: tl.constexpr, VT: tl.constexpr):
+def values_at(v_ptr, m, exists, b0, v0, B, V, svb, svm, tile: tl.constexpr):
     """Values [m, bv] of any context positions; zero where they do not exist.
 
     A scalar base and 32-bit offsets: pointers of 64 bits take twice the registers and instructions.
     """
-    col = tl.arange(0, BB * VT)
-    v = v0 + col % VT
-    mask = exists[:, None] & ((v < V) & (b0 + col // VT < B))[None, :]
+    col = tl.arange(0, tile.columns)
+    v = v0 + col % tile.VT
+    mask = exists[:, None] & ((v < V) & (b0 + col // tile.VT < B))[None, :]
     v_ptr += tl.cast(b0, tl.int64) * svb
-    return tl.load(v_ptr + ((col // VT * svb + v)[None, :] + (m * svm)[:, None]), mask=mask, other=0.0)
+    return tl.load(v_ptr + ((col // tile.VT * svb + v)[None, :] + (m * svm)[:, None]), mask=mask, other=0.0)
 
 
 @triton.jit
@@ -73,12 +73,13 @@ def tile_lambdas(
     m0 = low_y * CW + low_x
     t0 = (low_y - y0 + back_y) * span + low_x - x0 + back_x
     count = height * width
-    lambdas = tl.zeros((tile.columns if VALUE_ROWS else ROWS, ROWS if VALUE_ROWS else tile.columns), dtype=tl.float32)
+    COLUMNS: tl.constexpr = tile.columns
+    lambdas = tl.zeros((COLUMNS if VALUE_ROWS else ROWS, ROWS if VALUE_ROWS else COLUMNS), dtype=tl.float32)
     for start in range(0, count, tile.block):
         j = start + tl.arange(0, tile.block)
         row, _ = row_column(j, width)  # j % width + row * pitch, of the map or the table, is j + row * (pitch - width)
         exists = j < count
-        x = values_at(v_ptr, m0 + j + row * (CW - width), exists, b0, v0, B, V, svb, svm, tile.BB, tile.VT)
+        x = values_at(v_ptr, m0 + j + row * (CW - width), exists, b0, v0, B, V, svb, svm, tile)
         line = tl.where(exists, t0 + j + row * (span - width), 0)
         e = tl.load(t_ptr + (line[:, None] * ROWS + tl.arange(0, ROWS)[None, :]))
         if VALUE_ROWS:
@@ -86,10 +87,7 @@ def tile_lambdas(
         else:
             lambdas = tl.dot(tl.trans(e), x, lambdas, input_precision=tile.precision)
     if tile.content:
-        lambdas = add_content(
-            lambdas, c_ptr, b0, v0, B, V, tile.BB, tile.VT, tile.T, tile.KP, tile.K, VALUE_ROWS,
-            t_ptr.dtype.element_ty, tile.precision,
-        )  # fmt: skip
+        lambdas = add_content(lambdas, c_ptr, b0, v0, B, V, VALUE_ROWS, t_ptr.dtype.element_ty, tile)
     return lambdas
 
 
@@ -132,8 +130,10 @@ def forward_window(
     # One small product [16 values, k] [k, h] per query and group of 16 rows. In this order (queries outside, groups
     # inside) every warp already holds its left operands: nothing moves between threads.
     G: tl.constexpr = tile.columns // 16
-    own = tl.permute(tl.reshape(lambdas.to(dtype), (G, 16, tile.T, tile.KP)), (2, 0, 1, 3))
-    index = tl.arange(0, tile.T * G)
+    T: tl.constexpr = tile.T
+    KP: tl.constexpr = tile.KP
+    own = tl.permute(tl.reshape(lambdas.to(dtype), (G, 16, T, KP)), (2, 0, 1, 3))
+    index = tl.arange(0, T * G)
     b = b0 + (index % G) * 16 // tile.VT
     first_v = v0 + (index % G) * 16 % tile.VT
     n, exists = tile_query(index // G, y0, x0, QH, QW, tile.width)
@@ -141,7 +141,7 @@ def forward_window(
     queries = small_matrices(
         q_ptr, b, n, tl.zeros_like(n), exists, tile.K, tile.H, sqb, sqn, sqh, tile.HP, tile.KP, False
     )
-    own = tl.reshape(own, (tile.T * G, 16, tile.KP))
+    own = tl.reshape(own, (T * G, 16, KP))
     y = tl.dot(own, tl.permute(queries, (0, 2, 1)), input_precision=tile.precision)
     h = tl.arange(0, tile.HP)
     v = tl.arange(0, 16)
@@ -163,6 +163,8 @@ def query_gradients_window(
     """
     T: tl.constexpr = tile.T
     KP: tl.constexpr = tile.KP
+    HP: tl.constexpr = tile.HP
+    BB: tl.constexpr = tile.BB
     G: tl.constexpr = tile.columns // 16
     t_ptr += tl.program_id(0) % copies * copy
     b0 = tl.program_id(1 if tile.tiles_first else 0) * tile.BB
@@ -172,7 +174,7 @@ def query_gradients_window(
     n_group, exists_group = tile_query(index % T, y0, x0, QH, QW, tile.width)
     b_group = b0 + group * 16 // tile.VT
     exists_group = exists_group & (b_group < B)
-    dq = tl.zeros((G * T, KP, tile.HP), dtype=tl.float32)
+    dq = tl.zeros((G * T, KP, HP), dtype=tl.float32)
     NV: tl.constexpr = tile.NV
     for value_tile in tl.static_range(NV):
         v0 = value_tile * tile.VT
@@ -188,8 +190,7 @@ def query_gradients_window(
         own = tl.reshape(own, (G * T, KP, 16))
         dq = tl.dot(own, tl.permute(dy, (0, 2, 1)), dq, input_precision=tile.precision)
     if tile.VT > 16:
-        dq = tl.reshape(dq, (tile.BB, tile.VT // 16, T, KP, tile.HP))
-        dq = tl.reshape(tl.sum(dq, axis=1), (tile.BB * T, KP, tile.HP))
+        dq = tl.reshape(tl.sum(tl.reshape(dq, (BB, G // BB, T, KP, HP)), axis=1), (BB * T, KP, HP))
     bt = tl.arange(0, tile.BB * T)
     b = b0 + bt // T
     n, exists = tile_query(bt % T, y0, x0, QH, QW, tile.width)
@@ -287,20 +288,21 @@ def value_gradients_window(
     Grid: (blocks of columns of g, context tiles).
     """
     MT: tl.constexpr = tile.T
+    BV: tl.constexpr = tile.columns
     y0, x0 = tile_origin(tl.program_id(1), CW, tile.rows, tile.width)
     low_y, height = window(y0, tile.rows, QH, forward_y, back_y)
     low_x, width = window(x0, tile.width, QW, forward_x, back_x)
     span = tile.width + back_x + forward_x
     n0 = low_y * QW + low_x
     d0 = (low_y - y0 + forward_y) * span + low_x - x0 + forward_x
-    col = tl.program_id(0) * tile.columns + tl.arange(0, tile.columns)
-    acc = tl.zeros((tile.columns, MT), dtype=tl.float32)
+    col = tl.program_id(0) * BV + tl.arange(0, BV)
+    acc = tl.zeros((BV, MT), dtype=tl.float32)
     if tile.halves:
         HALF: tl.constexpr = tile.rows // 2
         both = tl.minimum(tl.maximum(y0 + HALF - forward_y - low_y, 0), height)  # first row that sees the lower half
         lower = tl.minimum(tl.maximum(y0 + HALF + back_y - low_y, 0), height)  # first that no longer sees the upper one
         acc = add_products(acc, g_ptr, d_ptr, col, columns, both, lower, n0, d0, width, QW, span, MT, tile)
-        up, down = tl.split(tl.permute(tl.reshape(acc, (tile.columns, 2, MT // 2)), (0, 2, 1)))
+        up, down = tl.split(tl.permute(tl.reshape(acc, (BV, 2, MT // 2)), (0, 2, 1)))
         up = add_products(up, g_ptr, d_ptr, col, columns, 0, both, n0, d0, width, QW, span, MT, tile)
         store_values(dv_ptr, up, col, columns, b_first, y0, x0, B, V, CH, CW, tile)
         d_ptr += MT // 2
