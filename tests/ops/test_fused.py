@@ -123,19 +123,20 @@ def test_relative(case, dtype):
 
 def test_offsets_of_64_bits(monkeypatch):
     """What is folded where the parts have 2^31 elements: here the same parts both ways."""
-    from lambdanets.ops.triton import launch, tables
+    from lambdanets.ops.triton import table_kernels, tables
+    from lambdanets.ops.triton.problem import Geometry
 
-    usual, geometry = tables.fold, launch.Geometry((2, 20), (3, 21), (5, 39), 1, 1)
+    usual, geometry = table_kernels.fold, Geometry((2, 20), (3, 21), (5, 39))
     partial = torch.randn(3, 40 * 4, 64, device=DEVICE)
     table = torch.empty(5, 39, 2, 1, device=DEVICE)
-    narrow = launch.fold_partial(partial, table, geometry, geometry.centre, 4)
+    narrow = tables.fold(partial, table, geometry, 4)
 
     class Wide:
         def __getitem__(self, grid):
             return lambda *a, WIDE, **options: usual[grid](*a, WIDE=True, **options)
 
-    monkeypatch.setattr(tables, "fold", Wide())
-    assert launch.fold_partial(partial, table, geometry, geometry.centre, 4).equal(narrow)
+    monkeypatch.setattr(table_kernels, "fold", Wide())
+    assert tables.fold(partial, table, geometry, 4).equal(narrow)
 
 
 WINDOW_CASES = {
@@ -161,18 +162,18 @@ WINDOW_CASES = {
 @pytest.mark.parametrize("case", WINDOW_CASES)
 def test_windows(case, dtype, monkeypatch):
     """The mode for larger maps, on maps that the interpreter has time for."""
-    from lambdanets.ops.triton import window_gradients, windows
+    from lambdanets.ops.triton import tiled
 
     if not CUDA and (case == "many tiles" or (dtype == torch.float32 and case in SLOW_IN_FLOAT32)):
         pytest.skip("too slow for the interpreter; smaller maps run the same kernels")
-    monkeypatch.setattr(windows, "WINDOW_CONTEXT", 0)
+    monkeypatch.setattr(tiled, "SMALL_CONTEXT", 0)
     if case == "one example at a time":
-        monkeypatch.setattr(window_gradients, "WORKSPACE", 1)
+        monkeypatch.setattr(tiled, "WORKSPACE", 1)
     batch, heads, depth, value, query_grid, context_grid, scope = WINDOW_CASES[case]
     count, context = torch.Size(query_grid).numel(), torch.Size(context_grid).numel()
     inputs = random_inputs(batch, count, context, heads, depth, value, 1, scope, dtype, content=case != "wide values")
     used = []
-    monkeypatch.setattr(windows, "forward", lambda *all, f=windows.forward: used.append(1) or f(*all))
+    monkeypatch.setattr(tiled, "forward", lambda *all, f=tiled.forward: used.append(1) or f(*all))
     check(
         inputs,
         lambda q, v, c, e: fused_relative(q, v, c, e, query_grid, context_grid),
@@ -185,10 +186,10 @@ def test_windows(case, dtype, monkeypatch):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_windows_of_more_examples_than_a_tile(dtype, monkeypatch):
     """g is written for several examples side by side, and here for nine of them at a time."""
-    from lambdanets.ops.triton import window_gradients, windows
+    from lambdanets.ops.triton import tiled
 
-    monkeypatch.setattr(windows, "WINDOW_CONTEXT", 0)
-    monkeypatch.setattr(window_gradients, "WORKSPACE", 9 * 6 * 16 * 16 * dtype.itemsize)
+    monkeypatch.setattr(tiled, "SMALL_CONTEXT", 0)
+    monkeypatch.setattr(tiled, "WORKSPACE", 9 * 6 * 16 * 16 * dtype.itemsize)
     check(
         random_inputs(17, 6, 6, 1, 4, 16, 1, (1, 3), dtype),
         lambda q, v, c, e: fused_relative(q, v, c, e, (2, 3), (2, 3)),
@@ -200,9 +201,9 @@ def test_windows_of_more_examples_than_a_tile(dtype, monkeypatch):
 @pytest.mark.parametrize("larger", [False, True], ids=["small maps", "windows"])
 def test_a_table_of_the_inputs_type(larger, monkeypatch):
     """Its gradient is written in that type, as rounding the one in float32 would give it."""
-    from lambdanets.ops.triton import windows
+    from lambdanets.ops.triton import tiled
 
-    monkeypatch.setattr(windows, "WINDOW_CONTEXT", 0 if larger else 256)
+    monkeypatch.setattr(tiled, "SMALL_CONTEXT", 0 if larger else 256)
     inputs = random_inputs(2, 12, 12, 2, 16, 16, 1, (3, 3), torch.float16)
     table = inputs[3].half()
     gradient = torch.randn(2, 12, 2, 16, device=DEVICE)
@@ -213,46 +214,55 @@ def test_a_table_of_the_inputs_type(larger, monkeypatch):
     assert torch.equal(found, right.half())
 
 
+def problem_of(side=(1, 2), scope=3, B=2, H=2, K=4, V=16, **geometry):
+    from lambdanets.ops.triton.problem import Geometry, Problem
+
+    grid = (side, side) if isinstance(side, int) else side
+    where = dict(query_grid=grid, context_grid=grid, scope=(scope, scope)) | geometry
+    count = grid[0] * grid[1]
+    return Problem(Geometry(**where), B, count, count, H, K, V, torch.float16, DEVICE)
+
+
 def test_large_tables_have_one_copy(monkeypatch):
-    from lambdanets.ops.triton import windows
+    from lambdanets.ops.triton import tiled
 
-    table = torch.randn(3, 3, 4, 1, device=DEVICE)
-    several = windows.expand_window(table, (1, 2), (3, 4), (0, 0), 16, torch.float16)
-    assert several.shape == (windows.TABLES, 16, 32)
+    table, problem = torch.randn(3, 3, 4, 1, device=DEVICE), problem_of()
+    several = tiled.expand(problem, table, (1, 2), (3, 4))
+    assert several.shape == (tiled.COPIES, 16, 32)
     assert all(torch.equal(copy, several[0]) for copy in several)
-    monkeypatch.setattr(windows, "TABLE_BYTES", several[0].numel() * 2 - 1)
-    one = windows.expand_window(table, (1, 2), (3, 4), (0, 0), 16, torch.float16)
-    assert torch.equal(one, several[:1])
-    assert windows.expand_window(table, (3, 4), (4, 4), (2, 2), 16, torch.float16, transposed=True).shape == (
-        1,
-        192,
-        16,
-    )
+    monkeypatch.setattr(tiled, "COPIED", several[0].numel() * 2 - 1)
+    assert torch.equal(tiled.expand(problem, table, (1, 2), (3, 4)), several[:1])
+    assert tiled.expand(problem, table, (3, 4), (4, 4), (2, 2), transposed=True).shape == (1, 192, 16)
 
 
-def test_grids_fit_the_second_dimension():
-    from lambdanets.ops.triton.windows import tiles_first
+@pytest.mark.parametrize(
+    ("batch", "value", "grid", "tiles_first"),
+    [(512, 16, (56, 56), False), (256, 64, (56, 56), True), (2**17, 64, (56, 56), False), (1, 16, (2**10, 2**9), True)],
+)
+def test_grids_fit_the_second_dimension(batch, value, grid, tiles_first):
+    from lambdanets.ops.triton import tiled
 
-    assert not tiles_first(512, 98, 16)
-    assert tiles_first(256, 98, 64)
-    assert not tiles_first(2**16, 98, 64)
-    assert tiles_first(1, 2**16, 16)
+    problem = problem_of(grid, 23, B=batch, H=4, K=16, V=value)
+    use, found = tiled.launch_grid(problem, tiled.tile("forward", problem))
+    assert use.tiles_first == tiles_first
+    assert found[1] < 2**16
+    tiles, batch_tiles = use.count(grid), -(-batch // use.BB)
+    assert found == ((tiles, batch_tiles) if tiles_first else (batch_tiles, tiles))
 
 
-def test_the_window_mode_takes_larger_maps_only():
-    from lambdanets.ops.triton.launch import Geometry
-    from lambdanets.ops.triton.windows import use_window
+def test_the_tiled_mode_takes_larger_maps_only():
+    from lambdanets.ops.triton import tiled
 
-    def chosen(side, **other):
-        use = dict(query_grid=(side, side), context_grid=(side, side), scope=(23, 23), stride=1, intra_depth=1) | other
-        queries, values = torch.empty(1, side * side, 4, 16), torch.empty(1, side * side, 16)
-        return use_window(Geometry(**use), queries, values)
+    def reason(side, scope=23, **geometry):
+        return tiled.why_not(problem_of(side, scope, H=4, K=16, **geometry), False)
 
-    assert chosen(28)
-    assert chosen(56)
-    assert not chosen(14)
-    for other in (dict(query_grid=None), dict(stride=2), dict(intra_depth=2), dict(scope=(55, 55))):
-        assert not chosen(28, **other), other
+    assert reason(28) is None
+    assert reason(56) is None
+    assert "E is faster" in reason(14)
+    assert "E is faster" in reason(28, 55)
+    for other in (dict(query_grid=None), dict(stride=2), dict(intra_depth=2)):
+        assert "stride 1" in reason(28, **other), other
+    assert "at most 16 heads, not 17" in tiled.why_not(problem_of(28, 23, H=17, K=16), False)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -302,9 +312,9 @@ def test_content_lambda(case, dtype):
 @pytest.mark.parametrize("window", [False, True], ids=["small map", "window"])
 def test_content_lambda_of_keys(window, dtype, monkeypatch):
     """Content and positions in one operator: the gradient of the values is the sum of both."""
-    from lambdanets.ops.triton import windows
+    from lambdanets.ops.triton import tiled
 
-    monkeypatch.setattr(windows, "WINDOW_CONTEXT", 0 if window else 256)
+    monkeypatch.setattr(tiled, "SMALL_CONTEXT", 0 if window else 256)
     queries, values, _, table = random_inputs(2, 20, 20, 4, 16, 16, 1, (3, 5), dtype)
     keys = torch.randn(2, 20, 16, device=DEVICE).to(dtype)
     check(

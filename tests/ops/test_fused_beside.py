@@ -13,12 +13,10 @@ from lambdanets.ops.triton import (
     beside,
     content_kernels,
     operators,
-    tables,
+    table_kernels,
+    tiled,
+    tiled_kernels,
     why_not,
-    window_gradient_kernels,
-    window_gradients,
-    window_kernels,
-    windows,
 )
 from lambdanets.ops.triton.content import content_lambda
 
@@ -37,8 +35,8 @@ NEEDS = {
 
 
 @pytest.fixture(autouse=True)
-def small_maps_take_windows(monkeypatch):
-    monkeypatch.setattr(windows, "WINDOW_CONTEXT", 16)
+def small_maps_are_tiled(monkeypatch):
+    monkeypatch.setattr(tiled, "SMALL_CONTEXT", 16)
 
 
 def step_of(batch=2, needs="all"):
@@ -115,10 +113,11 @@ class Launched:
 
 
 def launches_go_to(launch, patch):
-    """Those of all kernels that a backward of the window mode launches."""
-    gradients = ("spread_window", "value_gradients_window", "table_gradients_window", "sum_table_parts")
-    names = [(window_kernels, "query_gradients_window"), *((window_gradient_kernels, name) for name in gradients)]
-    for module, name in [*names, (content_kernels, "content_backward"), (tables, "expand"), (tables, "fold")]:
+    """Those of all kernels that a backward of the tiled mode launches."""
+    tiles = ("query_gradients", "value_gradients", "table_gradients")
+    names = ["lambda_gradients", "sum_table_parts", *(f"{name}_window" for name in tiles)]
+    others = [(content_kernels, "content_backward"), (table_kernels, "expand"), (table_kernels, "fold")]
+    for module, name in [*((tiled_kernels, name) for name in names), *others]:
         patch.setattr(module, name, Launched(getattr(module, name), launch))
 
 
@@ -173,7 +172,7 @@ on_cpu = pytest.mark.skipif(CUDA, reason="kernels are held back, which a GPU's o
 def test_streams_wait_for_all_they_need(order, parts, monkeypatch):
     step = step_of()
     if parts == 2:  # g of one example at a time
-        monkeypatch.setattr(window_gradients, "WORKSPACE", 1)
+        monkeypatch.setattr(tiled, "WORKSPACE", 1)
     expected = step()
     for found, one in zip(late_step(step, order, monkeypatch), expected, strict=True):
         assert found.equal(one)

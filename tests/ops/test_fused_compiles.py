@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from lambdanets.ops.triton import content, interpreted, launch, maps, norms, pool, window_gradients, windows
+from lambdanets.ops.triton import content, expanded, interpreted, norms, pool_first, pooling, tiled
+from lambdanets.ops.triton.problem import Geometry, Problem
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = pytest.mark.skipif(interpreted(), reason="TRITON_INTERPRET is set: nothing is compiled")
@@ -39,7 +40,7 @@ def compiled(monkeypatch, tmp_path):
         mocked = [MockTensor(one.dtype) if isinstance(one, torch.Tensor) else one for one in arguments]
         kernel = run(self, *mocked, grid=grid, warmup=True, **options)
         found[self.fn.__name__] = kernel.asm
-        # Of operands that tensor cores read from shared memory: forward_kernels.py says why
+        # Of operands that tensor cores read from shared memory: expanded_kernels.py says why
         widths = set(re.findall(r"nvmma_shared<\{swizzlingByteWidth = (\d+)", kernel.asm["ttgir"]))
         assert widths <= {"128"}, f"{self.fn.__name__} reads operands of {widths} bytes"
 
@@ -53,41 +54,41 @@ def on_meta(*shape, dtype=torch.bfloat16):
     return torch.empty(*shape, dtype=dtype, device="meta")
 
 
-def forward_and_backward(forward, backward, side, value, geometry):
+def forward_and_backward(mode, side, value, geometry, pooled=False):
     N, B, H, K = side * side, 8, 4, 16
-    queries, values, gradient = on_meta(B, N, H, K), on_meta(B, N, value), on_meta(B, N, H, value)
+    queries, values = on_meta(B, N, H, K), on_meta(B, N, value)
     lambdas, table = on_meta(B, K, value, dtype=torch.float32), on_meta(*geometry.scope, K, 1, dtype=torch.float32)
     if geometry.query_grid is None:
         table = on_meta(N, N, K, 1)
-    forward(queries, values, lambdas, table, geometry)
-    backward(gradient, queries, values, lambdas, table, geometry, (True,) * 4)
+    problem = Problem.of(geometry, queries, values, pooled)
+    output = mode.forward(problem, queries, values, lambdas, table)
+    mode.backward(problem, torch.empty_like(output), queries, values, lambdas, table, (True,) * 4)
+
+
+def square(side):
+    return Geometry((side, side), (side, side), (23, 23))
 
 
 def test_maps_of_one_block(compiled):
-    forward_and_backward(launch.forward, launch.backward, 14, 64, launch.Geometry((14, 14), (14, 14), (23, 23), 1, 1))
+    forward_and_backward(expanded, 14, 64, square(14))
     wanted = {"expand", "forward_small", "query_gradients_small", "value_gradients", "table_gradients", "fold"}
     assert compiled.keys() == wanted
 
 
 def test_larger_maps_with_all_pairs(compiled):
-    forward_and_backward(launch.forward, launch.backward, 20, 16, launch.Geometry(None, (1, 400), (1, 1), 1, 1))
+    forward_and_backward(expanded, 20, 16, Geometry(None, (1, 400), (1, 1)))
     assert {"forward_large", "query_gradients_large", "value_gradients", "table_gradients"} <= compiled.keys()
 
 
 @pytest.mark.parametrize(("side", "value"), [(28, 32), (28, 64), (56, 16)], ids=["usual", "many values", "wide map"])
-def test_larger_maps_by_windows(side, value, compiled):
-    geometry = launch.Geometry((side, side), (side, side), (23, 23), 1, 1)
-    forward_and_backward(windows.forward, window_gradients.backward, side, value, geometry)
-    names = ("forward", "query_gradients", "value_gradients", "table_gradients", "spread")
-    assert {"sum_table_parts", *(f"{name}_window" for name in names)} <= compiled.keys()
+def test_larger_maps_by_tiles(side, value, compiled):
+    forward_and_backward(tiled, side, value, square(side))
+    names = ("forward", "query_gradients", "value_gradients", "table_gradients")
+    assert {"sum_table_parts", "lambda_gradients", *(f"{name}_window" for name in names)} <= compiled.keys()
 
 
-def test_maps_before_values(compiled):
-    geometry = launch.Geometry((14, 14), (14, 14), (23, 23), 1, 1)
-    queries, values, table = on_meta(8, 196, 4, 16), on_meta(8, 196, 128), on_meta(23, 23, 16, 1, dtype=torch.float32)
-    lambdas = on_meta(8, 16, 128, dtype=torch.float32)
-    pooled = maps.forward(queries, values, lambdas, table, geometry)
-    maps.backward(pooled, queries, values, lambdas, table, geometry, (True,) * 4)
+def test_pooling_before_values(compiled):
+    forward_and_backward(pool_first, 14, 128, square(14), pooled=True)
     assert compiled.keys() == {"expand_windows", "gather", "scatter", "fold"}
     for name in ("expand_windows", "gather", "scatter"):  # 16 bytes a thread
         assert re.search(r"st\.global\.v4\.b32", compiled[name]["ptx"]), name
@@ -120,7 +121,7 @@ def test_norms(compiled):
 @pytest.mark.parametrize("kernel", [2, 3])
 def test_pooling(kernel, compiled):
     """Where 16 divides the channels, a thread reads and writes 16 bytes at a time."""
-    pool.backward(pool.forward(on_meta(8, 256, 28, 28), kernel), 28, 28, kernel)
+    pooling.backward(pooling.forward(on_meta(8, 256, 28, 28), kernel), 28, 28, kernel)
     assert compiled.keys() == {"pool_forward", "pool_backward"}
     for code in compiled.values():
         widths = set(re.findall(r"(?:ld|st)\.global\.(\S+)", code["ptx"]))

@@ -2,6 +2,7 @@
 test_fused.py does, with its letters; P windows of the pooling.
 """
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +14,8 @@ from lambdanets import LambdaLayer2d
 from lambdanets.layers.lambda_layer import LambdaLayer
 from lambdanets.layers.pool import AveragePool
 from lambdanets.models.resnet import Bottleneck
-from lambdanets.ops.triton import fused_relative, launch, maps, operators, why_not
+from lambdanets.ops.triton import fused_relative, operators, pool_first, why_not
+from lambdanets.ops.triton.problem import Geometry, Problem
 
 from .test_fused import CUDA, DEVICE, DTYPES, check, dense_of, gradients, oracle, random_inputs, relative_error
 from .test_fused_norms_compiled import Graphs
@@ -29,8 +31,15 @@ LAST = torch.channels_last
 @pytest.fixture(params=[True, False], ids=["maps first", "lambdas first"])
 def order(request, monkeypatch):
     """Which order runs, whatever would be quicker."""
-    monkeypatch.setattr(maps, "pays", lambda *sizes: request.param)
+    take_order(monkeypatch, request.param)
     return request.param
+
+
+def take_order(monkeypatch, pool_comes_first):
+    """`pool_comes_first(backward)`, or always or never."""
+    first = pool_comes_first if callable(pool_comes_first) else lambda backward: pool_comes_first
+    reason = lambda problem, backward: None if problem.pooled and first(backward) else "not asked for"  # noqa: E731
+    monkeypatch.setattr(pool_first, "why_not", reason)
 
 
 def pooled(output_BNHV, grid):
@@ -134,11 +143,11 @@ def test_one_order_forward_and_another_backward(first, monkeypatch):
     """As with a few dozen images."""
     asked = []
 
-    def pays(geometry, queries, values, backward):
+    def pool_comes_first(backward):
         asked.append(backward)
         return backward == (first == "backward")
 
-    monkeypatch.setattr(maps, "pays", pays)
+    take_order(monkeypatch, pool_comes_first)
     inputs = random_inputs(2, 12, 12, 2, 4, 8, 1, (3, 3), torch.float32)
     gradient = torch.randn(2, 4, 2, 8, device=DEVICE)
     found = gradients(lambda *x: fused_relative(*x, (3, 4), (3, 4), pooled=True), inputs, gradient)
@@ -150,15 +159,15 @@ def test_one_order_forward_and_another_backward(first, monkeypatch):
 
 def test_the_batch_in_parts(monkeypatch):
     """Five examples, two at a time: the same numbers, and the table's gradient is the sum over the parts."""
-    monkeypatch.setattr(maps, "pays", lambda *sizes: True)
+    take_order(monkeypatch, True)
     inputs = random_inputs(5, 12, 12, 2, 2, 16, 1, (3, 3), torch.float32)
     run = lambda q, v, c, e: fused_relative(q, v, c, e, (3, 4), (3, 4), pooled=True)  # noqa: E731
     gradient = torch.randn(5, 4, 2, 16, device=DEVICE)
     at_once = gradients(run, inputs, gradient)
-    _, columns = maps.columns_of(12, 2)
-    monkeypatch.setattr(maps, "WORKSPACE", 2 * 4 * 2 * columns * 4)
-    assert [part.stop - part.start for part in maps.parts_of(5, 4 * 2 * columns * 4)] == [2, 2, 1]
-    assert [part.stop - part.start for part in maps.parts_of(2, 10**9)] == [1, 1]  # one at a time at least
+    _, columns = pool_first.columns_of(12, 2)
+    monkeypatch.setattr(pool_first, "WORKSPACE", 2 * 4 * 2 * columns * 4)
+    assert [part.stop - part.start for part in pool_first.parts_of(5, 4 * 2 * columns * 4)] == [2, 2, 1]
+    assert [part.stop - part.start for part in pool_first.parts_of(2, 10**9)] == [1, 1]  # one at a time at least
     for one, other in zip(gradients(run, inputs, gradient), at_once, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
@@ -186,7 +195,7 @@ def test_only_the_gradients_that_are_asked_for(from_keys, order):
 @pytest.mark.parametrize("content", ["keys", "given", "none"])
 def test_registered(content, order, monkeypatch):
     monkeypatch.undo()  # opcheck compares outputs with what torch.empty gives
-    monkeypatch.setattr(maps, "pays", lambda *sizes: order)
+    take_order(monkeypatch, order)
     queries, values, lambdas, table = random_inputs(2, 12, 12, 2, 2, 24, 1, (3, 3), torch.float32)
     keys = torch.randn(2, 12, 2, device=DEVICE) if content == "keys" else None
     arguments = [queries.flatten(2), values.squeeze(-1), keys, lambdas if content == "given" else None, table]
@@ -237,18 +246,17 @@ def test_products_keep_their_type_under_autocast(order):
 )
 def test_when_it_pays(side, value, batch, forward, backward):
     """As measured (README.md): in the first block of c4 and of c5 of a ResNet-50, not in that of c3."""
-    geometry = launch.Geometry((side, side), (side, side), (23, 23), 1, 1)
-    queries, values = on_meta(batch, side * side, 4, 16), on_meta(batch, side * side, value)
-    assert [maps.pays(geometry, queries, values, way) for way in (False, True)] == [forward, backward]
-    assert not maps.pays(geometry, queries.float(), values.float(), True)
+    problem = problem_of(side, B=batch, V=value)
+    assert [pool_first.why_not(problem, way) is None for way in (False, True)] == [forward, backward]
+    assert "no pooling" in pool_first.why_not(replace(problem, pooled=False), True)
+    assert "float32" in pool_first.why_not(replace(problem, dtype=torch.float32), True)
     for other in (dict(stride=2), dict(intra_depth=2), dict(query_grid=None), dict(context_grid=(side, side + 1))):
-        assert not maps.pays(launch.Geometry(**vars(geometry) | other), queries, values, True)
+        elsewhere = replace(problem, geometry=replace(problem.geometry, **other))
+        assert "on one grid" in pool_first.why_not(elsewhere, True)
 
 
 def test_a_scope_beyond_the_map_sees_no_more():
-    geometry = launch.Geometry((7, 7), (7, 7), (23, 23), 1, 1)
-    queries, values = on_meta(256, 49, 4, 16), on_meta(256, 49, 16)
-    assert not maps.pays(geometry, queries, values, True)
+    assert "lambdas first are faster" in pool_first.why_not(problem_of(7, B=256, V=16), True)
 
 
 def test_windows_need_two_axes():
@@ -259,13 +267,12 @@ def test_windows_need_two_axes():
 
 def test_embeddings_stay_small():
     """Deep keys and values would make it pay on maps whose embeddings of all pairs take gigabytes."""
-    geometry = launch.Geometry((56, 56), (56, 56), (23, 23), 1, 1)
-    queries, values = on_meta(256, 56 * 56, 4, 64), on_meta(256, 56 * 56, 1024)
-    assert not maps.pays(geometry, queries, values, True)
+    assert "too much memory" in pool_first.why_not(problem_of(56, B=256, K=64, V=1024), True)
 
 
-def on_meta(*shape):
-    return torch.empty(shape, device="meta", dtype=torch.bfloat16)
+def problem_of(side, B, V, K=16):
+    geometry = Geometry((side, side), (side, side), (23, 23))
+    return Problem(geometry, B, side * side, side * side, 4, K, V, torch.bfloat16, DEVICE, pooled=True)
 
 
 def block_of(**options):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lambdanets.layers.pool import AveragePool
-from lambdanets.ops.triton import pool, pool_operators, why_not
+from lambdanets.ops.triton import pooling, pooling_operators, why_not
 
 from .test_fused import CUDA, DEVICE, DTYPES
 from .test_fused_norms_compiled import Graphs
@@ -59,7 +59,7 @@ def check(found, expected, dtype):
 )
 def test_pooling(module, shape, dtype):
     x = images(*shape, dtype=dtype)
-    assert pool.takes(x)
+    assert pooling.takes(x)
     assert module.is_halving(x)
     found = module(x)
     assert found.is_contiguous(memory_format=LAST)
@@ -73,10 +73,10 @@ def test_pooling(module, shape, dtype):
 @pytest.mark.parametrize("rows", [1, 3])
 def test_other_tiles(rows, kernel, monkeypatch):
     """An odd edge of windows of 2x2 has no window, and no gradient."""
-    monkeypatch.setattr(pool, "ROWS", rows)
-    monkeypatch.setattr(pool, "COLUMNS", 4)
+    monkeypatch.setattr(pooling, "ROWS", rows)
+    monkeypatch.setattr(pooling, "COLUMNS", 4)
     module, x = AveragePool(kernel, 2, padding=kernel - 2), images(2, 6, 9, 13)
-    found = pool.average_pool(x, kernel)
+    found = pooling.average_pool(x, kernel)
     gradient = torch.randn_like(found)
     check((found, *torch.autograd.grad(found, x, gradient)), by_torch(module, x, gradient), torch.float32)
 
@@ -84,9 +84,9 @@ def test_other_tiles(rows, kernel, monkeypatch):
 @pytest.mark.parametrize("kernel", [2, 3])
 def test_pooling_registered(kernel):
     x = images(2, 3, 6, 4)
-    torch.library.opcheck(pool_operators.average_pool, (x, kernel))
-    gradient = torch.randn(pool.forward(x.detach(), kernel).shape, device=DEVICE, requires_grad=True)
-    torch.library.opcheck(pool_operators.average_pool_backward, (gradient, 6, 4, kernel))  # of the other layout
+    torch.library.opcheck(pooling_operators.average_pool, (x, kernel))
+    gradient = torch.randn(pooling.forward(x.detach(), kernel).shape, device=DEVICE, requires_grad=True)
+    torch.library.opcheck(pooling_operators.average_pool_backward, (gradient, 6, 4, kernel))  # of the other layout
 
 
 @pytest.mark.parametrize("module", [THREE, TWO], ids=["3x3", "2x2"])
@@ -144,16 +144,16 @@ def test_exported_pooling_is_torch_alone(strict):
 
 
 def test_what_the_kernels_do_not_take():
-    assert not pool.takes(torch.randn(2, 3, 4, 5, device=DEVICE))
-    assert not pool.takes(images(2, 3, 4, 5)[:, :2])
-    assert not pool.takes(images(2, 3, 4, 5, dtype=torch.float64))
-    assert not pool.takes(torch.randn(3, 4, 5, device=DEVICE))
-    assert CUDA or not pool.takes(images(2, 3, 4, 5, dtype=torch.bfloat16))  # of which the interpreter has none
+    assert not pooling.takes(torch.randn(2, 3, 4, 5, device=DEVICE))
+    assert not pooling.takes(images(2, 3, 4, 5)[:, :2])
+    assert not pooling.takes(images(2, 3, 4, 5, dtype=torch.float64))
+    assert not pooling.takes(torch.randn(3, 4, 5, device=DEVICE))
+    assert CUDA or not pooling.takes(images(2, 3, 4, 5, dtype=torch.bfloat16))  # of which the interpreter has none
 
 
 @pytest.mark.parametrize("channels", [1, 3, 16, 24, 64, 96, 144, 256, 320, 512, 2048])
 def test_tiles(channels):
-    tile = pool.tile_of(channels, 3)
+    tile = pooling.tile_of(channels, 3)
     unused = -channels % tile["CH"]
     assert unused <= max(channels // 3, 1)
-    assert tile["CH"] * tile["COLS"] <= pool.NUMBERS
+    assert tile["CH"] * tile["COLS"] <= pooling.NUMBERS
