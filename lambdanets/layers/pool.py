@@ -5,8 +5,8 @@ torch's backward pass for such images is wrong where there is padding, in torch 
 error), and slow: 0.8 ms for 256 maps of 28x28x256 on an H200, thirty times as long as reading them. The code that
 torch.compile generates for it is correct, but slow as well.
 
-The kernels of this package (lambdanets/ops/triton/pooling.py) pool such images; in compiled networks those with padding.
-Where they cannot run, eager networks copy images into the other layout, for which torch is correct.
+The kernels of this package (lambdanets/ops/triton/pooling.py) pool such images; in compiled networks those with
+padding. Where they cannot run, eager networks copy images into the other layout, for which torch is correct.
 Lambda layers with `downsample="avg"` pool through this module, or inside their own kernels.
 
 Letters: B batch, C channels, H and W the map.

@@ -54,11 +54,7 @@ class Graphs:
     def calls(graph):
         """Of which of the operators, in their order; one that changes its inputs is wrapped in another."""
         named = (str(target) for node in graph.graph.nodes for target in (node.target, *node.args[:1]))
-        return [
-            name.split(".")[1]
-            for name in named
-            if name.startswith("lambdanets.normed_parts")
-        ]
+        return [name.split(".")[1] for name in named if name.startswith("lambdanets.normed_parts")]
 
 
 def small_layer(**options):

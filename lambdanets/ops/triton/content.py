@@ -2,6 +2,8 @@
 
 Letters: B batch, M context positions, K key depth, V value depth.
 """
+# pyright: reportCallIssue=false, reportArgumentType=false
+# Triton adds num_warps and num_stages to the arguments of kernels.
 
 import torch
 from torch import Tensor

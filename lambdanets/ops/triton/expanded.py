@@ -3,6 +3,8 @@
 Tiles depend on K, H, V, the type and the class of the map, never on the batch or the exact map.
 Letters: B batch, N queries, M context positions (times intra-depth U), H heads, K key depth, V value depth.
 """
+# pyright: reportCallIssue=false, reportArgumentType=false
+# Triton adds num_warps and num_stages to the arguments of kernels.
 
 import functools
 from dataclasses import dataclass, replace
@@ -126,7 +128,7 @@ def why_not(problem: Problem, backward: bool) -> None:
 
 
 def is_small(problem: Problem) -> bool:
-    return problem.M <= SMALL_CONTEXT[problem.dtype.itemsize]
+    return SMALL_CONTEXT[problem.dtype.itemsize] >= problem.M
 
 
 def tile(kernel: str, problem: Problem, content: bool, small: bool) -> Tile:

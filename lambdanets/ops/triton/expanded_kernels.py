@@ -1,8 +1,8 @@
 """Triton kernels of the expanded mode: lambdas are computed tile by tile and applied to their queries.
 
 Letters: B batch, N queries, M context positions (intra-depth already folded in: m*U+u), H heads, K key depth, V value
-depth. `tile` is an expanded.Tile: T queries, BB batch elements and VT values of a tile, KP / HP = K / H padded to a power
-of two.
+depth. `tile` is an expanded.Tile: T queries, BB batch elements and VT values of a tile, KP / HP = K / H padded to a
+power of two.
   "nk" is a row (query of the tile, depth)          T*KP of them
   "nh" is a row (query of the tile, head)           T*HP
   "bv" is a row (batch element of the tile, value)  BB*VT

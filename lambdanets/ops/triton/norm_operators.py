@@ -64,7 +64,7 @@ class NormedParts(torch.autograd.Function):
         if torch.is_grad_enabled() or any(map(is_batched, gradients)):
             needs, create_graph = ctx.needs_input_grad[:5], torch.is_grad_enabled()
             with torch.enable_grad():
-                parts = plain_parts(*inputs, ctx.eps, ctx.sizes)
+                parts = plain_parts(*inputs, ctx.eps, ctx.sizes)  # pyright: ignore[reportCallIssue]
             wanted = [one for one, needed in zip(inputs, needs, strict=True) if needed]
             pairs = [pair for pair in zip(parts, gradients, strict=True) if pair[0].requires_grad]  # not frozen
             outputs, upstream = zip(*pairs, strict=True)

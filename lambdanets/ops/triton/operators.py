@@ -25,9 +25,7 @@ from .register import below_autograd, differentiable, operator
 MODES = (pool_first, tiled, expanded)  # the first that can runs
 
 
-def geometry_of(
-    embeddings: Tensor, query_grid: Sequence[int], context_grid: Sequence[int], stride: int
-) -> Geometry:
+def geometry_of(embeddings: Tensor, query_grid: Sequence[int], context_grid: Sequence[int], stride: int) -> Geometry:
     if not query_grid:
         return Geometry(None, (1, embeddings.shape[1]), (1, 1), 1, embeddings.shape[3])
     (query_y, query_x), (context_y, context_x) = query_grid, context_grid
@@ -168,7 +166,9 @@ def plain_output(
     output = output.flatten(2)
     if not pooled:
         return output
-    images = images_of(output, query_grid).contiguous()  # of the other layout torch's gradients are wrong: layers/pool.py
+    images = images_of(
+        output, query_grid
+    ).contiguous()  # of the other layout torch's gradients are wrong: layers/pool.py
     return positions_of(torch.nn.functional.avg_pool2d(images, 3, 2, padding=1))
 
 

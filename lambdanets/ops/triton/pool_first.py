@@ -10,6 +10,8 @@ queries, and K more rows of values. README.md says what it costs.
 
 Letters: B batch, N queries, M = N context positions, C columns of s, P windows, H heads, K key depth, V value depth.
 """
+# pyright: reportCallIssue=false, reportArgumentType=false
+# Triton adds num_warps and num_stages to the arguments of kernels.
 
 from collections.abc import Sequence
 from dataclasses import dataclass

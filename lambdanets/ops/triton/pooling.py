@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from . import interpreted, why_not
-from .problem import on_device, power_of_two
 from .norms import only_torch
+from .problem import on_device, power_of_two
 
 CHANNELS = (256, 128, 64)  # of a tile: whichever leaves the fewest of its last one unused
 NUMBERS, COLUMNS, ROWS, WARPS = 1024, 32, 2, 4  # of a tile: numbers of a row, columns at most, rows one after another

@@ -2,6 +2,8 @@
 
 Letters: N queries, M context positions, K key depth, U intra-depth. E: table_kernels.py.
 """
+# pyright: reportCallIssue=false, reportArgumentType=false
+# Triton adds num_warps and num_stages to the arguments of kernels.
 
 import torch
 from torch import Tensor
@@ -28,17 +30,17 @@ def expand(
     from . import table_kernels as kernels
 
     table = table.contiguous()
-    (rows, columns), dense = shape, geometry.query_grid is None
-    queries = columns // depth if dense else geometry.query_grid[0] * geometry.query_grid[1]
+    (rows, columns), query_grid = shape, geometry.query_grid
+    queries, width = (table.shape[0], 1) if query_grid is None else (query_grid[0] * query_grid[1], query_grid[1])
     expanded = torch.empty(copies, *(shape[::-1] if transposed else shape), device=table.device, dtype=dtype)
     copy, *strides = expanded.stride()
     copy = 0 if copies == 1 else copy
     kernels.expand[(ceil_div(columns, COLUMNS), rows // ROWS, copies)](
-        table, expanded, table.shape[0] if dense else queries, geometry.context_grid[0] * geometry.context_grid[1],
-        columns, copy, *(strides[::-1] if transposed else strides), 1 if dense else geometry.query_grid[1],
-        geometry.context_grid[1], *geometry.scope, *(centre or geometry.centre), geometry.stride,
-        K=table.shape[-2], U=geometry.intra_depth, KP=depth, DENSE=dense, ROW_BLOCK=ROWS, COLUMN_BLOCK=COLUMNS,
-        num_warps=4,
+        table, expanded, queries, geometry.context_grid[0] * geometry.context_grid[1],
+        columns, copy, *(strides[::-1] if transposed else strides), width, geometry.context_grid[1],
+        *geometry.scope, *(centre or geometry.centre), geometry.stride,
+        K=table.shape[-2], U=geometry.intra_depth, KP=depth, DENSE=query_grid is None, ROW_BLOCK=ROWS,
+        COLUMN_BLOCK=COLUMNS, num_warps=4,
     )  # fmt: skip
     return expanded
 

@@ -2,6 +2,8 @@
 
 Letters: B batch, N queries, M context positions, H heads, K key depth, V value depth. g is the gradient of the lambdas.
 """
+# pyright: reportCallIssue=false, reportArgumentType=false
+# Triton adds num_warps and num_stages to the arguments of kernels.
 
 import functools
 from collections.abc import Callable
@@ -32,8 +34,8 @@ class Tile:
 
     K, H: key depth and heads; KP, HP, VP: K, H and V padded. rows x width positions of a tile (queries; in dv context
     positions) by `columns` (batch element, value); `block`: the length of one product; pipeline stages, warps, programs
-    per multiprocessor; NV tiles of values; `halves`: dv goes by halves of a tile; `tiles_first`: neighbouring tiles of one batch element
-    run next to each other, not one tile of many batch elements; whether there is a content part.
+    per multiprocessor; NV tiles of values; `halves`: dv goes by halves of a tile; `tiles_first`: neighbouring tiles of
+    one batch element run next to each other, not one tile of many batch elements; whether there is a content part.
     """
 
     K: int
