@@ -19,7 +19,7 @@ def tile_sizes(key_depth: int, value_depth: int, context: int, element_size: int
     At most 128 positions: 9.8 us at 28x28x128, with 256 11.2.
     """
     depth, value_tile = max(16, power_of_two(key_depth)), min(128, max(16, power_of_two(value_depth)))
-    if depth >= 64:  # a least width of operands in shared memory: forward_kernels.py
+    if depth >= 64:  # a least width of operands in shared memory: expanded_kernels.py
         value_tile = max(64, value_tile)
     if element_size == 4:
         value_tile = min(32, value_tile)

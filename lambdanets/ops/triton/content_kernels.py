@@ -64,7 +64,7 @@ def content_backward(
     With p the normalised keys: dv = p dc, and dkeys = p (v dc^T - sum over v of dc c), as for any softmax. The
     part of the positions is `before`, which may be dv itself, or have gaps between examples; this one is added.
     Two warps where VT < 64: with four, products of 64 rows would take narrow operands from shared memory
-    (forward_kernels.py).
+    (expanded_kernels.py).
     """
     dtype: tl.constexpr = v_ptr.dtype.element_ty
     b = tl.program_id(1).to(tl.int64)

@@ -166,9 +166,7 @@ def plain_output(
     output = output.flatten(2)
     if not pooled:
         return output
-    images = images_of(
-        output, query_grid
-    ).contiguous()  # of the other layout torch's gradients are wrong: layers/pool.py
+    images = images_of(output, query_grid).contiguous()  # torch's gradients are wrong for channels-last: layers/pool.py
     return positions_of(torch.nn.functional.avg_pool2d(images, 3, 2, padding=1))
 
 

@@ -1,4 +1,4 @@
-"""Triton kernels around the products of attention's order (maps.py): embeddings and queries of windows.
+"""Triton kernels around the products of attention's order (pool_first.py): embeddings and queries of windows.
 
 Letters: B batch, N = height x width queries and as many context positions, P = rows x across windows, H heads, K key
 depth. A window stands at every other position and has 3 x 3 places: place (j_y, j_x) of window (p_y, p_x) is query
