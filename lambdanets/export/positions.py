@@ -9,7 +9,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lambdanets.ops.dft import column_parts, transforms, wrap_rows
-from lambdanets.ops.fft import unwrapped_length
 from lambdanets.ops.positions import Axis, Relative
 from lambdanets.ops.reference import embed
 
@@ -53,7 +52,7 @@ class ByFrequency(nn.Module):
         super().__init__()
         table, (axis_y, axis_x) = placed.clipped()
         table = table.detach()
-        length = unwrapped_length(axis_x)
+        length = axis_x.unwrapped_length
         forward_FX, inverse_XF = transforms(length, axis_x, table.dtype, table.device)
         self.tile, self.start, self.window = tiling(axis_y)
         self.grid = placed.context_grid

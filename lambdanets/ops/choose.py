@@ -7,13 +7,14 @@ thousand intermediate elements. On a GPU `"auto"` takes `fused` wherever that ca
 CPU's rates, for lack of measured ones, so the predicted seconds mean nothing there.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from lambdanets.ops import conv, depthwise, dft, fft, gemm
+from lambdanets.ops.positions import Relative
 from lambdanets.ops.problem import Problem
 from lambdanets.ops.triton import backend as fused_backend
 
@@ -67,6 +68,8 @@ CPU_RATES = {
 # "depthwise" is not measured there, and never chosen.
 CUDA_RATES = {**CPU_RATES, "depthwise": (NEVER, NEVER), "fused": (Rates(0.0, 0.0, 0.0), Rates(0.0, 0.0, 0.0))}
 RATES = {"cpu": CPU_RATES, "cuda": CUDA_RATES}
+MOST_CHOICES = 1024
+_choices: dict[Hashable, str] = {}  # what "auto" took, by `key_of`: a sixth of the time of a small layer
 
 
 def seconds(backend: Backend, problem: Problem) -> float:
@@ -90,13 +93,37 @@ def choose(problem: Problem, wanted: str) -> Backend:
         fused = BACKENDS["fused"]
         if problem.device.type == "cuda" and problem.positions is not None and fused.why_not(problem) is None:
             return fused  # always the fastest there (CUDA_RATES), and this question is asked in every call
-        return BACKENDS[next(iter(reasons(problem)))]  # gemm can always run, so the first one can
+        key = key_of(problem)
+        if key is None:
+            return fastest(problem)
+        if key not in _choices:
+            if len(_choices) >= MOST_CHOICES:
+                _choices.clear()
+            _choices[key] = fastest(problem).name
+        return BACKENDS[_choices[key]]
     if wanted not in BACKENDS:
         raise ValueError(unknown(wanted, problem))
     reason = None if problem.positions is None else BACKENDS[wanted].why_not(problem)
     if reason is not None:
         raise ValueError(f"backend {wanted!r} cannot run here: {reason}. {alternatives(problem)}")
     return BACKENDS[wanted]
+
+
+def fastest(problem: Problem) -> Backend:
+    return BACKENDS[next(iter(reasons(problem)))]  # gemm can always run, so the first one can
+
+
+def key_of(problem: Problem) -> Hashable:
+    """All that the choice depends on, for relative positions without masks; else None."""
+    positions, keys = problem.positions, problem.keys_BMKU
+    if not isinstance(positions, Relative) or problem.mask_NM is not None or problem.context_mask_BM is not None:
+        return None
+    grids = positions.query_grid, positions.context_grid, positions.dilation, positions.stride
+    types = problem.queries_BNHK.dtype, problem.values_BMVU.dtype, positions.table.dtype, keys is None
+    sizes = problem.sizes, tuple(positions.table.shape), positions.kept is None
+    if not all(type(size) is int for size in problem.sizes):  # symbols of a tracer
+        return None
+    return *grids, *types, *sizes, problem.key_norm, problem.causal, problem.needs_grad, problem.device
 
 
 def unknown(wanted: str, problem: Problem) -> str:

@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lambdanets.ops.content import content_lambda, shares_content
-from lambdanets.ops.fft import unwrapped_length, wrap
-from lambdanets.ops.positions import Axis, Relative, toeplitz
+from lambdanets.ops.positions import Axis, Relative, toeplitz, wrap
 from lambdanets.ops.problem import Problem
 
 WORKSPACE = 600_000  # elements of a tile's lambdas in the frequency domain at a time (or one example's): 2.4 MB
@@ -91,7 +90,7 @@ def matrices(table: Tensor, axis_y: Axis, axis_x: Axis) -> tuple[Tensor, Tensor,
 
     The context rows that a tile sees are one range of their columns.
     """
-    length = unwrapped_length(axis_x)
+    length = axis_x.unwrapped_length
     tile, window = tiling(axis_y)
     parts = column_parts(wrap_rows(table, axis_x, length), axis_y, tile, axis_y.first, window)
     weights = parts.permute(0, 1, 5, 3, 6, 2, 4).flatten(4).flatten(1, 3)
@@ -222,7 +221,7 @@ def work(problem: Problem) -> tuple[float, float]:
     assert isinstance(positions, Relative)
     _, (axis_y, axis_x) = positions.clipped()
     B, N, _, _, K, V, U = problem.sizes
-    frequencies = 2 * (unwrapped_length(axis_x) // 2 + 1)
+    frequencies = 2 * (axis_x.unwrapped_length // 2 + 1)
     tile, window = tiling(axis_y)
     starts = range(0, axis_y.queries, tile)
     seen = sum(rows.stop - rows.start for _, rows in (rows_seen(axis_y, first, window) for first in starts))

@@ -12,7 +12,7 @@ from math import log2, prod
 import torch
 from torch import Tensor
 
-from lambdanets.ops.positions import Axis, Relative
+from lambdanets.ops.positions import Relative, wrap
 from lambdanets.ops.problem import Problem
 
 WORKSPACE = 2**22  # complex elements of lambdas in the frequency domain at a time (or one example's)
@@ -35,7 +35,7 @@ def position_output(problem: Problem) -> Tensor:
     table, axes = positions.clipped()
     B, N, _, _, K, V, U = problem.sizes
     dims = tuple(range(-len(axes), 0))
-    lengths = [fast_length(unwrapped_length(a)) for a in axes]
+    lengths = [fast_length(a.unwrapped_length) for a in axes]
     table_KU = wrap(table, axes, lengths).movedim((-2, -1), (0, 1))  # [K, U, *lengths]
     # Not .conj(), which only marks the tensor: below the compiler nobody looks at the mark.
     spectrum_KU = torch.fft.rfftn(table_KU, dim=dims).conj_physical()
@@ -63,14 +63,9 @@ def work(problem: Problem) -> tuple[float, float]:
     assert isinstance(positions, Relative)
     _, axes = positions.clipped()
     B, N, _, _, K, V, U = problem.sizes
-    spectrum = prod(fast_length(unwrapped_length(a)) for a in axes)
+    spectrum = prod(fast_length(a.unwrapped_length) for a in axes)
     transforms = (B * V * U + K * U + B * K * V) * spectrum
     return 2 * B * K * V * U * spectrum, transforms * max(1.0, log2(max(2, spectrum))) + 2 * B * N * K * V
-
-
-def unwrapped_length(axis: Axis) -> int:
-    """The shortest circle on which no query sees a context position from the other side."""
-    return max(axis.context - axis.first, (axis.queries - 1) * axis.stride + axis.last + 1)
 
 
 def fast_length(length: int) -> int:
@@ -83,13 +78,3 @@ def fast_length(length: int) -> int:
         if rest == 1:
             return length
         length += 1
-
-
-def wrap(table: Tensor, axes: list[Axis], lengths: list[int]) -> Tensor:
-    """The table on a circle: the embedding of relative position p at index p modulo the length."""
-    for dim, (axis, length) in enumerate(zip(axes, lengths, strict=True)):
-        sizes = list(table.shape)
-        sizes[dim] = length
-        index = (axis.first + torch.arange(axis.scope, device=table.device) * axis.dilation) % length
-        table = table.new_zeros(sizes).index_copy(dim, index, table)
-    return table

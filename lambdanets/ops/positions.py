@@ -190,6 +190,11 @@ class Axis:
     def last(self) -> int:
         return self.first + (self.scope - 1) * self.dilation
 
+    @property
+    def unwrapped_length(self) -> int:
+        """The shortest circle on which no query sees a context position from the other side."""
+        return max(self.context - self.first, (self.queries - 1) * self.stride + self.last + 1)
+
 
 def per_axis(value: int | Sequence[int], dims: int, name: str) -> tuple[int, ...]:
     """`value` once for each axis."""
@@ -197,6 +202,16 @@ def per_axis(value: int | Sequence[int], dims: int, name: str) -> tuple[int, ...
     if len(sizes) != dims:
         raise ValueError(f"{name} needs one size or {dims} (one per axis), got {value}")
     return sizes
+
+
+def wrap(table: Tensor, axes: list[Axis], lengths: list[int]) -> Tensor:
+    """The table on a circle: the embedding of relative position p at index p modulo the length."""
+    for dim, (axis, length) in enumerate(zip(axes, lengths, strict=True)):
+        sizes = list(table.shape)
+        sizes[dim] = length
+        index = (axis.first + torch.arange(axis.scope, device=table.device) * axis.dilation) % length
+        table = table.new_zeros(sizes).index_copy(dim, index, table)
+    return table
 
 
 def toeplitz(table: Tensor, dim: int, axis: Axis, queries: int, start: int, context: int) -> Tensor:

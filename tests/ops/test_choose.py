@@ -1,13 +1,15 @@
 """Which implementation runs: reasons that are said, choices that can run."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lambdanets.ops import choose, explain
+from lambdanets.ops import Relative, choose, explain
+from lambdanets.ops.problem import Problem
 from tests.cases import VARIANTS, Case, Inputs
 
 PLAIN_TORCH = {"gemm", "conv", "depthwise", "dft", "fft"}
@@ -104,6 +106,24 @@ def test_auto_always_finds_one(case, grid, scope, stride, batch):
     found = explained(Inputs(case, dtype=torch.float32))
     assert any(not isinstance(time, str) for time in found.values())
     assert not isinstance(found["gemm"], str)  # the one that takes everything
+
+
+def test_a_remembered_choice_is_the_fastest():
+    """Of every two problems that differ in one size or option the second is not taken for the first."""
+    grids = ((4, 4), (14, 14), (2, 98), (98, 2), (56, 56))
+    sizes = dict(grid=grids, scope=(3, 23), batch=(1, 16), depth=(4, 64), intra=(1, 4), stride=(1, 2))
+    options = dict(grad=(False, True), keys=(False, True), dtype=(torch.float32, torch.float64))
+    for values in product(*sizes.values(), *options.values()):
+        (height, width), scope, batch, depth, intra, stride, grad, keys, dtype = values
+        new = lambda *shape, dtype=dtype: torch.empty(shape, dtype=dtype, device="meta")  # noqa: E731
+        table = new(scope, scope, 8, intra).requires_grad_(grad)
+        positions = Relative(table, (height, width), (height * stride, width * stride), stride=stride)
+        N, M = height * width, height * width * stride**2
+        keys_BMKU = new(batch, M, 8, intra) if keys else None
+        queries_BNHK, values_BMVU = new(batch, N, 4, 8), new(batch, M, depth, intra)
+        problem = Problem(queries_BNHK, keys_BMKU, values_BMVU, positions, "softmax", None, None, False)
+        right = choose.fastest(problem).name
+        assert [choose.choose(problem, "auto").name for _ in range(2)] == [right, right], values
 
 
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
