@@ -64,11 +64,11 @@ test-gpu: $(READY)  ## the kernels and the operation on a CUDA device
 	$(BIN)/python -m pytest $(KERNEL_TESTS) tests/models/test_pool.py tests/bench/test_compiled.py tests/bench/test_kernels.py tests/train/test_prefetch.py
 	$(BIN)/lambdanets selftest --device cuda --minutes 3
 
-# One small case of every mode of the kernels. Without torch's cache an access beyond a tensor is one beyond its memory.
-SANITIZED := (test_against and (several or goes) and centred or test_windows and (square or columns) or test_relative and (square or middle) or test_content and wide or test_dense and 300 or test_pooling and (odd or two) or test_pooled and odd and scope and not position and not lambdas) and bfloat16
-sanitize: $(READY)  ## the kernels under compute-sanitizer, on a CUDA device
-	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 9 $(BIN)/python -m pytest tests/ops/test_fused.py tests/ops/test_fused_norms.py tests/ops/test_fused_pool.py tests/ops/test_fused_maps.py -k "$(SANITIZED)"
-	PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool racecheck --error-exitcode 9 $(BIN)/python -m pytest tests/ops/test_fused.py tests/ops/test_fused_norms.py tests/ops/test_fused_pool.py tests/ops/test_fused_maps.py -k "$(SANITIZED)"
+# Without torch's cache an access beyond a tensor is one beyond its memory.
+SANITIZE = PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 9 --tool
+sanitize: $(READY)  ## small layers that launch every kernel, under compute-sanitizer on a CUDA device
+	$(SANITIZE) memcheck $(BIN)/python -m pytest tests/ops/test_fused_sanitizer.py
+	$(SANITIZE) racecheck $(BIN)/python -m pytest tests/ops/test_fused_sanitizer.py
 
 clean:
 	rm -rf $(VENV) build dist docs/_generated *.egg-info .pytest_cache .ruff_cache .coverage
