@@ -75,18 +75,20 @@ class DataCheck:
         with progress("checking", sum(len(source) for source in sources.values())) as done:
             found = check(sources, self.workers, done)
         counts = ", ".join(f"{split} {len(source):,}" for split, source in sources.items())
+        first = next(iter(sources))  # where classes are counted
+        first = "training" if first == "train" else first
         print(f"{found.images:,} images ({counts}) of {len(next(iter(sources.values())).class_names)} classes")
         listing("unreadable", [f"{one.name}: {one.reason}" for one in found.unreadable])
         listing("in more than one split", [same(group) for group in found.leaked])
         listing("more than once in a split", [same(group) for group in found.duplicates])
         listing("the same pixels with different labels", [same(group) for group in found.contradictions])
-        listing("classes without a training image", list(found.empty_classes))
-        listing("classes with one training image", list(found.single_classes))
+        listing(f"classes without a {first} image", list(found.empty_classes))
+        listing(f"classes with one {first} image", list(found.single_classes))
         listing("classes without an image of a split", [f"{split}: {name}" for split, name in found.missing_classes])
         sizes = [(name, size) for name, size in found.class_sizes if size]
         if sizes and sizes[0][1] >= UNEQUAL * sizes[-1][1]:
             (most, large), (least, small) = sizes[0], sizes[-1]
-            print(f"classes are unequal: {small:,} training images of {least}, {large:,} of {most}")
+            print(f"classes are unequal: {small:,} {first} images of {least}, {large:,} of {most}")
         if self.json:
             self.json.write_text(json.dumps(asdict(found), indent=1) + "\n")
         return 1 if found.unreadable or found.leaked or found.contradictions else 0

@@ -159,3 +159,11 @@ def test_every_format_is_packed_under_its_name(tmp_path: Path):
         suffixes = sorted(Path(name).suffix for name in tar.getnames() if not name.endswith(".cls"))
     assert suffixes == [".bmp", ".gif", ".jpg", ".jpg", ".png", ".webp"]
     assert len(open_source(tmp_path / "shards")) == 6
+
+
+def test_check_of_a_list_without_training_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    write_folder(tmp_path / "set", {"ant": 1, "bee": 3})
+    rows = [f"{path.relative_to(tmp_path)},{path.parent.name},val" for path in sorted((tmp_path / "set").rglob("*.*"))]
+    (tmp_path / "list.csv").write_text("\n".join(["file,label,split", *rows]) + "\n")
+    assert main(["data", "check", str(tmp_path / "list.csv")]) == 0
+    assert "1 classes with one validation image:\n  ant\n" in capsys.readouterr().out
