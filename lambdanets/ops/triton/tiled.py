@@ -131,12 +131,17 @@ def why_not(problem: Problem, backward: bool) -> str | None:
     return None
 
 
+@functools.cache
+def variant(tile: Tile, content: bool, tiles_first: bool) -> Tile:
+    return replace(tile, content=content, tiles_first=tiles_first)
+
+
 def tile(kernel: str, problem: Problem, content: bool = False) -> Tile:
     grid = problem.geometry.context_grid if kernel == "value_gradients" else grid_of(problem)
     width = min(grid[1], WIDE + 1)  # its class
     width = width if width in (1, WIDE + 1) else 17 if width > 16 else 16
     use = tile_of(kernel, problem.K, problem.H, problem.V, width, problem.half, problem.precision)
-    return replace(use, content=True) if content else use
+    return variant(use, content, False)
 
 
 def grid_of(problem: Problem) -> tuple[int, int]:
@@ -148,7 +153,7 @@ def launch_grid(problem: Problem, use: Tile) -> tuple[Tile, tuple[int, int]]:
     """Batch tiles and query tiles, in the order that is faster; the second dimension holds fewer than 2**16."""
     batch_tiles, query_tiles = ceil_div(problem.B, use.BB), use.count(grid_of(problem))
     if query_tiles >= 2**16 or (use.VT >= MANY_VALUES and batch_tiles < 2**16):
-        return replace(use, tiles_first=True), (query_tiles, batch_tiles)
+        return variant(use, use.content, True), (query_tiles, batch_tiles)
     return use, (batch_tiles, query_tiles)
 
 
