@@ -33,8 +33,8 @@ from lambdanets.train.classify import PREDICTIONS, START, WEIGHTS, Classify
 from lambdanets.train.config import ModelConfig
 from lambdanets.train.loop import fit
 from tests.detect.helpers import NARROW, TINY, tiny_detector
-from tests.train.test_faults import folder_of_images, image_config
-from tests.train.test_log import limit, unlimited_afterwards
+from tests.support.file_size import limit, unlimited_afterwards
+from tests.support.image_runs import folder_of_images, image_config
 from tests.train.weights import small_network
 
 

@@ -1,6 +1,5 @@
 """What the documents say: their code runs, their numbers are the measured ones, their links lead somewhere."""
 
-import importlib.util
 import json
 import re
 import shlex
@@ -10,17 +9,11 @@ import pytest
 import torch
 
 from lambdanets.cli import parse
+from tests.support.documents import ROOT, generate
 
-ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 SHELL = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
-
-spec = importlib.util.spec_from_file_location("docs_generate", ROOT / "docs" / "generate.py")
-assert spec is not None
-assert spec.loader is not None
-generate = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(generate)
 
 every_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 

@@ -10,11 +10,11 @@ import torch
 from rich.console import Console
 
 from lambdanets.cli import main
-from lambdanets.ops import choose
 from lambdanets.selftest import Selftest, selftest
 from lambdanets.selftest.cases import KERNEL_GRID, build, draw
 from lambdanets.selftest.compare import Verdict, judge, oracle, run_backend
 from lambdanets.selftest.run import Tally, why_not
+from tests.support.broken_backend import break_backend
 
 CPU = torch.device("cpu")
 
@@ -23,15 +23,6 @@ def run(**options):
     out = io.StringIO()
     code = selftest(Selftest(device="cpu", **options), Console(file=out, width=200))
     return code, out.getvalue()
-
-
-def break_backend(monkeypatch, name, change):
-    """Puts a backend in the registry whose position output, and so all of its output, went through `change`."""
-    right = choose.BACKENDS[name]
-    wrong = replace(
-        right, position_output=lambda problem: change(right.position_output(problem)), whole_output=lambda *_: None
-    )
-    monkeypatch.setitem(choose.BACKENDS, name, wrong)
 
 
 def test_all_backends_pass():

@@ -18,7 +18,7 @@ from lambdanets.bench.timing import peak_bytes
 from lambdanets.cli import main
 from lambdanets.experiments.language.compare import CompareLanguage
 from lambdanets.ops import choose
-from tests.test_selftest import break_backend
+from tests.support.broken_backend import break_backend
 
 CPU = torch.device("cpu")
 

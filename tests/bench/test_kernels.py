@@ -25,7 +25,7 @@ from lambdanets.bench.roofline import (
     work_of,
 )
 from lambdanets.cli import main
-from tests.test_readme import generate
+from tests.support.documents import generate
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 SOURCES = sorted(Path(lambdanets.ops.triton.__file__).parent.glob("*.py"))

@@ -13,7 +13,7 @@ from lambdanets.cli import main
 from lambdanets.detect import precision
 from lambdanets.detect.coco import splits_of
 from tests.detect.helpers import write_shapes
-from tests.test_readme import generate
+from tests.support.documents import generate
 
 spec = importlib.util.spec_from_file_location(
     "detect_sets", Path(__file__).resolve().parents[2] / "benchmarks" / "detect_sets.py"

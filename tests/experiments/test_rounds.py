@@ -23,7 +23,7 @@ from lambdanets.train.classify import Classify
 from lambdanets.train.inference.command import Using
 from lambdanets.train.loop import fit
 from tests.pseudo.made import contents, make_files, make_shards, make_teacher
-from tests.train.test_faults import folder_of_images, image_config, weights
+from tests.support.image_runs import folder_of_images, image_config, weights
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

@@ -18,7 +18,7 @@ from lambdanets.train.loop import fit
 from lambdanets.train.task import Share
 from tests.data.helpers import write_tar
 from tests.pseudo.made import label_all, make_files, make_shards, make_teacher
-from tests.train.test_faults import folder_of_images, image_config, weights
+from tests.support.image_runs import folder_of_images, image_config, weights
 from tests.train.weights import small_weights
 
 NAMES = ("class0", "class1", "class2")

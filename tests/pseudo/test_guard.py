@@ -15,7 +15,7 @@ from lambdanets.pseudo.guard import CONTENT_ONLY, hash_images
 from lambdanets.pseudo.label import LabelOptions
 from tests.data.helpers import encoded, samples, write_folder, write_tar
 from tests.pseudo.made import label_all, make_teacher
-from tests.test_readme import generate
+from tests.support.documents import generate
 
 spec = importlib.util.spec_from_file_location(
     "guard_hashes", Path(__file__).resolve().parents[2] / "benchmarks" / "guard_hashes.py"

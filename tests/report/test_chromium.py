@@ -2,10 +2,7 @@
 
 import html
 import json
-import os
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +11,8 @@ from PIL import Image
 
 from lambdanets.report.page import write_report
 from tests.report.runs import HOSTILE, write_run
+from tests.support.browser import BROWSER, chromium
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium: apt-get install chromium")
 
 # Shows the page at several widths and writes down what it looks like to the browser.
@@ -42,19 +39,6 @@ for (const width of widths) {
   document.body.append(frame);
 }
 </script></body>"""
-
-
-def chromium(tmp_path: Path, page: Path, *options: str) -> str:
-    assert BROWSER is not None
-    usual = ["--headless", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={tmp_path / 'profile'}"]
-    usual += ["--no-sandbox"] if os.geteuid() == 0 else []  # which Chromium refuses to have as root
-    usual += ["--enable-logging=stderr", "--virtual-time-budget=10000"]
-    done = subprocess.run(
-        [BROWSER, *usual, *options, page.as_uri()], capture_output=True, text=True, timeout=240, check=True
-    )
-    said = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-    assert not said, said  # a refused script or style is said here
-    return done.stdout
 
 
 def test_it_fits_and_everything_is_drawn(tmp_path: Path):

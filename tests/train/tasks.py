@@ -1,5 +1,7 @@
 """A small task for tests of the loop: made-up numbers, a network that can have batch norm and dropout."""
 
+import json
+import signal
 from pathlib import Path
 
 import torch
@@ -82,3 +84,19 @@ def final(folder) -> dict[str, torch.Tensor]:
 
 def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def records(folder, event=None):
+    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [line for line in lines if event in (None, line["event"])]
+
+
+class StopAt:
+    """Sends this process a signal when the log reaches a step."""
+
+    def __init__(self, step, number=signal.SIGTERM, event="step"):
+        self.step, self.number, self.event = step, number, event
+
+    def __call__(self, record):
+        if record["event"] == self.event and record["step"] == self.step:
+            signal.raise_signal(self.number)

@@ -11,25 +11,22 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from lambdanets.cli import main
-from lambdanets.data.augment import Augment
 from lambdanets.data.broken import TooManyBrokenError
 from lambdanets.data.workers import loss_of_worker
 from lambdanets.files import FolderInUseError
 from lambdanets.train.checkpoint import complete, load_newest
 from lambdanets.train.classify import Classify
-from lambdanets.train.config import DataConfig, Ema, ModelConfig, Schedule, TrainConfig
+from lambdanets.train.config import DataConfig
 from lambdanets.train.loop import fit
 from lambdanets.train.lost import LostProcessError
-from tests.train.tasks import Numbers, config, final, same
-from tests.train.test_log import limit, unlimited_afterwards
-from tests.train.test_loop import records
-from tests.train.test_processes import ROOT, environment
+from tests.support.file_size import limit, unlimited_afterwards
+from tests.support.image_runs import folder_of_images, image_config, weights
+from tests.support.programs import ROOT, environment
+from tests.train.tasks import Numbers, config, final, records, same
 
 KILLS = 20
 
@@ -127,52 +124,6 @@ def test_a_second_run_in_a_folder_is_refused_until_the_first_one_ends(tmp_path):
 
 
 # Images
-
-
-def folder_of_images(folder, count=60, classes=3, broken=()):
-    """Made-up images whose brightness says their class; `broken` ones are cut off or garbage."""
-    generator = np.random.default_rng(3)
-    for i in range(count):
-        split = "val" if i % 5 == 4 else "train"
-        place = folder / split / f"class{i % classes}"
-        place.mkdir(parents=True, exist_ok=True)
-        pixels = generator.integers(0, 100, (20, 24, 3)) + 70 * (i % classes)
-        path = place / f"{i:03d}.png"
-        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(path)
-        if i in broken:
-            data = path.read_bytes()
-            path.write_bytes(data[: len(data) // 2] if i % 2 else os.urandom(300))
-    return folder
-
-
-def image_config(images, out, **changes):
-    settings = dict(
-        out=out,
-        epochs=3.0,
-        batch_size=8,
-        device="cpu",
-        log_every=2,
-        model=ModelConfig(
-            name="lambda_resnet_tiny",
-            image_size=16,
-            drop_rate=0.1,
-            drop_path_rate=0.1,
-            options=("widths=(4,4,8,8)", "depths=(1,1,1,1)", "scope=3", "heads=2", "key_depth=4"),
-        ),
-        data=DataConfig(path=str(images), workers=0),
-        augment=Augment(crop_scale=(0.5, 1.0), randaugment_layers=1, randaugment_magnitude=5),
-        schedule=Schedule(rate=0.05, per_batch=0, warmup_epochs=1.0),
-        ema=Ema(decay=0.9),
-    )
-    return TrainConfig(**(settings | changes))
-
-
-def weights(folder):
-    from safetensors.torch import load_file
-
-    return load_file(str(folder / "weights.safetensors")) | {
-        f"raw.{name}": t for name, t in load_file(str(folder / "weights_raw.safetensors")).items()
-    }
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -2,7 +2,6 @@
 
 import resource
 import threading
-from contextlib import contextmanager
 from io import StringIO
 
 import pytest
@@ -12,21 +11,8 @@ from lambdanets.report.log import read_log
 from lambdanets.train.log import RunLog
 from lambdanets.train.loop import fit
 from lambdanets.train.progress import Watcher
+from tests.support.file_size import limit, unlimited_afterwards
 from tests.train.tasks import Numbers, config, final, same
-
-
-def limit(size):
-    """No file of this process grows beyond so many bytes: the last write is cut short, and the next one fails."""
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-
-
-@contextmanager
-def unlimited_afterwards():
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_log_that_fails_loses_records_and_says_so_once(tmp_path):

@@ -18,23 +18,7 @@ from lambdanets.train.engine import seed_all
 from lambdanets.train.loop import fit
 from lambdanets.train.nonfinite import NotFiniteError
 from lambdanets.train.task import Share
-from tests.train.tasks import EXAMPLES, Numbers, config, final, same
-
-
-def records(folder, event=None):
-    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    return [line for line in lines if event in (None, line["event"])]
-
-
-class StopAt:
-    """Sends this process a signal when the log reaches a step."""
-
-    def __init__(self, step, number=signal.SIGTERM, event="step"):
-        self.step, self.number, self.event = step, number, event
-
-    def __call__(self, record):
-        if record["event"] == self.event and record["step"] == self.step:
-            signal.raise_signal(self.number)
+from tests.train.tasks import EXAMPLES, Numbers, StopAt, config, final, records, same
 
 
 def test_training_learns_and_leaves_a_run(tmp_path):

@@ -9,20 +9,13 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import torch
 
 from lambdanets.train.loop import fit
-from tests.train.tasks import Numbers, config, final
-from tests.train.test_loop import records
-
-ROOT = Path(__file__).parents[2]
-
-
-def environment():
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}
+from tests.support.programs import ROOT, environment
+from tests.train.tasks import Numbers, config, final, records
 
 
 def torchrun(out, processes, *, launcher=("--standalone",), check=True, timeout=240, **settings):

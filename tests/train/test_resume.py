@@ -15,8 +15,7 @@ from lambdanets.train.distributed import World
 from lambdanets.train.identity import check_processes
 from lambdanets.train.log import FolderLostError
 from lambdanets.train.loop import fit
-from tests.train.tasks import EXAMPLES, Numbers, config, final, same
-from tests.train.test_loop import StopAt, records
+from tests.train.tasks import EXAMPLES, Numbers, StopAt, config, final, records, same
 
 # Two runs in one folder, and a run on other data
 

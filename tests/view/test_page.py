@@ -19,7 +19,7 @@ from lambdanets.models.pretrained import Card, Preprocessing, save_pretrained
 from lambdanets.view import interactions, interactive
 from lambdanets.view.draw import coloured, draw, table_channels
 from tests.models.helpers import images, randomized, settled, small
-from tests.report.test_chromium import BROWSER, chromium
+from tests.support.browser import BROWSER, chromium
 
 HOSTILE = '</script><script>alert("1")</script><img src=x onerror=alert(2)>'
 

@@ -18,7 +18,7 @@ from lambdanets.report.show import probability
 from lambdanets.view import interactions
 from lambdanets.view.command import as_input
 from tests.experiments.webdemo.helpers import HOSTILE, LIMITS, detector_weights, noise, served
-from tests.report.test_chromium import BROWSER
+from tests.support.browser import BROWSER
 from tests.train.weights import small_weights
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium: apt-get install chromium")
