@@ -37,9 +37,9 @@ from lambdanets.options import chosen_device, optional
 from lambdanets.recipes.coco import RATE, small_set
 from lambdanets.recipes.small import imagenette
 from lambdanets.report.log import Log, number, read_log
+from lambdanets.runs import CONFIG, LOG
 from lambdanets.train.classify import Classify
 from lambdanets.train.config import ModelConfig, TrainConfig
-from lambdanets.train.log import CONFIG, LOG
 from lambdanets.train.loop import fit
 
 ABOUT, WEIGHTS = "about.json", "weights.safetensors"

@@ -24,12 +24,11 @@ from lambdanets.data.augment import Augment
 from lambdanets.files import write_text
 from lambdanets.machine import describe
 from lambdanets.options import check_positive
+from lambdanets.runs import CHECKPOINTS, LOG, RAW_WEIGHTS, WEIGHTS
 from lambdanets.train import checkpoint
 from lambdanets.train.classify import Classify
 from lambdanets.train.config import DataConfig, Ema, ModelConfig, Schedule, TrainConfig
-from lambdanets.train.log import CHECKPOINTS, LOG
 from lambdanets.train.loop import fit
-from lambdanets.train.task import RAW_WEIGHTS, WEIGHTS
 
 POLL = 0.001  # seconds
 NARROW = ("widths=(4,4,8,8)", "depths=(1,1,1,1)", "scope=3", "heads=2", "key_depth=4")

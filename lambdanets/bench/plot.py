@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from lambdanets.models.pretrained import read_object
+from lambdanets.files import read_object
 
 MIB = 2**20
 GROWTH_SIDES = 4  # from so many sides of the map on, cost is drawn against the side

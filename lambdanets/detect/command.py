@@ -8,9 +8,9 @@ import operator
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import tyro
 from rich.console import Console
@@ -22,6 +22,7 @@ from lambdanets.detect.config import DetectConfig
 from lambdanets.models.config import LARGEST_IMAGE
 from lambdanets.options import check_numbers, chosen_device, optional
 from lambdanets.recipes.coco import coco_mask_rcnn, coco_one_gpu, debug, shapes, small_set
+from lambdanets.runs import read_config
 from lambdanets.train.command import Recipe, RunFolder, check_recipe, train_task
 from lambdanets.train.config import LARGEST_BATCH, Precision
 from lambdanets.train.inference.command import STDIN
@@ -42,10 +43,7 @@ class ResumeDetector(RunFolder):
     """Go on with a run, by its own configuration, from its newest whole checkpoint."""
 
     def config(self) -> DetectConfig:
-        data = self.read()
-        if "heads" not in data:
-            raise ValueError(f"{self.run} is not the run of a detector: `lambdanets train resume {self.run}`")
-        return replace(from_json(DetectConfig, data), out=self.run)
+        return cast(DetectConfig, read_config(self.run, DetectConfig.COMMAND))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +81,7 @@ def train(config: DetectConfig, *, resume: bool = False, report: bool = True, co
             markup=False,
             soft_wrap=True,
         )
-    return train_task(task, config, "detect train", resume, write_report if report else None, console)
+    return train_task(task, config, resume, write_report if report else None, console)
 
 
 @dataclass(frozen=True)

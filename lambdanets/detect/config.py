@@ -1,7 +1,7 @@
 """What a detector and its training are, as data."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import tyro
 
@@ -122,6 +122,16 @@ class Jitter:
 @dataclass(frozen=True, kw_only=True)
 class DetectConfig(RunConfig):
     """A detector of objects."""
+
+    TASK: ClassVar[str] = "detection"
+    COMMAND: ClassVar[str] = "detect train"
+    RESUMABLE: ClassVar[frozenset[str]] = RunConfig.RESUMABLE | {
+        *("data.path", "data.validation", "data.workers", "data.cache", "data.max_broken")
+    }
+    PER_MACHINE: ClassVar[frozenset[str]] = RunConfig.PER_MACHINE | {
+        *("model.pretrained", "data.path", "data.images", "data.validation", "data.validation_images"),
+        *("data.workers", "data.cache"),
+    }
 
     recipe: Annotated[str, tyro.conf.Suppress] = "custom"
     """Where the settings come from."""

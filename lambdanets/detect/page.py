@@ -19,14 +19,14 @@ from lambdanets.detect.quality import Quality, quality
 from lambdanets.detect.results import Detection, by_picture, check_sizes, read_results
 from lambdanets.detect.scenes import Picture
 from lambdanets.detect.task import DETECTIONS, PROBLEMS, evaluated_set
-from lambdanets.files import read_object
 from lambdanets.report.log import Log, number
 from lambdanets.report.page import events, facts, groups, warnings
 from lambdanets.report.pictures import address
 from lambdanets.report.plots import Series, curves
-from lambdanets.report.run import CONFIG, REPORT, Run, read_log
+from lambdanets.report.run import Run, read_log
 from lambdanets.report.show import count, duration, flattened, rate, shortened
 from lambdanets.report.template import rendered
+from lambdanets.runs import CONFIG, LOG, REPORT, read_stored
 from lambdanets.typed import from_json
 
 HERE = Path(__file__).parent
@@ -53,11 +53,13 @@ def write_report(folder: Path, pictures: int = 12) -> Path:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder: give the one that `lambdanets detect train` wrote")
     try:
-        settings = read_object(folder / CONFIG)
+        stored = read_stored(folder)
     except (OSError, ValueError):
         raise ValueError(f"{folder} has no readable {CONFIG}: it is not the folder of a run") from None
-    config = from_json(DetectConfig, settings)
-    run = Run(folder, read_log(folder / "log.jsonl"), settings)
+    if stored.task != DetectConfig.TASK:
+        raise ValueError(f"{folder} is a run of {stored.task}, and this report shows runs of {DetectConfig.TASK}")
+    config = from_json(DetectConfig, stored.settings)
+    run = Run(folder, read_log(folder / LOG), stored.settings)
     shown, classes, why_not = looked_at(folder, config, pictures)
     text = rendered(
         HERE,
@@ -74,7 +76,7 @@ def write_report(folder: Path, pictures: int = 12) -> Path:
         events=events(run.log),
         problems=problems(folder),
         facts=facts(run),
-        config=flattened(settings),
+        config=flattened(stored.settings),
         folder=folder.resolve(),
     )
     with whole_file(folder / REPORT) as file:

@@ -20,8 +20,9 @@ from lambdanets.detect.loader import SceneBatch, SceneLoader
 from lambdanets.detect.network import Detector, make_detector
 from lambdanets.detect.results import Result, detections, write_results
 from lambdanets.detect.transforms import Fitting, Training
-from lambdanets.detect.weights import FILES, about, save_detector
+from lambdanets.detect.weights import about, save_detector
 from lambdanets.models.pretrained import Preprocessing
+from lambdanets.runs import RUN_WEIGHTS
 from lambdanets.train.classify import reader_options
 from lambdanets.train.distributed import World
 from lambdanets.train.identity import labels_digest
@@ -213,9 +214,9 @@ class Detect(Task):
                 if math.isfinite(value)
             }
             card = about(self.config, self.data.scenes.categories, self.masks, metrics)
-            save_detector(model, folder / FILES[name], card)
+            save_detector(model, folder / RUN_WEIGHTS[name], card)
         if "ema" not in models:
-            os.replace(folder / FILES["raw"], folder / FILES["ema"])
+            os.replace(folder / RUN_WEIGHTS["raw"], folder / RUN_WEIGHTS["ema"])
         write_results(folder / DETECTIONS, self.results or [])
 
     def close(self) -> None:

@@ -11,12 +11,13 @@ from lambdanets.detect.network import Detector, make_detector
 from lambdanets.detect.scenes import Category
 from lambdanets.files import whole_path
 from lambdanets.models.config import LARGEST_IMAGE
-from lambdanets.models.pretrained import DETECTOR_KEY, Preprocessing
+from lambdanets.models.pretrained import KEY, Preprocessing
 from lambdanets.models.stored import load_exactly, read_description_of, within_size_of
+from lambdanets.runs import RUN_WEIGHTS
 from lambdanets.train.config import ModelConfig
 from lambdanets.typed import Bounds, from_json, to_json
 
-FILES = {"ema": "weights.safetensors", "raw": "weights_raw.safetensors"}
+DETECTOR_KEY = f"{KEY}_detector"  # of weights, in their header
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,10 +81,10 @@ def find_weights(what: str, weights: str = "ema") -> Path:
         return path
     if not path.is_dir():
         raise FileNotFoundError(f"{what} is neither the folder of a run nor a .safetensors file")
-    wanted = path / FILES[weights]
+    wanted = path / RUN_WEIGHTS[weights]
     if wanted.is_file():
         return wanted
-    there = [name for name in FILES.values() if (path / name).is_file()]
+    there = [name for name in RUN_WEIGHTS.values() if (path / name).is_file()]
     if there:
         raise FileNotFoundError(f"{path} has no {wanted.name}, only {there[0]}: choose the other --weights")
     raise FileNotFoundError(

@@ -20,8 +20,8 @@ from lambdanets.options import chosen_device, optional
 from lambdanets.recipes.small import imagenette
 from lambdanets.report.log import read_log
 from lambdanets.report.positions import movements
+from lambdanets.runs import LOG
 from lambdanets.train.config import TrainConfig
-from lambdanets.train.log import LOG
 from lambdanets.train.loop import Result, fit
 
 HELD_OUT = 0.1  # of the training images, for tuning

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 CONFIG, WEIGHTS, KEY = "config.json", "model.safetensors", "lambdanets"
 HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "force_download")
-DETECTOR_KEY, LANGUAGE_KEY = "lambdanets_detector", "lambdanets_language"  # of weights that other commands wrote
-OTHERS = {DETECTOR_KEY: "detect", LANGUAGE_KEY: "experiments language"}
 WIDEST = 2**13  # channels before a classifier, at most
 TIMM_HAS = frozenset({"resnet26", "resnet50", "resnet101", "resnet152"})  # names that are somebody else's there
 
@@ -199,8 +197,10 @@ def read_description(source: str | Path, **hub_options: Any) -> Description:
     """Name, arguments and card, from config.json or from the header of a safetensors file."""
     path = locate(source, CONFIG, **hub_options)
     if path.suffix == ".safetensors":
-        for command in (OTHERS[key] for key in read_metadata(path) if key in OTHERS):
-            raise ValueError(f"{path} is no classifier: `lambdanets {command} --help` says what it is for")
+        for key in read_metadata(path):
+            if key.startswith(f"{KEY}_"):  # of another task, for example lambdanets_detector
+                kind = key.removeprefix(f"{KEY}_")[:40]
+                raise ValueError(f"{path} is no classifier: it holds the weights of another task, {kind}")
         data = read_description_of(path, KEY)
     else:
         data = read_object(path, constants=True).get(KEY)  # metrics may be NaN

@@ -2,10 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from lambdanets.options import check_numbers, optional
 from lambdanets.train.config import TrainConfig
+
+if TYPE_CHECKING:
+    from lambdanets.pseudo.cotrain import CoTrain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,4 +41,16 @@ class PseudoData:
 class CoTrainConfig(TrainConfig):
     """A classifier of images that learns from pseudo-labelled ones as well."""
 
+    TASK: ClassVar[str] = "co-training"
+    RESUMABLE: ClassVar[frozenset[str]] = TrainConfig.RESUMABLE | {
+        "pseudo.images",
+        "pseudo.epoch",  # the number of steps says whether epochs are the same
+    }
+    PER_MACHINE: ClassVar[frozenset[str]] = TrainConfig.PER_MACHINE | {"pseudo.path", "pseudo.images"}
+
     pseudo: PseudoData = PseudoData()
+
+    def make_task(self) -> "CoTrain":
+        from lambdanets.pseudo.cotrain import CoTrain
+
+        return CoTrain(self)

@@ -119,6 +119,10 @@ class CoTrain(Classify):
         if moment == "start":
             write_text(folder / PSEUDO, json.dumps({"selection": self.unlabelled.digest}) + "\n")
 
+    def notes(self) -> list[str]:
+        kind = {"labelled": "labelled", "pseudo": "pseudo-labelled"}[self.epoch_of]
+        return [*super().notes(), f"An epoch goes once through the {kind} images"]
+
     def describe(self) -> dict[str, Any]:
         return super().describe() | {
             "pseudo_labelled": len(self.unlabelled),

@@ -12,9 +12,10 @@ from lambdanets.report.log import Log, Record, number
 from lambdanets.report.matrix import MOST_CLASSES, draw
 from lambdanets.report.pictures import TINY, encoded, heat
 from lambdanets.report.plots import Series, curves
-from lambdanets.report.run import REPORT, Run, read_image, read_run
+from lambdanets.report.run import Run, read_image, read_run
 from lambdanets.report.show import count, duration, flattened, percent, probability, rate, shortened, some
 from lambdanets.report.template import rendered
+from lambdanets.runs import REPORT
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -35,8 +36,6 @@ def write_report(run: Path, *, beside: Sequence[Path] = (), pictures: int = 24) 
         pictures: how many of the hardest mistakes are shown.
     """
     shown = read_run(Path(run))
-    if "heads" in shown.config:  # its own page would be overwritten by one that shows none of it
-        raise ValueError(f"{run} is the run of a detector: `lambdanets detect report {run}`")
     others = [read_run(Path(folder)) for folder in beside]
     text = render(shown, others, pictures)
     with whole_file(shown.folder / REPORT) as file:

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from lambdanets.files import read_object
 from lambdanets.models.pretrained import Card, read_card, read_state
 from lambdanets.report.log import Log, Record, number, read_log
 from lambdanets.report.positions import Movement, movements
+from lambdanets.runs import CONFIG, LOG, WEIGHTS, read_stored
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from lambdanets.data.source import Source
 
-LOG, CONFIG, REPORT = "log.jsonl", "config.json", "report.html"
-WEIGHTS, PREDICTIONS, START = "weights.safetensors", "predictions.safetensors", "start.safetensors"
+PREDICTIONS, START = "predictions.safetensors", "start.safetensors"
+SHOWN = ("classification", "co-training", "custom")  # tasks; others have a report of their own, or none
 
 TOLD = ("placement", "layer", "image_size", "embedding_std")  # of the model's settings, if they are set
 
@@ -84,12 +84,6 @@ def read_run(folder: Path) -> Run:
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder: give the one that `lambdanets train` wrote")
     log = read_log(folder / LOG)
-    if "masks" in log.start:
-        raise ValueError(f"{folder} is a run of detection: `lambdanets detect report {folder}` writes its page")
-    if "corpus" in log.start:
-        raise ValueError(
-            f"{folder} is a language model: its curves are in TensorBoard, `tensorboard --logdir {folder}`"
-        )
     problems: list[str] = []
 
     def attempt(what: str, read: Callable[[], Any], otherwise: Any) -> Any:
@@ -101,7 +95,14 @@ def read_run(folder: Path) -> Run:
             problems.append(f"{what} could not be read: {error}")
             return otherwise
 
-    config = attempt(CONFIG, lambda: read_object(folder / CONFIG), {})
+    stored = attempt(CONFIG, lambda: read_stored(folder), None)
+    config = stored.settings if stored else {}
+    if stored and stored.task not in SHOWN:
+        own = f"`lambdanets {stored.command.split()[0]} --help` has its commands, " if stored.command else ""
+        raise ValueError(
+            f"{folder} is a run of {stored.task}, which this report does not show: {own}"
+            f"`tensorboard --logdir {folder}` its curves"
+        )
     card = attempt(WEIGHTS, lambda: read_card(folder / WEIGHTS), None)
     names = card.class_names if card else ()
     predictions = attempt(PREDICTIONS, lambda: read_predictions(folder / PREDICTIONS, names), None)

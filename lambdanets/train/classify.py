@@ -22,10 +22,11 @@ from lambdanets.models.network import Network
 from lambdanets.models.pretrained import Card, save_weights, shorten
 from lambdanets.models.registry import create_model
 from lambdanets.options import chosen_device
+from lambdanets.runs import RAW_WEIGHTS, WEIGHTS
 from lambdanets.train.config import RunConfig, TrainConfig
 from lambdanets.train.distributed import World
 from lambdanets.train.identity import labels_digest, names_digest
-from lambdanets.train.task import RAW_WEIGHTS, WEIGHTS, Outcome, Share, Task
+from lambdanets.train.task import Outcome, Share, Task
 from lambdanets.typed import to_json
 
 PREDICTIONS, START = "predictions.safetensors", "start.safetensors"

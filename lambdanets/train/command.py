@@ -4,16 +4,14 @@ import functools
 import inspect
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import tyro
 from rich.console import Console
 
-from lambdanets.models.pretrained import read_object
-from lambdanets.pseudo.config import CoTrainConfig
 from lambdanets.recipes.imagenet import (
     ROWS_350,
     UNPUBLISHED_350,
@@ -24,11 +22,11 @@ from lambdanets.recipes.imagenet import (
 )
 from lambdanets.recipes.pseudo import PSEUDO_TOP1, cotrain, cotrain_350
 from lambdanets.recipes.small import debug, digits, imagenette
+from lambdanets.runs import CONFIG, read_config, read_stored
 from lambdanets.train.config import RunConfig, TrainConfig
-from lambdanets.train.log import CONFIG
 from lambdanets.train.signals import SIGNAL_STATUS
 from lambdanets.train.task import Task
-from lambdanets.typed import as_before, from_json
+from lambdanets.typed import as_before
 
 
 @dataclass(frozen=True)
@@ -83,24 +81,13 @@ class RunFolder:
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """The folder of the run."""
 
-    def read(self) -> dict[str, Any]:
-        """What its config.json holds."""
-        path = self.run / CONFIG
-        if not path.is_file():
-            raise ValueError(f"{self.run} has no {CONFIG}: it is not the folder of a run")
-        return read_object(path)
-
 
 @dataclass(frozen=True)
 class Resume(RunFolder):
     """Go on with a run, by its own configuration, from its newest whole checkpoint."""
 
     def config(self) -> TrainConfig:
-        data = self.read()
-        if "heads" in data:
-            raise ValueError(f"{self.run} is the run of a detector: `lambdanets detect train resume {self.run}`")
-        kind = CoTrainConfig if "pseudo" in data else TrainConfig
-        return replace(from_json(kind, data), out=self.run)
+        return cast(TrainConfig, read_config(self.run, TrainConfig.COMMAND))
 
 
 def check_recipe(arguments: Sequence[str], command: list[str], recipes: Iterable[str]) -> None:
@@ -159,28 +146,21 @@ class Train:
 
 def train(config: TrainConfig, *, resume: bool = False, report: bool = True, console: Console | None = None) -> int:
     """Trains a classifier and shows how it goes; returns an exit status."""
-    from lambdanets.pseudo.cotrain import CoTrain
     from lambdanets.report.page import write_report
-    from lambdanets.train.classify import Classify
 
     if resume and (config.out / CONFIG).is_file():  # a run keeps its behaviour, also where the defaults have changed
-        config = as_before(config, read_object(config.out / CONFIG))
-    task = CoTrain(config) if isinstance(config, CoTrainConfig) else Classify(config)
-    return train_task(task, config, "train", resume, write_report if report else None, console)
+        config = as_before(config, read_stored(config.out).settings)
+    return train_task(config.make_task(), config, resume, write_report if report else None, console)
 
 
 def train_task(
     task: Task,
     config: RunConfig,
-    command: str,
     resume: bool,
     report: Callable[[Path], Path] | None,
     console: Console | None,
 ) -> int:
-    """Trains, shows how it goes, and writes a report at the end; returns an exit status.
-
-    `command` is what goes on with a run: `lambdanets COMMAND resume RUN`.
-    """
+    """Trains, shows how it goes, and writes a report at the end; returns an exit status."""
     from lambdanets.train.loop import fit
     from lambdanets.train.progress import Watcher
 
@@ -193,7 +173,7 @@ def train_task(
         console.print(
             f"stopped by {result.stopped_by} at step {result.step} of {result.steps}: nothing is lost. Go on:"
         )
-        console.print(f"  lambdanets {command} resume {config.out}", soft_wrap=True)
+        console.print(f"  lambdanets {config.COMMAND} resume {config.out}", soft_wrap=True)
         return SIGNAL_STATUS.get(result.stopped_by or "", 1)
     if report is not None:
         console.print(f"report: {report(config.out)}", soft_wrap=True)

@@ -4,7 +4,7 @@ import ast
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import tyro
 
@@ -13,7 +13,11 @@ from lambdanets.data.order import Remainder
 from lambdanets.models.config import NetworkConfig
 from lambdanets.models.pretrained import Preprocessing
 from lambdanets.options import LARGEST, check_image_size, check_numbers, optional
+from lambdanets.runs import TASKS
 from lambdanets.typed import shown
+
+if TYPE_CHECKING:
+    from lambdanets.train.classify import Classify
 
 Precision = Literal["float32", "bfloat16", "float16", "float64"]
 LARGEST_BATCH = 2**20
@@ -247,7 +251,19 @@ class Ema:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """What the loop needs to know, whatever the task."""
+    """What the loop needs to know, whatever the task. The configuration of a task derives from this class."""
+
+    TASK: ClassVar[str] = "custom"
+    """The key of the task: what config.json says under "task"."""
+    COMMAND: ClassVar[str] = ""
+    """`lambdanets COMMAND resume RUN` resumes a run of this task; "" if no command does."""
+    RESUMABLE: ClassVar[frozenset[str]] = frozenset(
+        {"out", "micro_batch", "device", "compile", "channels_last", "evaluate_every", "log_every"}
+        | {"checkpoint_minutes", "keep", "max_skipped", "timeout_minutes"}
+    )
+    """Settings that may differ when a run resumes: where things are, and how they are computed or shown."""
+    PER_MACHINE: ClassVar[frozenset[str]] = frozenset({"out", "device", "timeout_minutes"})
+    """Settings that may differ between the processes of a run: places and resources of a machine."""
 
     out: Path = Path("runs/train")
     """The folder of the run: configuration, log, checkpoints, weights, report."""
@@ -307,13 +323,27 @@ class RunConfig:
             epochs=(0, 1_000_000),
             batch_size=(1, LARGEST_BATCH),
             micro_batch=(1, LARGEST_BATCH),
-            log_every=(1, 1_000_000),  # which steps of a window were skipped is kept in memory and in checkpoints
+            log_every=(1, 1_000_000),  # which steps were skipped since the log is kept in memory and in checkpoints
         )
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        if "TASK" in vars(cls):
+            TASKS[cls.TASK] = cls
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(RunConfig):
     """A classifier of images."""
+
+    TASK: ClassVar[str] = "classification"
+    COMMAND: ClassVar[str] = "train"
+    RESUMABLE: ClassVar[frozenset[str]] = RunConfig.RESUMABLE | {
+        *("data.path", "data.validation", "data.workers", "data.cache", "data.max_broken")
+    }
+    PER_MACHINE: ClassVar[frozenset[str]] = RunConfig.PER_MACHINE | {
+        *("model.pretrained", "data.path", "data.validation", "data.workers", "data.cache")
+    }
 
     recipe: Annotated[str, tyro.conf.Suppress] = "custom"
     """Where the settings come from."""
@@ -327,3 +357,9 @@ class TrainConfig(RunConfig):
         super().__post_init__()
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing is at least 0 and below 1, not {self.label_smoothing}")
+
+    def make_task(self) -> "Classify":
+        """The task that this is the configuration of; it opens the data."""
+        from lambdanets.train.classify import Classify
+
+        return Classify(self)

@@ -12,17 +12,12 @@ import numpy as np
 
 from lambdanets.files import read_object, write_text
 from lambdanets.models.pretrained import shorten
+from lambdanets.runs import RUN
 from lambdanets.train.config import RunConfig
 from lambdanets.train.distributed import World
-from lambdanets.train.log import RUN
 from lambdanets.train.task import Task
 from lambdanets.typed import to_json
 
-# Settings that may differ between the processes of a run: places and resources of a machine.
-PER_MACHINE = (
-    *("out", "device", "timeout_minutes", "text", "model.pretrained", "data.path", "data.images", "data.workers"),
-    *("data.validation", "data.validation_images", "data.cache", "pseudo.path", "pseudo.images"),
-)
 WORDS = {"examples": "training examples", "images": "training images", "objects": "objects", "bytes": "bytes of text"}
 EVALUATED = " images"  # after the name of a split
 
@@ -92,7 +87,7 @@ def check_processes(world: World, task: Task, config: RunConfig) -> None:
     """
     if world.size == 1:
         return
-    mine = {key: value for key, value in flat(to_json(config)).items() if key not in PER_MACHINE}
+    mine = {key: value for key, value in flat(to_json(config)).items() if key not in config.PER_MACHINE}
     data = {"examples": task.examples, **to_json(task.identity())}
     data |= {f"{split}{EVALUATED}": images for split, images in task.describe().get("evaluated", {}).items()}
     mine |= {f"data: {key}": digest(value) if isinstance(value, list) else value for key, value in data.items()}

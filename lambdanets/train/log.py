@@ -12,7 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-LOG, CONFIG, RUN, CHECKPOINTS, TENSORBOARD = "log.jsonl", "config.json", "run.json", "checkpoints", "tensorboard"
+from lambdanets.runs import LOG, TENSORBOARD
+
 CURVES = ("step", "evaluation")  # the events that become curves
 
 

@@ -1,6 +1,5 @@
 """The training loop, for every task: steps, evaluations, checkpoints, the log."""
 
-import json
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -12,14 +11,14 @@ from torch import nn
 
 from lambdanets.data.broken import TooManyBrokenError
 from lambdanets.data.order import Epochs
-from lambdanets.files import write_text
 from lambdanets.machine import describe
+from lambdanets.runs import CHECKPOINTS, as_stored, write_config
 from lambdanets.train import checkpoint
 from lambdanets.train.config import RunConfig
 from lambdanets.train.distributed import World, join
 from lambdanets.train.engine import Engine, check_tensors
 from lambdanets.train.identity import check_processes, write_identity
-from lambdanets.train.log import CHECKPOINTS, CONFIG, RunLog
+from lambdanets.train.log import RunLog
 from lambdanets.train.lost import LostProcessError, lost_process
 from lambdanets.train.memory import fitting_share, make_share
 from lambdanets.train.nonfinite import NotFiniteError, diagnose
@@ -31,7 +30,6 @@ from lambdanets.train.schedule import learning_rate
 from lambdanets.train.signals import WATCHED, StopRequests
 from lambdanets.train.startup_warnings import notes
 from lambdanets.train.task import Task
-from lambdanets.typed import to_json
 
 AGREE_EVERY = 4  # steps after which several processes ask each other whether to stop or to save
 Watch = Callable[[dict[str, Any]], None]
@@ -150,7 +148,7 @@ class Run:
             return
         self.write(
             "start",
-            config=to_json(config),
+            config=as_stored(config),
             parameters=sum(p.numel() for p in self.engine.model.parameters()),
             examples=self.task.examples,
             steps=self.steps,
@@ -168,7 +166,7 @@ class Run:
     def write_start(self, models: dict[str, nn.Module]) -> None:
         folder = self.config.out
         self.id = write_identity(folder, self.task)
-        write_text(folder / CONFIG, json.dumps(to_json(self.config), indent=2) + "\n")
+        write_config(self.config)
         self.task.save(folder, "start", models, {})
 
     # The middle

@@ -61,9 +61,6 @@ class Watcher:
         )
         if record["note"]:
             self.say(escape(record["note"]))
-        if "epoch_of" in record:
-            kind = {"pseudo": "pseudo-labelled"}.get(record["epoch_of"], record["epoch_of"])
-            self.say(f"An epoch goes once through the {kind} images")
 
     def resumed(self, record: Record) -> None:
         self.steps = record["steps"]

@@ -6,8 +6,8 @@ from pathlib import Path
 from torch import nn
 
 from lambdanets.files import FULL
+from lambdanets.runs import CHECKPOINTS
 from lambdanets.train import checkpoint
-from lambdanets.train.log import CHECKPOINTS
 from lambdanets.train.task import Task
 
 Scores = dict[str, dict[str, dict[str, float]]]  # "ema" or "raw": split: name: number

@@ -9,22 +9,15 @@ from typing import Any, get_args
 
 from lambdanets.data.order import Epochs, Remainder
 from lambdanets.files import RESTART_WAIT, locked, parse_json, read_object
+from lambdanets.runs import CHECKPOINTS, CONFIG, LOG, RUN, as_stored
 from lambdanets.train import checkpoint
 from lambdanets.train.checkpoint import ForeignError
 from lambdanets.train.config import RunConfig
 from lambdanets.train.distributed import World
 from lambdanets.train.identity import data_change, flat, read_identity
-from lambdanets.train.log import CHECKPOINTS, CONFIG, LOG, RUN
 from lambdanets.train.task import Task
 from lambdanets.typed import to_json
 
-# What may differ when a run resumes: where things are, and how they are computed or shown.
-CHANGEABLE = (
-    *("out", "micro_batch", "device", "compile", "channels_last", "evaluate_every", "log_every", "checkpoint_minutes"),
-    *("keep", "max_skipped", "data.path", "data.validation", "data.workers", "data.cache", "data.max_broken"),
-    *("pseudo.images", "timeout_minutes"),
-    "pseudo.epoch",  # the number of steps says whether epochs are the same
-)
 FORMAT = 1  # of a checkpoint
 FIRST_LINE = 2**20  # most bytes of it
 
@@ -107,9 +100,8 @@ def check_config(config: RunConfig) -> None:
     path = config.out / CONFIG
     if not path.is_file():
         raise ValueError(f"{config.out} has checkpoints but no {CONFIG}: restore it, or start a new run elsewhere")
-    before = flat(read_object(path))
-    now = flat(to_json(config))
-    changed = [key for key in before if before[key] != now.get(key) and key not in CHANGEABLE]
+    before, now = flat(read_object(path)), flat(as_stored(config))
+    changed = [key for key in before if before[key] != now.get(key) and key not in config.RESUMABLE]
     if changed:
         there = ", ".join(f"{key} was {before[key]!r} and is {now.get(key)!r}" for key in changed)
         raise ValueError(

@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from lambdanets.data.order import Epochs, Remainder
 from lambdanets.train.distributed import World
 
-WEIGHTS, RAW_WEIGHTS = "weights.safetensors", "weights_raw.safetensors"  # that a run ends with: averaged, and not
-
 
 @dataclass(frozen=True)
 class Share:

@@ -230,7 +230,9 @@ def test_weights_of_something_else_are_refused(tmp_path, capsys):
 def test_a_run_of_another_kind_is_named_and_its_report_is_kept(run, tmp_path, capsys):
     before = (run / "report.html").read_bytes()
     assert main(["report", str(run)]) == 2
-    assert f"`lambdanets detect report {run}`" in capsys.readouterr().err
+    assert (
+        "is a run of detection, which this report does not show: `lambdanets detect --help`" in capsys.readouterr().err
+    )
     assert (run / "report.html").read_bytes() == before
     assert main(["train", "resume", str(run)]) == 2
     assert f"`lambdanets detect train resume {run}`" in capsys.readouterr().err
@@ -241,7 +243,7 @@ def test_a_run_of_another_kind_is_named_and_its_report_is_kept(run, tmp_path, ca
 
 def test_a_detector_is_no_classifier(run, capsys):
     assert main(["predict", str(run), "x.png"]) == 2
-    assert "is no classifier: `lambdanets detect --help`" in capsys.readouterr().err
+    assert "is no classifier: it holds the weights of another task, detector" in capsys.readouterr().err
 
 
 def test_settings_that_make_no_sense_are_refused():

@@ -13,10 +13,10 @@ KEPT = ("log.jsonl", "weights.safetensors", "predictions.safetensors")
 
 
 def run(case: Case) -> bool:
-    from lambdanets.typed import to_json
+    from lambdanets.runs import as_stored
 
     draw = case.random
-    data = to_json(small_config(case.folder))
+    data = as_stored(small_config(case.folder))
     said, where, changed = "nothing", (), data
     if case.number >= 3:
         said, where, changed = damage.spoilt(draw, data)
@@ -42,10 +42,10 @@ def run(case: Case) -> bool:
 
 def resumed(case: Case, content: bytes, names: tuple[str, ...]) -> Any:
     """The configuration that `train resume` would train with; None if it refuses it."""
+    from lambdanets.runs import as_stored
     from lambdanets.train import loop
     from lambdanets.train.command import Resume, Train
     from lambdanets.train.schedule import learning_rate
-    from lambdanets.typed import to_json
 
     reached: list[Any] = []
 
@@ -70,7 +70,7 @@ def resumed(case: Case, content: bytes, names: tuple[str, ...]) -> Any:
         given = json.loads(content)
     except ValueError:
         raise silent("of a file that is not JSON") from None
-    wrong = difference(given, to_json(reached[0]))
+    wrong = difference(given, as_stored(reached[0]))
     if wrong:
         raise silent(wrong)
     return reached[0]

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from lambdanets.cli import main
 from lambdanets.convert import load_layer
-from lambdanets.detect.weights import load_detector
+from lambdanets.detect.weights import DETECTOR_KEY, load_detector
 from lambdanets.models import Network, from_pretrained
-from lambdanets.models.pretrained import DETECTOR_KEY, KEY
+from lambdanets.models.pretrained import KEY
 from lambdanets.models.stored import NonFiniteWeightsWarning, read_state, within_size_of
 from lambdanets.train.inference.trained import open_trained
 from tests.train.weights import image_folder, small_network, small_weights

@@ -10,9 +10,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import nn
 
+from lambdanets.detect.weights import DETECTOR_KEY
+from lambdanets.experiments.language.task import LANGUAGE_KEY
 from lambdanets.layers import LambdaLayer2d
 from lambdanets.models import Card, MobileNetV2, Network, Preprocessing, create_model, from_pretrained, read_card
-from lambdanets.models.pretrained import DETECTOR_KEY, LANGUAGE_KEY
 from lambdanets.models.registry import changes
 from lambdanets.train.inference.trained import open_trained
 from tests.models.helpers import SMALL, images, small
@@ -263,10 +264,10 @@ def test_configuration_is_what_timm_reads(tmp_path: Path) -> None:
     assert config["label_names"] == list(CARD.class_names)
 
 
-@pytest.mark.parametrize(("key", "command"), [(DETECTOR_KEY, "detect"), (LANGUAGE_KEY, "experiments language")])
-def test_weights_of_other_kinds(tmp_path: Path, key: str, command: str) -> None:
+@pytest.mark.parametrize(("key", "kind"), [(DETECTOR_KEY, "detector"), (LANGUAGE_KEY, "language")])
+def test_weights_of_other_kinds(tmp_path: Path, key: str, kind: str) -> None:
     save_file({"weight": torch.ones(1)}, tmp_path / "weights.safetensors", {key: "{}"})
-    with pytest.raises(ValueError, match=f"no classifier: `lambdanets {command} --help`"):
+    with pytest.raises(ValueError, match=f"no classifier: it holds the weights of another task, {kind}"):
         open_trained(str(tmp_path))
 
 

@@ -255,8 +255,10 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert "no log.jsonl" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("known_by", "sentence"), [("masks", "lambdanets detect report"), ("corpus", "tensorboard")])
-def test_runs_of_other_kinds(tmp_path: Path, known_by: str, sentence: str, capsys: pytest.CaptureFixture[str]):
-    (tmp_path / "log.jsonl").write_text(json.dumps({"event": "start", "time": 0, known_by: "x"}) + "\n")
+@pytest.mark.parametrize("known_by", [{"task": "detection"}, {"heads": {}}, {"task": "language"}, {"text": "python"}])
+def test_runs_of_other_tasks(tmp_path: Path, known_by: dict[str, object], capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "log.jsonl").write_text(json.dumps({"event": "start", "time": 0}) + "\n")
+    (tmp_path / "config.json").write_text(json.dumps(known_by))
     assert main(["report", str(tmp_path)]) == 2
-    assert sentence in capsys.readouterr().err
+    assert "which this report does not show" in capsys.readouterr().err
+    assert not (tmp_path / "report.html").exists()

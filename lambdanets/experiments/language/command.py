@@ -1,16 +1,16 @@
 """`lambdanets experiments language`: train a language model of lambda layers, generate text, compare it."""
 
 import sys
-from dataclasses import dataclass, field, replace
-from typing import Annotated
+from dataclasses import dataclass, field
+from typing import Annotated, cast
 
 import tyro
 
 from lambdanets.experiments.language.compare import CompareLanguage
 from lambdanets.experiments.language.task import Language, LanguageConfig, load_language
 from lambdanets.options import check_numbers
+from lambdanets.runs import read_config
 from lambdanets.train.command import RunFolder, train_task
-from lambdanets.typed import from_json
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class ResumeLanguage(RunFolder):
     """Go on with a run, by its own configuration, from its newest whole checkpoint."""
 
     def config(self) -> LanguageConfig:
-        return replace(from_json(LanguageConfig, self.read()), out=self.run)
+        return cast(LanguageConfig, read_config(self.run, LanguageConfig.COMMAND))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class TrainLanguage:
     def run(self) -> int:
         again = isinstance(self.settings, ResumeLanguage)
         config = self.settings.config() if isinstance(self.settings, ResumeLanguage) else self.settings
-        return train_task(Language(config), config, "experiments language train", again, None, None)
+        return train_task(Language(config), config, again, None, None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -18,14 +18,16 @@ from lambdanets.data import order
 from lambdanets.experiments.language.corpus import PYTHON, Corpus, read_corpus
 from lambdanets.experiments.language.network import BYTES, ByteModel, ByteModelConfig
 from lambdanets.files import whole_path
-from lambdanets.models.pretrained import LANGUAGE_KEY
+from lambdanets.models.pretrained import KEY
 from lambdanets.models.stored import load_exactly, read_description_of, within_size_of
 from lambdanets.options import check_numbers, optional
+from lambdanets.runs import RAW_WEIGHTS, WEIGHTS
 from lambdanets.train.config import Ema, Optimizer, RunConfig, Schedule
 from lambdanets.train.distributed import World
-from lambdanets.train.task import RAW_WEIGHTS, WEIGHTS, Outcome, Share, Task
+from lambdanets.train.task import Outcome, Share, Task
 from lambdanets.typed import from_json, to_json
 
+LANGUAGE_KEY = f"{KEY}_language"  # of weights, in their header
 LARGEST_LENGTH = 2**20  # bytes of a window
 REGION = 4096  # bytes of validation text in a row, so that windows of any length up to this see the same bytes
 
@@ -33,6 +35,10 @@ REGION = 4096  # bytes of validation text in a row, so that windows of any lengt
 @dataclass(frozen=True, kw_only=True)
 class LanguageConfig(RunConfig):
     """A language model over bytes; epochs and batches count windows of `length` bytes."""
+
+    TASK: ClassVar[str] = "language"
+    COMMAND: ClassVar[str] = "experiments language train"
+    PER_MACHINE: ClassVar[frozenset[str]] = RunConfig.PER_MACHINE | {"text"}
 
     out: Path = Path("runs/language")
     """The folder of the run: configuration, log, checkpoints, weights."""

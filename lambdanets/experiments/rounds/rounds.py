@@ -18,8 +18,8 @@ from lambdanets.pseudo.page import write_page
 from lambdanets.pseudo.select import Selection, select
 from lambdanets.pseudo.teacher import open_teachers
 from lambdanets.pseudo.units import STRETCH, open_place
+from lambdanets.runs import RUN_WEIGHTS
 from lambdanets.train.inference.command import Using
-from lambdanets.train.inference.trained import RUN_WEIGHTS
 from lambdanets.train.loop import Result, Watch, fit
 
 POLL = 1.0  # seconds between looks for the other processes' labels

@@ -15,8 +15,8 @@ from lambdanets.detect.coco import open_set
 from lambdanets.detect.config import DetectConfig
 from lambdanets.experiments.webdemo.analyse import Finder, Model, open_model
 from lambdanets.report.pictures import picture
+from lambdanets.runs import LOG, RUN_WEIGHTS
 from lambdanets.train.inference.evaluate import find_images
-from lambdanets.train.inference.trained import RUN_LOG, RUN_WEIGHTS
 from lambdanets.typed import from_json
 
 RUNS = Path("runs")
@@ -51,7 +51,7 @@ def newest_run(folder: Path = RUNS, *, weights: str = "ema") -> Path:
 def examples(what: str, model: Model, most: int = MOST_EXAMPLES) -> tuple[Example, ...]:
     """Pictures that a run was evaluated on, from all over them; none for weights alone, or where they are gone."""
     found: list[Example] = []
-    if (Path(what).expanduser() / RUN_LOG).is_file():
+    if (Path(what).expanduser() / LOG).is_file():
         with suppress(ValueError, OSError):
             found += (
                 finder_examples(model, most) if isinstance(model, Finder) else classifier_examples(what, model, most)

@@ -19,13 +19,13 @@ from lambdanets.data.loader import Loader, LoaderOptions
 from lambdanets.data.source import NoSplitError, Source, notes_on, open_source
 from lambdanets.data.transforms import evaluation
 from lambdanets.models.counts import count_parameters
-from lambdanets.models.pretrained import read_object
 from lambdanets.report import scores
 from lambdanets.report.show import percent, rate, shortened
+from lambdanets.runs import LOG, read_stored
 from lambdanets.train.classify import Classify
 from lambdanets.train.config import TrainConfig
 from lambdanets.train.inference.command import SHOWN_CLASSES, Split
-from lambdanets.train.inference.trained import RUN_LOG, Trained
+from lambdanets.train.inference.trained import Trained
 from lambdanets.typed import from_json
 
 ALL = "all"  # of images that have no splits
@@ -91,11 +91,11 @@ def find_images(what: str, data: str | None = None, split: Split = "auto") -> Im
 
 def images_of_run(what: str, split: Split) -> Images:
     folder = Path(what).expanduser()
-    if not (folder / RUN_LOG).is_file():
+    if not (folder / LOG).is_file():
         raise ValueError(f"which images? Only a run knows its own: lambdanets evaluate {what} DATA")
-    data = read_object(folder / "config.json")
+    settings = read_stored(folder).settings
     known = {f.name for f in fields(TrainConfig)}  # a task on top of this one has settings of its own
-    config = from_json(TrainConfig, {key: value for key, value in data.items() if key in known})
+    config = from_json(TrainConfig, {key: value for key, value in settings.items() if key in known})
     path = config.data.path
     if split == "train":
         source = open_source(path, split="train")

@@ -30,13 +30,10 @@ from lambdanets.models.registry import FAMILIES, configure, create_model
 from lambdanets.models.stored import NonFiniteWeightsWarning, read_state
 from lambdanets.models.zoo import ROWS
 from lambdanets.options import chosen_device
-from lambdanets.train import task
+from lambdanets.runs import LOG, RUN_WEIGHTS
 from lambdanets.train.config import parse_option
 from lambdanets.train.inference.command import Using
 from lambdanets.train.precision import autocast
-
-RUN_WEIGHTS = {"ema": task.WEIGHTS, "raw": task.RAW_WEIGHTS}
-RUN_LOG = "log.jsonl"
 
 
 @dataclass(frozen=True)
@@ -149,7 +146,7 @@ def weights_in(folder: Path, weights: str) -> Path:
     there = [name for name in RUN_WEIGHTS.values() if (folder / name).is_file()]
     if there:
         raise FileNotFoundError(f"{folder} has no {wanted.name}, only {there[0]}: choose the other --weights")
-    if (folder / RUN_LOG).is_file():
+    if (folder / LOG).is_file():
         raise FileNotFoundError(
             f"{folder} is a run that has not ended, and weights are written at its end: "
             f"`lambdanets train resume {folder}` goes on with it"

@@ -1,0 +1,85 @@
+"""The folder of a run: the names of its files, and config.json, which says the task of the run and its settings."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from lambdanets.files import read_object, write_text
+from lambdanets.typed import from_json, to_json
+
+CONFIG, LOG, RUN, CHECKPOINTS = "config.json", "log.jsonl", "run.json", "checkpoints"
+TENSORBOARD, REPORT = "tensorboard", "report.html"
+WEIGHTS, RAW_WEIGHTS = "weights.safetensors", "weights_raw.safetensors"  # that a run ends with: averaged, and not
+RUN_WEIGHTS = {"ema": WEIGHTS, "raw": RAW_WEIGHTS}
+TASK = "task"  # the key in config.json
+# Runs from before that key, by a setting that only this task has; all others were runs of classification.
+OLD_TASKS = {"heads": "detection", "pseudo": "co-training", "text": "language"}
+
+
+class TaskConfig(Protocol):
+    """The configuration of a task: a dataclass."""
+
+    TASK: ClassVar[str]  # its key
+    COMMAND: ClassVar[str]  # `lambdanets COMMAND resume RUN` resumes a run; "" if no command does
+
+    @property
+    def out(self) -> Path: ...
+
+
+TASKS: dict[str, type[TaskConfig]] = {}  # by their keys; a task is here when its configuration was imported
+
+
+@dataclass(frozen=True)
+class StoredConfig:
+    """What config.json holds."""
+
+    task: str
+    settings: dict[str, Any]
+
+    @property
+    def command(self) -> str:
+        """The command that trains this task; "" if there is none, or the task was not imported."""
+        return TASKS[self.task].COMMAND if self.task in TASKS else ""
+
+
+def as_stored(config: TaskConfig) -> dict[str, Any]:
+    """What config.json holds, as JSON."""
+    return {TASK: config.TASK, **to_json(config)}
+
+
+def write_config(config: TaskConfig) -> None:
+    """Write config.json into the folder of the run."""
+    write_text(config.out / CONFIG, json.dumps(as_stored(config), indent=2) + "\n")
+
+
+def read_stored(folder: Path) -> StoredConfig:
+    """Read config.json; a ValueError if the folder has none."""
+    path = folder / CONFIG
+    if not path.is_file():
+        raise ValueError(f"{folder} has no {CONFIG}: it is not the folder of a run")
+    settings = read_object(path)
+    task = settings.pop(TASK) if TASK in settings else task_of_old_run(settings)
+    if not isinstance(task, str):
+        raise ValueError(f"{path}: {TASK} must be text, got {str(task)[:40]}")
+    return StoredConfig(task, settings)
+
+
+def task_of_old_run(settings: Mapping[str, Any]) -> str:
+    """The task of a run whose config.json does not name it."""
+    return next((task for key, task in OLD_TASKS.items() if key in settings), "classification")
+
+
+def read_config(folder: Path, command: str) -> Any:
+    """The configuration of a run, to resume it in its folder; a ValueError if it is no run of `lambdanets COMMAND`."""
+    stored = read_stored(folder)
+    if stored.command != command:
+        known = ", ".join(name for name, kind in TASKS.items() if kind.COMMAND)
+        remedy = (
+            f"`lambdanets {stored.command} resume {folder}`"
+            if stored.command
+            else f"this version resumes runs of {known}"
+        )
+        raise ValueError(f"{folder} is a run of {stored.task}: {remedy}")
+    return replace(from_json(TASKS[stored.task], stored.settings), out=folder)  # type: ignore[type-var]
