@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from lambdanets.bench.timing import interleaved, threads
+from lambdanets.bench.timing import interleaved
+from lambdanets.machine import threads
 from lambdanets.ops import Relative, choose
 from lambdanets.ops.choose import BACKENDS, Backend, Rates
 from lambdanets.ops.problem import Problem

@@ -15,6 +15,7 @@ from typing import Annotated
 import numpy as np
 import tyro
 
+from lambdanets.files import write_json
 from lambdanets.options import optional
 from lambdanets.pseudo.files import Labels, Manifest, Unit, write_labels, write_manifest
 from lambdanets.pseudo.select import Selection, select
@@ -59,10 +60,9 @@ class Simulate:
                 "peak_bytes_before": before,
                 "label_bytes_per_image": round(bytes_on_disk / self.entries, 2),
             }
-        text = json.dumps(found, indent=2)
-        print(text)
+        print(json.dumps(found, indent=2))
         if self.output is not None:
-            self.output.write_text(text + "\n")
+            write_json(self.output, found, indent=2)
         return 0
 
 

@@ -9,10 +9,10 @@ import secrets
 import stat
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 MOST_JSON_BYTES = 64 * 2**20
 MOST_DIGITS = 19  # of an integer: what fits into 64 bits
@@ -31,7 +31,13 @@ class FolderInUseError(ValueError):
 
 @contextmanager
 def whole_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary path that is renamed to `path` on success and removed on an error."""
+    """Yield a temporary path that is renamed to `path` on success and removed on an error.
+
+    A device or a pipe, such as /dev/stdout, is written directly.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        yield path
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     # Some writers replace the file and choose its permissions (safetensors: the user alone). This empty file shows
@@ -54,10 +60,29 @@ def whole_path(path: Path) -> Iterator[Path]:
         raise
 
 
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """Yield a file that is open for writing and gets its name on success; see `whole_path`."""
+    with whole_path(path) as part, open(part, "wb") as file:
+        yield file
+
+
+def remove_parts(folder: Path, name: str = "*") -> None:
+    """Remove the temporary files of writers of `folder`/`name` that were killed."""
+    for part in folder.glob(f".{name}.*.part"):
+        with suppress(OSError):
+            part.unlink()
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically, as UTF-8."""
     with whole_path(path) as part:
         part.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, data: Any, *, indent: int | None = 1, default: Callable[[Any], Any] | None = None) -> None:
+    """Write a JSON file atomically; `indent` and `default` as for `json.dumps`."""
+    write_text(path, json.dumps(data, indent=indent, default=default) + "\n")
 
 
 def parse_json(text: str | bytes, what: str, *, any_number: bool = False, constants: bool = False) -> Any:

@@ -1,7 +1,9 @@
-"""What the numbers were measured on: goes into every result."""
+"""The machine: its description, which goes into every result of a measurement, and the number of CPU threads."""
 
 import platform
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -63,3 +65,16 @@ def describe(device: torch.device) -> dict[str, object]:
         },
         "versions": {"python": platform.python_version(), **{name: installed(name) for name in PACKAGES}},
     }
+
+
+@contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """Use so many CPU threads meanwhile; None: as many as before."""
+    if count is not None and count < 1:
+        raise ValueError(f"--threads {count}: 1 or more")
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

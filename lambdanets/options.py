@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import tyro
 
-from lambdanets.models.config import LARGEST_IMAGE
+from lambdanets.typed import LARGEST_IMAGE
 
 LARGEST = 1_000_000_000  # any number of a configuration that has no range of its own
 BENCHES = Path("runs/bench")  # measurements, unless --output says where; the documents are made from none of these

@@ -1,12 +1,11 @@
 """The folder of a run: the names of its files, and config.json, which says the task of the run and its settings."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from lambdanets.files import read_object, write_text
+from lambdanets.files import read_object, write_json
 from lambdanets.typed import from_json, to_json
 
 CONFIG, LOG, RUN, CHECKPOINTS = "config.json", "log.jsonl", "run.json", "checkpoints"
@@ -51,7 +50,7 @@ def as_stored(config: TaskConfig) -> dict[str, Any]:
 
 def write_config(config: TaskConfig) -> None:
     """Write config.json into the folder of the run."""
-    write_text(config.out / CONFIG, json.dumps(as_stored(config), indent=2) + "\n")
+    write_json(config.out / CONFIG, as_stored(config), indent=2)
 
 
 def read_stored(folder: Path) -> StoredConfig:

@@ -42,6 +42,8 @@ class Bounds:
         return f"at least {self.low}" if self.high == float("inf") else f"from {self.low} to {self.high}"
 
 
+LARGEST_IMAGE = 8192  # pixels of a side
+Side = Annotated[int, Bounds(1, LARGEST_IMAGE)]
 Count = Annotated[int, Bounds(1)]
 Deviation = Annotated[float, Bounds(0, 1e6)]
 

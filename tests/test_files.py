@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from lambdanets.convert.files import save_layer
-from lambdanets.data.places import whole_file
 from lambdanets.detect import weights as detection
 from lambdanets.detect.scenes import Category
 from lambdanets.experiments.language.network import ByteModel, ByteModelConfig
@@ -24,7 +23,10 @@ from lambdanets.files import (
     parse_json,
     read_json,
     read_object,
+    remove_parts,
+    whole_file,
     whole_path,
+    write_json,
     write_text,
 )
 from lambdanets.layers import LambdaLayer2d
@@ -127,6 +129,24 @@ def test_an_error_leaves_what_was_there(tmp_path):
         half()
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_text() == "old"
+
+
+def test_a_pipe_is_written_directly(tmp_path):
+    """As /dev/stdout for --output."""
+    os.mkfifo(tmp_path / "pipe")
+    with subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE, text=True) as reader:
+        write_json(tmp_path / "pipe", {"a": 1}, indent=None)
+        assert reader.communicate(timeout=60)[0] == '{"a": 1}\n'
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_what_killed_writers_left_is_removed(tmp_path):
+    for name in (".a.json.0123.part", ".b.json.0123.part", "a.json", "c.part"):
+        (tmp_path / name).touch()
+    remove_parts(tmp_path, "a.json")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".b.json.0123.part", "a.json", "c.part"]
+    remove_parts(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "c.part"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """`lambdanets bench engine`: what the training loop costs beside a bare one with the same network and images."""
 
-import json
 import sys
 import tempfile
 import time
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 from rich.console import Console
 
-from lambdanets.files import whole_path
+from lambdanets.files import write_json
 from lambdanets.machine import describe
 from lambdanets.options import BENCHES, check_positive, chosen_device, optional
 from lambdanets.recipes.small import imagenette
@@ -78,8 +77,7 @@ class BenchEngine:
             """After every turn, so that a run that is stopped loses nothing."""
             nonlocal done
             done = result["settings"]["turns"]
-            with whole_path(self.output) as part:
-                part.write_text(json.dumps(result, indent=1) + "\n")
+            write_json(self.output, result)
             print(f"turn {done} of {self.turns}: {100 * result['overhead']:.1f}% so far", file=sys.stderr, flush=True)
 
         try:

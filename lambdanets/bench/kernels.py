@@ -1,6 +1,5 @@
 """`lambdanets bench kernels`: which kernels a lambda layer runs on a GPU, and how near each is to the GPU's limits."""
 
-import json
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -18,7 +17,7 @@ from lambdanets.bench.cases import DOWNSAMPLING, STAGES, Case, Shape, make_cases
 from lambdanets.bench.check import MismatchError, check_operation
 from lambdanets.bench.layers import built, layer_step
 from lambdanets.bench.peers import MODES, ours
-from lambdanets.files import whole_path
+from lambdanets.files import write_json
 from lambdanets.machine import describe
 from lambdanets.ops.triton.beside import NEVER, from_work
 from lambdanets.options import BENCHES, check_positive, chosen_device, optional
@@ -98,8 +97,7 @@ def bench(options: BenchKernels, cases: list[Case], device: torch.device) -> int
             result["rows"] += rows
             console.print(f"\n{case.name}, {mode}: {roofline.sentence(rows, peaks)}", highlight=False, soft_wrap=True)
             wide(console).print(table(rows, peaks))
-        with whole_path(output) as part:  # after every case, so that a run that is stopped loses nothing
-            part.write_text(json.dumps(result, indent=1) + "\n")
+        write_json(output, result)  # after every case, so that a run that is stopped loses nothing
     console.print(f"written to {output}", highlight=False, soft_wrap=True)
     for mismatch in result["mismatches"]:
         console.print(f"no number, the check failed: {mismatch}", style="red", markup=False, soft_wrap=True)

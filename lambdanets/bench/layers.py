@@ -1,6 +1,5 @@
 """`lambdanets bench`: the one runner. Checks, then times, everyone in the same run; prints ratios and writes JSON."""
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -26,8 +25,9 @@ from lambdanets.bench.cases import (
 )
 from lambdanets.bench.check import MismatchError, check_operation, check_pooled, check_twin
 from lambdanets.bench.peers import MODES, Contender, contenders
-from lambdanets.bench.timing import interleaved, once, peak_bytes, threads
-from lambdanets.machine import describe
+from lambdanets.bench.timing import interleaved, once, peak_bytes
+from lambdanets.files import write_json
+from lambdanets.machine import describe, threads
 from lambdanets.ops import explain, lambda_op
 from lambdanets.ops.choose import BACKENDS
 from lambdanets.options import BENCHES, check_positive, chosen_device, optional
@@ -331,7 +331,7 @@ def bench(options: BenchLayer, what: str, *, operation: bool, layers: bool, cons
                         measure(case, mode)
                         progress.advance(task)
                 # After every case, so that a run that is stopped loses nothing.
-                output.write_text(json.dumps(as_json(options, what, device, runner), indent=1) + "\n")
+                write_json(output, as_json(options, what, device, runner))
     show.tables(runner.rows, runner.left_out, console)
     console.print(f"written to {output}", highlight=False, soft_wrap=True)
     if options.plot is not None:

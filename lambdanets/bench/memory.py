@@ -9,9 +9,9 @@ from math import isqrt, prod
 
 from torch import nn
 
-from lambdanets.bench.trace import trace
 from lambdanets.layers import AxialAttention2d, GlobalAttention2d
 from lambdanets.layers.lambda_layer import LambdaLayer
+from lambdanets.models.trace import trace
 
 FLOAT32, BFLOAT16 = 4, 2
 MB, GB = 2**20, 2**30  # what the paper's numbers are in

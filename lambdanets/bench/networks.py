@@ -1,8 +1,6 @@
 """`lambdanets bench network`: speed and memory of whole networks, one after the other, in one run."""
 
 import ast
-import json
-import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -19,8 +17,8 @@ from torch import nn
 
 from lambdanets.bench.compiled import Way, compilation
 from lambdanets.bench.throughput import Precision, Protocol, Throughput, free_memory, measure_network
-from lambdanets.bench.timing import threads
-from lambdanets.machine import describe, installed
+from lambdanets.files import write_json
+from lambdanets.machine import describe, installed, threads
 from lambdanets.models import create_model
 from lambdanets.models.counts import count_parameters, meta_network
 from lambdanets.models.registry import configure
@@ -274,10 +272,7 @@ def write(
     """All rows so far, under their name only when the file is complete: a kill loses nothing."""
     settings = {name: value for name, value in asdict(options).items() if name != "output"}
     result = {"name": result_name(options, device), **about, "settings": settings, "rows": [asdict(r) for r in rows]}
-    output.parent.mkdir(parents=True, exist_ok=True)
-    part = output.with_name(output.name + ".part")
-    part.write_text(json.dumps(result, indent=1) + "\n")
-    os.replace(part, output)
+    write_json(output, result)
 
 
 def line(row: NetworkRow) -> str:

@@ -29,19 +29,6 @@ class Timing:
         return min(self.seconds)
 
 
-@contextlib.contextmanager
-def threads(count: int | None) -> Iterator[None]:
-    """Runs with so many CPU threads; None: as it is."""
-    if count is not None and count < 1:
-        raise ValueError(f"--threads {count}: 1 or more")
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

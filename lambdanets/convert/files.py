@@ -1,8 +1,6 @@
 """Reading other people's files, where nothing can run code, and writing ours."""
 
 import json
-import os
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from lambdanets.convert.formats import Converted
 from lambdanets.files import as_object, whole_path
 from lambdanets.layers import LambdaLayer2d
 from lambdanets.models import Network
-from lambdanets.models.pretrained import KEY, WEIGHTS, default_card
+from lambdanets.models.pretrained import KEY, WEIGHTS, default_card, save_weights
 from lambdanets.models.stored import check_finite, load_exactly, read_description_of, read_state, within_size_of
 
 LAYER = "layer"  # in the place where networks say their name
@@ -45,10 +43,7 @@ def save_converted(converted: Converted, target: Path, source: Path) -> Path:
         card = replace(default_card(module), recipe=recipe)
         if not is_file:
             return module.save_pretrained(target, card) / WEIGHTS
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            os.replace(module.save_pretrained(folder, card) / WEIGHTS, target)
-        return target
+        return save_weights(module, target, card)
     if not is_file:
         raise ValueError(f"{target}: a layer becomes one file, give a name that ends in .safetensors")
     return save_layer(module, target, recipe)

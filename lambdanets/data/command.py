@@ -1,6 +1,5 @@
 """`lambdanets data pack | check | speed`."""
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -8,6 +7,8 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
+
+from lambdanets.files import write_json
 
 UNEQUAL = 10  # the largest class is so many times the smallest
 SHOWN = 20  # lines of each list; --json has all
@@ -90,7 +91,7 @@ class DataCheck:
             (most, large), (least, small) = sizes[0], sizes[-1]
             print(f"classes are unequal: {small:,} {first} images of {least}, {large:,} of {most}")
         if self.json:
-            self.json.write_text(json.dumps(asdict(found), indent=1) + "\n")
+            write_json(self.json, asdict(found))
         return 1 if found.unreadable or found.leaked or found.contradictions else 0
 
 
@@ -131,8 +132,7 @@ class DataSpeed:
             result = {"name": "loader", **describe(torch.device("cpu")), "options": asdict(self) | {"json": None}}
             result["options"]["randaugment_probability"] = augment.randaugment_probability
             result["rows"] = [asdict(row) for row in rows]
-            self.json.parent.mkdir(parents=True, exist_ok=True)
-            self.json.write_text(json.dumps(result, indent=1, default=str) + "\n")
+            write_json(self.json, result, default=str)
         return 0
 
 

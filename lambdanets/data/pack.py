@@ -12,9 +12,9 @@ from PIL import Image
 from lambdanets.data import order
 from lambdanets.data.broken import Broken
 from lambdanets.data.decode import BrokenImageError, open_image
-from lambdanets.data.places import whole_file
 from lambdanets.data.shards import SHARDS
 from lambdanets.data.source import Source
+from lambdanets.files import whole_file, write_text
 
 PREFIXES = {"train": "train", "validation": "val", "test": "test"}
 SUFFIXES = {"JPEG": "jpg", "MPO": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif", "BMP": "bmp"}
@@ -68,8 +68,7 @@ def pack(
         shards.append(path)
         done(min(start + images_per_shard, len(indices)))
     if source.class_names:
-        with whole_file(folder / "classes.txt") as file:
-            file.write("".join(f"{i}\t{name}\n" for i, name in enumerate(source.class_names)).encode())
+        write_text(folder / "classes.txt", "".join(f"{i}\t{name}\n" for i, name in enumerate(source.class_names)))
     return Packed(tuple(shards), len(indices) - len(broken), tuple(broken))
 
 

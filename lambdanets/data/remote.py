@@ -24,7 +24,7 @@ from lambdanets.data.patterns import expand_braces
 from lambdanets.data.places import cache_folder
 from lambdanets.data.strings import printable
 from lambdanets.data.tars import check_whole
-from lambdanets.files import FolderInUseError, locked, whole_path
+from lambdanets.files import FolderInUseError, locked, remove_parts, whole_path
 
 SCHEMES = {"http": 80, "https": 443}
 SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+:")  # two letters or more: "C:" is a disk
@@ -144,9 +144,7 @@ def fetch(url: str, limits: FetchLimits | None = None, around: Surroundings | No
                 waits = True
                 around.sleep(around.poll)
         if not path.is_file():
-            for left in folder.glob(".*.part"):  # of a process that was killed
-                with suppress(OSError):
-                    left.unlink()
+            remove_parts(folder)
             download(url, path, limits, around, deadline)
     return path
 

@@ -5,11 +5,11 @@ Gzipped shards are unpacked once into the cache folder. Members are never extrac
 are refused: nothing in a shard can run or be written anywhere.
 """
 
-import json
 import os
 import re
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -18,11 +18,11 @@ import numpy as np
 from lambdanets.data.decode import EXTENSIONS, LIMITS, BrokenImageError
 from lambdanets.data.folders import UNREAD, unread_notes
 from lambdanets.data.patterns import MOST_NAMES, expand_braces, matching
-from lambdanets.data.places import cache_folder, fingerprint, whole_file
+from lambdanets.data.places import cache_folder, fingerprint
 from lambdanets.data.source import SPLITS, check_labels, no_split
 from lambdanets.data.strings import Strings, printable
 from lambdanets.data.tars import Member, members_of, unpacked
-from lambdanets.files import parse_json, read_object
+from lambdanets.files import parse_json, read_object, write_json
 
 SHARDS = (".tar", ".tar.gz", ".tgz")
 PICKLES = ("pkl", "pickle", "pyd", "pth", "pt", "joblib", "npy", "npz")  # numpy's may hold pickles
@@ -168,11 +168,8 @@ def index_shard(path: Path) -> ShardIndex:
     except (OSError, ValueError, TypeError):
         pass
     index = walk(path, shown)
-    try:
-        with whole_file(kept) as file:
-            file.write(json.dumps(asdict(index)).encode())
-    except OSError:
-        pass  # a cache that cannot be written costs time, not the run
+    with suppress(OSError):  # a cache that cannot be written costs time, not the run
+        write_json(kept, asdict(index), indent=None)
     return index
 
 

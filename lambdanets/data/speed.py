@@ -18,9 +18,9 @@ from lambdanets.data.augment import Augment
 from lambdanets.data.decode import decode
 from lambdanets.data.loader import Loader, LoaderOptions
 from lambdanets.data.pack import encoded
+from lambdanets.data.preprocessing import Preprocessing
 from lambdanets.data.source import Source
 from lambdanets.data.transforms import Training, interpolation_of, training
-from lambdanets.models.pretrained import Preprocessing
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from lambdanets.data.places import cache_folder, fingerprint, whole_file
+from lambdanets.data.places import cache_folder, fingerprint
 from lambdanets.data.strings import printable
+from lambdanets.files import whole_file
 
 EXPANSION = 200  # a gzipped shard may grow by so much: padding of tiny files shrinks well, bombs shrink by 1,000
 TAR_MAGIC = b"ustar"  # of every header

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lambdanets.data.augment import INTERPOLATIONS, Augment
 from lambdanets.data.decode import TRANSPOSED, Box, load, orientation_of, stored_box, turned
-from lambdanets.models.pretrained import Preprocessing
+from lambdanets.data.preprocessing import Preprocessing
 
 RESAMPLING = {name: Image.Resampling[name.upper()] for name in INTERPOLATIONS}
 MODES = {1: "L", 3: "RGB"}

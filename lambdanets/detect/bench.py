@@ -1,7 +1,5 @@
 """`lambdanets detect bench`: time and memory of a training step of Mask R-CNN with several backbones, in one run."""
 
-import json
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,6 +17,7 @@ from lambdanets.bench.networks import Entry, cuda_lost
 from lambdanets.bench.throughput import free_memory
 from lambdanets.bench.timing import once, peak_bytes
 from lambdanets.detect.config import Heads
+from lambdanets.files import write_json
 from lambdanets.machine import describe
 from lambdanets.options import BENCHES, chosen_device, optional
 from lambdanets.tables import wide
@@ -265,10 +264,7 @@ def made_up(row: BenchRow, options: BenchDetector, device: torch.device) -> tupl
 def write(output: Path, options: BenchDetector, about: dict[str, object], rows: Sequence[BenchRow]) -> None:
     settings = {name: str(value) if isinstance(value, Path) else value for name, value in asdict(options).items()}
     result = {"name": "detect", **about, "settings": settings, "rows": [asdict(row) for row in rows]}
-    output.parent.mkdir(parents=True, exist_ok=True)
-    part = output.with_name(output.name + ".part")
-    part.write_text(json.dumps(result, indent=1) + "\n")
-    os.replace(part, output)
+    write_json(output, result)
 
 
 def line(row: BenchRow) -> str:

@@ -19,14 +19,13 @@ from rich.table import Table
 
 from lambdanets.detect.bench import BenchDetector
 from lambdanets.detect.config import DetectConfig
-from lambdanets.models.config import LARGEST_IMAGE
 from lambdanets.options import check_numbers, chosen_device, optional
 from lambdanets.recipes.coco import coco_mask_rcnn, coco_one_gpu, debug, shapes, small_set
 from lambdanets.runs import read_config
 from lambdanets.train.command import Recipe, RunFolder, check_recipe, train_task
 from lambdanets.train.config import LARGEST_BATCH, Precision
 from lambdanets.train.inference.command import STDIN
-from lambdanets.typed import from_json
+from lambdanets.typed import LARGEST_IMAGE, from_json
 
 MOST_SHOWN = 20
 RECIPES: dict[str, Recipe] = {

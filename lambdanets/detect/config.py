@@ -5,7 +5,6 @@ from typing import Annotated, ClassVar, Literal
 
 import tyro
 
-from lambdanets.models.config import LARGEST_IMAGE
 from lambdanets.options import check_numbers, optional
 from lambdanets.train.config import (
     LARGEST_BATCH,
@@ -14,6 +13,7 @@ from lambdanets.train.config import (
     at_least,
     check_reading,
 )
+from lambdanets.typed import LARGEST_IMAGE
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,12 +20,12 @@ from torchvision.ops import FeaturePyramidNetwork, MultiScaleRoIAlign
 from torchvision.ops.feature_pyramid_network import LastLevelMaxPool
 from torchvision.ops.poolers import initLevelMapper
 
+from lambdanets.data.preprocessing import Preprocessing
 from lambdanets.data.transforms import normalize
 from lambdanets.detect.config import Heads
 from lambdanets.detect.padding import Padding, Size, float_output
 from lambdanets.detect.transforms import unpacked
 from lambdanets.models.network import FeatureNetwork
-from lambdanets.models.pretrained import Preprocessing
 from lambdanets.models.registry import create_model
 from lambdanets.train.config import ModelConfig
 

@@ -10,7 +10,6 @@ import numpy as np
 from PIL import Image
 
 from lambdanets.data.decode import decode
-from lambdanets.data.places import whole_file
 from lambdanets.detect import precision
 from lambdanets.detect.coco import DetectionSet
 from lambdanets.detect.config import DetectConfig
@@ -19,6 +18,7 @@ from lambdanets.detect.quality import Quality, quality
 from lambdanets.detect.results import Detection, by_picture, check_sizes, read_results
 from lambdanets.detect.scenes import Picture
 from lambdanets.detect.task import DETECTIONS, PROBLEMS, evaluated_set
+from lambdanets.files import write_text
 from lambdanets.report.log import Log, number
 from lambdanets.report.page import events, facts, groups, warnings
 from lambdanets.report.pictures import address
@@ -79,8 +79,7 @@ def write_report(folder: Path, pictures: int = 12) -> Path:
         config=flattened(stored.settings),
         folder=folder.resolve(),
     )
-    with whole_file(folder / REPORT) as file:
-        file.write(text.encode())
+    write_text(folder / REPORT, text)
     return folder / REPORT
 
 

@@ -1,6 +1,5 @@
 """What a detector found, in pixels of the original pictures: as data, and as COCO writes it."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from lambdanets.data.decode import LIMITS
 from lambdanets.detect import rle
 from lambdanets.detect.annotations import LARGEST_ID, MOST_BYTES, number_of, shown, side
 from lambdanets.detect.scenes import Category, Picture
-from lambdanets.files import read_json, write_text
+from lambdanets.files import read_json, write_json
 
 LARGEST_NUMBER = 1e9  # of boxes and scores
 Result = dict[str, Any]  # an entry of a COCO result file
@@ -85,7 +84,7 @@ def by_picture(results: Sequence[Result], categories: Sequence[Category]) -> dic
 
 def write_results(path: Path, results: Sequence[Result]) -> Path:
     """A COCO result file, under its name only when it is complete."""
-    write_text(path, json.dumps(list(results)) + "\n")
+    write_json(path, list(results), indent=None)
     return path
 
 

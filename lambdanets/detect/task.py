@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from lambdanets.data.loader import LoaderOptions
+from lambdanets.data.preprocessing import Preprocessing
 from lambdanets.data.split import held_out
 from lambdanets.detect import precision
 from lambdanets.detect.coco import DetectionSet, open_set, splits_of
@@ -21,7 +22,7 @@ from lambdanets.detect.network import Detector, make_detector
 from lambdanets.detect.results import Result, detections, write_results
 from lambdanets.detect.transforms import Fitting, Training
 from lambdanets.detect.weights import about, save_detector
-from lambdanets.models.pretrained import Preprocessing
+from lambdanets.files import write_text
 from lambdanets.runs import RUN_WEIGHTS
 from lambdanets.train.classify import reader_options
 from lambdanets.train.distributed import World
@@ -203,7 +204,7 @@ class Detect(Task):
     ) -> None:
         if moment == "start":
             if self.problems:
-                (folder / PROBLEMS).write_text("".join(f"{problem}\n" for problem in self.problems))
+                write_text(folder / PROBLEMS, "".join(f"{problem}\n" for problem in self.problems))
             return
         for name, model in models.items():
             assert isinstance(model, Detector)

@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from lambdanets import __version__
+from lambdanets.data.preprocessing import Preprocessing
 from lambdanets.detect.config import DetectConfig, Heads
 from lambdanets.detect.network import Detector, make_detector
 from lambdanets.detect.scenes import Category
 from lambdanets.files import whole_path
-from lambdanets.models.config import LARGEST_IMAGE
-from lambdanets.models.pretrained import KEY, Preprocessing
+from lambdanets.models.pretrained import KEY
 from lambdanets.models.stored import load_exactly, read_description_of, within_size_of
 from lambdanets.runs import RUN_WEIGHTS
 from lambdanets.train.config import ModelConfig
-from lambdanets.typed import Bounds, from_json, to_json
+from lambdanets.typed import LARGEST_IMAGE, Bounds, from_json, to_json
 
 DETECTOR_KEY = f"{KEY}_detector"  # of weights, in their header
 

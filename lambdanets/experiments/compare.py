@@ -3,7 +3,6 @@
 Tuning sees a held-out part of the training images only. The validation images are looked at once by each final run.
 """
 
-import json
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ from typing import Annotated, Any, Literal
 from rich.console import Console
 from rich.table import Table
 
-from lambdanets.files import locked
+from lambdanets.files import locked, read_object, write_json
 from lambdanets.machine import describe
 from lambdanets.options import chosen_device, optional
 from lambdanets.recipes.small import imagenette
@@ -140,7 +139,7 @@ class Contest:
     def open(cls, folder: Path, base: TrainConfig, contestants: dict[str, Contestant]) -> "Contest":
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "compare.json"
-        rows = json.loads(path.read_text())["rows"] if path.exists() else []
+        rows = read_object(path, constants=True)["rows"] if path.exists() else []
         return cls(folder, base, contestants, rows)
 
     def check(self, tuning_epochs: float) -> None:
@@ -228,9 +227,7 @@ class Contest:
         device = chosen_device(self.base.device)
         about = {"data": Path(self.base.data.path).name, "image_size": self.base.model.size}
         result = {"name": "compare", **describe(device), **about, "rows": self.rows}
-        part = self.folder / "compare.json.part"
-        part.write_text(json.dumps(result, indent=1) + "\n")
-        part.replace(self.folder / "compare.json")
+        write_json(self.folder / "compare.json", result)
 
     def show(self, console: Console) -> None:
         table = Table(title="Validation top-1 of the final runs")

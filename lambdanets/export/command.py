@@ -54,9 +54,8 @@ class Export:
     def run(self) -> int:
         import torch
 
-        from lambdanets.bench.timing import threads
         from lambdanets.export.formats import export
-        from lambdanets.machine import describe
+        from lambdanets.machine import describe, threads
 
         if self.rounds < 1:
             raise ValueError(f"--rounds {self.rounds}: at least 1")
@@ -91,8 +90,8 @@ def new_network(name: str, options: tuple[str, ...], image_size: int | None) -> 
     """Random weights whose norms fit, so that scores are numbers of a usual size."""
     import torch
 
-    from lambdanets.bench.throughput import settle
     from lambdanets.models.registry import create_model
+    from lambdanets.models.untrained import settle
     from lambdanets.train.config import parse_option
 
     arguments = dict(parse_option(word) for word in options)

@@ -13,10 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lambdanets.bench.fold import fold_batch_norm
 from lambdanets.export.positions import ByFrequency, WrittenOut
 from lambdanets.layers import LambdaLayer2d
 from lambdanets.layers.projection import is_plain
+from lambdanets.models.fold import fold_batch_norm
 from lambdanets.ops.reference import normalise
 
 MOST_EMBEDDINGS = 2**22  # written out in the file for one layer (16 MiB); larger maps go by frequency

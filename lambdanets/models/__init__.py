@@ -1,5 +1,6 @@
 """Networks as data: rows of the paper, built by one small class per family."""
 
+from lambdanets.data.preprocessing import Preprocessing
 from lambdanets.models.attention_network import AttentionNetwork
 from lambdanets.models.config import (
     AttentionNetworkConfig,
@@ -12,7 +13,7 @@ from lambdanets.models.config import (
 from lambdanets.models.mobilenet import MobileNetV2
 from lambdanets.models.network import FeatureInfo, FeatureNetwork, Network
 from lambdanets.models.patch import PatchNetwork
-from lambdanets.models.pretrained import Card, Preprocessing, from_pretrained, load_weights, read_card, save_weights
+from lambdanets.models.pretrained import Card, from_pretrained, load_weights, read_card, save_weights
 from lambdanets.models.registry import configure, create_model, list_models
 from lambdanets.models.resnet import Bottleneck, ResNet
 from lambdanets.models.spatial import LAYERS

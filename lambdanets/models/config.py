@@ -6,16 +6,14 @@ from typing import Annotated, Literal
 
 from torch import nn
 
-from lambdanets.typed import Bounds, Deviation, check_fields
+from lambdanets.typed import LARGEST_IMAGE, Bounds, Deviation, Side, check_fields
 
 MOST = 2**16  # of channels, heads and depths: fields may come from a file, which must not make us allocate gigabytes
 MOST_BLOCKS = 200  # of a stage; the deepest in the paper has 87
 MOST_CLASSES = 10**7
-LARGEST_IMAGE = 8192  # pixels of a side
 
 Count = Annotated[int, Bounds(1, MOST)]
 Blocks = Annotated[int, Bounds(1, MOST_BLOCKS)]
-Side = Annotated[int, Bounds(1, LARGEST_IMAGE)]
 ScopeSide = Annotated[int, Bounds(1, 2 * LARGEST_IMAGE)]
 Rate = Annotated[float, Bounds(0, 1)]
 Scope = ScopeSide | tuple[ScopeSide, ScopeSide] | Literal["global"] | None  # None and "global": the whole input

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from lambdanets.bench.trace import Call, evaluating, trace
 from lambdanets.layers import AxialAttention2d, GlobalAttention2d, LinearAttention, LocalAttention2d
 from lambdanets.layers.lambda_layer import LambdaLayer
+from lambdanets.models.trace import Call, evaluating, trace
 
 
 @dataclass(frozen=True)

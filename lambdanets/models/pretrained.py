@@ -10,12 +10,12 @@ import tempfile
 import warnings
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
-from lambdanets.files import read_object, whole_path, write_text
-from lambdanets.models.config import Side
+from lambdanets.data.preprocessing import Preprocessing
+from lambdanets.files import read_object, whole_path, write_json
 from lambdanets.models.shared import complete_shared
 from lambdanets.models.stored import (
     NonFiniteWeightsWarning,
@@ -27,7 +27,7 @@ from lambdanets.models.stored import (
     shorten,
     within_size_of,
 )
-from lambdanets.typed import Bounds, check_fields, from_json
+from lambdanets.typed import from_json
 
 if TYPE_CHECKING:
     from lambdanets.models.network import Network
@@ -37,37 +37,12 @@ HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "force_down
 WIDEST = 2**13  # channels before a classifier, at most
 TIMM_HAS = frozenset({"resnet26", "resnet50", "resnet101", "resnet152"})  # names that are somebody else's there
 
-Mean = Annotated[float, Bounds(-1e3, 1e3)]
-Std = Annotated[float, Bounds(1e-6, 1e3)]
-Crop = Annotated[float, Bounds(0.01, 1)]
-
-
-@dataclass(frozen=True)
-class Preprocessing:
-    """How an image becomes an input: turn it as its EXIF orientation says, resize the short side to size / crop, crop
-    the centre, (x - mean) / std."""
-
-    mean: tuple[Mean, ...] = (0.485, 0.456, 0.406)
-    std: tuple[Std, ...] = (0.229, 0.224, 0.225)
-    size: Side | tuple[Side, Side] = 224
-    crop: Crop = 0.875
-    interpolation: Literal["bilinear", "bicubic", "nearest"] = "bicubic"
-    exif_orientation: bool = True
-
-    # Weights from before this field were trained and used without it.
-    WHEN_ABSENT: ClassVar[dict[str, Any]] = {"exif_orientation": False}
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if not self.mean or len(self.mean) != len(self.std):
-            raise ValueError(f"mean and std must have one number for each channel, got {self.mean} and {self.std}")
-
 
 @dataclass(frozen=True)
 class Card:
     """What weights say about themselves."""
 
-    preprocessing: Preprocessing = Preprocessing()
+    preprocessing: Preprocessing = field(default_factory=Preprocessing)
     class_names: tuple[str, ...] = ()
     metrics: dict[str, float] = field(default_factory=dict)  # for example {"top1": 78.4}
     recipe: dict[str, Any] = field(default_factory=dict)  # what made them, as JSON
@@ -154,7 +129,7 @@ def save_pretrained(network: "Network", folder: str | Path, card: Card | None = 
         config["label_names"] = card.class_names
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / CONFIG, json.dumps(config, indent=2) + "\n")
+    write_json(folder / CONFIG, config, indent=2)
     save_weights(network, folder / WEIGHTS, card)
     return folder
 

@@ -1,6 +1,5 @@
 """Labelled and pseudo-labelled images in one step, as a task of the one loop."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 
 from lambdanets.data.loader import Loader
 from lambdanets.data.transforms import training
-from lambdanets.files import read_json, write_text
+from lambdanets.files import read_json, write_json
 from lambdanets.pseudo.config import CoTrainConfig
 from lambdanets.pseudo.source import PseudoSource
 from lambdanets.train.classify import Classify
@@ -117,7 +116,7 @@ class CoTrain(Classify):
     def save(self, folder: Path, moment: Literal["start", "end"], models: dict[str, nn.Module], scores: Any) -> None:
         super().save(folder, moment, models, scores)
         if moment == "start":
-            write_text(folder / PSEUDO, json.dumps({"selection": self.unlabelled.digest}) + "\n")
+            write_json(folder / PSEUDO, {"selection": self.unlabelled.digest}, indent=None)
 
     def notes(self) -> list[str]:
         kind = {"labelled": "labelled", "pseudo": "pseudo-labelled"}[self.epoch_of]

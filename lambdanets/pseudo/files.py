@@ -4,7 +4,6 @@ A file appears under its name when it is whole, and holds nothing that depends o
 command gives the same bytes. Safetensors and JSON only.
 """
 
-import errno
 import json
 import os
 import shutil
@@ -15,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from lambdanets.data.places import whole_file
-from lambdanets.files import as_object, parse_json, read_object
+from lambdanets.files import FULL, as_object, parse_json, read_object, remove_parts, whole_file
 from lambdanets.pseudo.checks import AGAIN, digest, what_is_wrong, what_is_wrong_with_rows
 from lambdanets.typed import from_json
 
@@ -88,14 +86,12 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Every process writes the same. One that no finished unit belongs to is replaced."""
     path = folder / MANIFEST
     while not check_manifest(folder, manifest):
-        for part in folder.glob(f".{MANIFEST}.*.part"):  # of a process that was killed, or of one that is as far as we
-            part.unlink(missing_ok=True)
+        remove_parts(folder, MANIFEST)  # of a process that was killed, or of one that is as far as we
         try:
             write_whole(path, manifest.as_json().encode())
         except FileNotFoundError:  # another one thought that we were killed
             continue
-    for part in folder.glob(f".{MANIFEST}.*.part"):
-        part.unlink(missing_ok=True)
+    remove_parts(folder, MANIFEST)
 
 
 def check_manifest(folder: Path, manifest: Manifest) -> bool:
@@ -269,7 +265,7 @@ def write_whole(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno not in FULL:
             raise
         free = shutil.disk_usage(path.parent).free
         raise OSError(

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lambdanets.data.broken import Broken, BrokenImages, TooManyBrokenError
+from lambdanets.files import remove_parts
 from lambdanets.pseudo.files import (
     MANIFEST,
     Labels,
@@ -118,7 +119,8 @@ def label(
     guard = hash_images(options.guard, options.guard_distance) if options.guard and todo else None
     write_manifest(folder, manifest)
     for number in todo:
-        remove_parts(folder, number)
+        path = label_path(folder, number)
+        remove_parts(path.parent, path.name)  # of a process that was killed
     run = Run(ensemble, place, folder, options, soft)
     began = time.perf_counter()
     if todo:
@@ -274,13 +276,6 @@ class Run:
         return (
             "Put whole files in their places (removing them would change other units), or allow more with --max-broken"
         )
-
-
-def remove_parts(folder: Path, number: int) -> None:
-    """What a killed process had begun to write."""
-    path = label_path(folder, number)
-    for part in path.parent.glob(f".{path.name}.*.part"):
-        part.unlink(missing_ok=True)
 
 
 def who() -> tuple[int, int]:

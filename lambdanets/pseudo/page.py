@@ -8,8 +8,8 @@ import numpy as np
 from PIL import Image
 
 from lambdanets.data.decode import decode
-from lambdanets.data.places import whole_file
 from lambdanets.data.tars import unpacked
+from lambdanets.files import write_text
 from lambdanets.pseudo.files import Manifest, label_path, read_columns, read_labels, read_manifest, read_selected
 from lambdanets.pseudo.select import BINS, Counts, read_counts
 from lambdanets.pseudo.source import reopened
@@ -29,8 +29,7 @@ def write_page(folder: Path, *, pictures: bool = True) -> Path:
     """`report.html` in the folder; needs a selection."""
     manifest, counts = read_manifest(folder), read_counts(folder)
     text = rendered(HERE, **gather(folder, manifest, counts, pictures))
-    with whole_file(folder / REPORT) as file:
-        file.write(text.encode())
+    write_text(folder / REPORT, text)
     return folder / REPORT
 
 

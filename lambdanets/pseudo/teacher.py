@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lambdanets.data.preprocessing import Preprocessing
 from lambdanets.data.source import open_source
 from lambdanets.data.transforms import Transform, evaluation, normalize
-from lambdanets.models.pretrained import Preprocessing, read_state
+from lambdanets.models.stored import read_state
 from lambdanets.options import chosen_device
 from lambdanets.train.inference.command import Using
 from lambdanets.train.inference.trained import open_trained

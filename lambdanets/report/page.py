@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
-from lambdanets.data.places import whole_file
+from lambdanets.files import write_text
 from lambdanets.report import scores
 from lambdanets.report.log import Log, Record, number
 from lambdanets.report.matrix import MOST_CLASSES, draw
@@ -38,8 +38,7 @@ def write_report(run: Path, *, beside: Sequence[Path] = (), pictures: int = 24) 
     shown = read_run(Path(run))
     others = [read_run(Path(folder)) for folder in beside]
     text = render(shown, others, pictures)
-    with whole_file(shown.folder / REPORT) as file:
-        file.write(text.encode())
+    write_text(shown.folder / REPORT, text)
     return shown.folder / REPORT
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from lambdanets.models.pretrained import read_state
+from lambdanets.models.stored import read_state
 
 
 @dataclass(frozen=True)

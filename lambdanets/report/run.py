@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from lambdanets.models.pretrained import Card, read_card, read_state
+from lambdanets.models.pretrained import Card, read_card
+from lambdanets.models.stored import read_state
 from lambdanets.report.log import Log, Record, number, read_log
 from lambdanets.report.positions import Movement, movements
 from lambdanets.runs import CONFIG, LOG, WEIGHTS, read_stored

@@ -19,8 +19,9 @@ from lambdanets.data.transforms import evaluation, normalize, training
 from lambdanets.files import whole_path
 from lambdanets.layers import RelativePositions
 from lambdanets.models.network import Network
-from lambdanets.models.pretrained import Card, save_weights, shorten
+from lambdanets.models.pretrained import Card, save_weights
 from lambdanets.models.registry import create_model
+from lambdanets.models.stored import shorten
 from lambdanets.options import chosen_device
 from lambdanets.runs import RAW_WEIGHTS, WEIGHTS
 from lambdanets.train.config import RunConfig, TrainConfig

@@ -10,8 +10,8 @@ import tyro
 
 from lambdanets.data.augment import Augment
 from lambdanets.data.order import Remainder
+from lambdanets.data.preprocessing import Preprocessing
 from lambdanets.models.config import NetworkConfig
-from lambdanets.models.pretrained import Preprocessing
 from lambdanets.options import LARGEST, check_image_size, check_numbers, optional
 from lambdanets.runs import TASKS
 from lambdanets.typed import shown

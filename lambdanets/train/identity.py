@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from lambdanets.files import read_object, write_text
-from lambdanets.models.pretrained import shorten
+from lambdanets.files import read_object, write_json
+from lambdanets.models.stored import shorten
 from lambdanets.runs import RUN
 from lambdanets.train.config import RunConfig
 from lambdanets.train.distributed import World
@@ -25,7 +25,7 @@ EVALUATED = " images"  # after the name of a split
 def write_identity(folder: Path, task: Task) -> str:
     """Write run.json: a new random id, which is returned, and what identifies the training data."""
     identity = {"id": secrets.token_hex(8), "data": to_json(task.identity())}
-    write_text(folder / RUN, json.dumps(identity) + "\n")
+    write_json(folder / RUN, identity, indent=None)
     return identity["id"]
 
 

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lambdanets.bench.trace import evaluating
 from lambdanets.layers import LambdaLayer2d
+from lambdanets.models.trace import evaluating
 from lambdanets.ops.gemm import relation_rows
 from lambdanets.ops.positions import gather_relations
 from lambdanets.ops.reference import causal_mask, normalise, normalise_masked

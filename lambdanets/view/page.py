@@ -9,7 +9,6 @@ A map is q . key or q . table entry: the page keeps queries [N, H, K], normalise
 import base64
 import html
 import io
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from lambdanets import __version__
+from lambdanets.files import write_text
 from lambdanets.report.pictures import address
 from lambdanets.view.capture import Captured, capture
 from lambdanets.view.draw import as_picture, coloured, table_channels, table_norm
@@ -48,10 +48,7 @@ class Page:
 
     def save(self, path: str | Path) -> Path:
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(path.name + ".part")
-        part.write_text(self.text, encoding="utf-8")
-        os.replace(part, path)
+        write_text(path, self.text)
         return path
 
 

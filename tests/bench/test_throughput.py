@@ -10,11 +10,12 @@ from torch import nn
 
 from lambdanets.bench import networks, throughput
 from lambdanets.bench.check import MismatchError
-from lambdanets.bench.fold import fold_batch_norm
 from lambdanets.bench.networks import PRESETS, BenchNetwork, Entry, make_protocols
-from lambdanets.bench.throughput import NoMemoryError, Protocol, largest_batch, measure_network, settle
+from lambdanets.bench.throughput import NoMemoryError, Protocol, largest_batch, measure_network
 from lambdanets.cli import main
 from lambdanets.models import create_model
+from lambdanets.models.fold import fold_batch_norm
+from lambdanets.models.untrained import settle
 
 CPU = torch.device("cpu")
 TINY = "resnet_tiny,placement=CCLL,widths=(8,8,16,16)"

@@ -15,9 +15,9 @@ from lambdanets.data import cache
 from lambdanets.data.augment import Augment
 from lambdanets.data.broken import BrokenImages, TooManyBrokenError
 from lambdanets.data.loader import Batch, Loader, LoaderOptions, Positions
+from lambdanets.data.preprocessing import Preprocessing
 from lambdanets.data.source import ArraySource, open_source
 from lambdanets.data.transforms import evaluation, training
-from lambdanets.models.pretrained import Preprocessing
 from tests.data.helpers import Numbered, photographed, picture, write_folder
 
 CHANGE = training(6, Augment(randaugment_layers=1))

@@ -10,9 +10,10 @@ from lambdanets.data.augment import Augment
 from lambdanets.data.check import check
 from lambdanets.data.decode import BrokenImageError, decode, open_image, orientation_of, upright
 from lambdanets.data.loader import Loader, LoaderOptions, seeded
+from lambdanets.data.preprocessing import Preprocessing
 from lambdanets.data.source import open_source
 from lambdanets.data.transforms import evaluation, training
-from lambdanets.models.pretrained import Card, Preprocessing
+from lambdanets.models.pretrained import Card
 from lambdanets.report.pictures import picture as thumbnail
 from lambdanets.train.config import DataConfig
 from lambdanets.typed import from_json

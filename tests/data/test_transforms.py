@@ -14,8 +14,8 @@ from lambdanets.data import transforms
 from lambdanets.data.augment import Augment
 from lambdanets.data.decode import open_image
 from lambdanets.data.loader import seeded
+from lambdanets.data.preprocessing import Preprocessing
 from lambdanets.data.transforms import Cutout, evaluation, normalize, rand_augment, random_box, reduced, training
-from lambdanets.models.pretrained import Preprocessing
 from lambdanets.typed import from_json
 from tests.data.helpers import encoded, jpeg, picture
 

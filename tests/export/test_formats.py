@@ -10,11 +10,12 @@ import pytest
 import torch
 
 from lambdanets.cli import main
+from lambdanets.data.preprocessing import Preprocessing
 from lambdanets.export import formats
 from lambdanets.export.check import compare, shapes_to_compare
 from lambdanets.export.formats import FORMATS, export
 from lambdanets.models import Network, create_model
-from lambdanets.models.pretrained import Card, Preprocessing, from_pretrained, save_pretrained
+from lambdanets.models.pretrained import Card, from_pretrained, save_pretrained
 from tests.models.helpers import randomized, settled
 from tests.train.test_log import limit, unlimited_afterwards
 

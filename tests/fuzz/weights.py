@@ -17,7 +17,7 @@ TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "
 
 
 def run(case: Case) -> bool:
-    from lambdanets.models.pretrained import read_state
+    from lambdanets.models.stored import read_state
     from lambdanets.train.inference.command import Predict, Using
     from lambdanets.view.command import View
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from lambdanets.data.preprocessing import Preprocessing
 from lambdanets.data.transforms import normalize
-from lambdanets.models.pretrained import Preprocessing
 from lambdanets.pseudo.files import read_manifest
 from lambdanets.pseudo.label import LabelOptions
 from lambdanets.pseudo.teacher import open_teachers, read_names

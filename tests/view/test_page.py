@@ -14,8 +14,9 @@ from PIL import Image
 from torch import nn
 
 from lambdanets.cli import main
+from lambdanets.data.preprocessing import Preprocessing
 from lambdanets.layers import LambdaLayer2d
-from lambdanets.models.pretrained import Card, Preprocessing, save_pretrained
+from lambdanets.models.pretrained import Card, save_pretrained
 from lambdanets.view import interactions, interactive
 from lambdanets.view.draw import coloured, draw, table_channels
 from tests.models.helpers import images, randomized, settled, small

@@ -4,7 +4,6 @@ What is measured: bits per byte against steps and seconds, bytes per second in t
 a byte, the memory of the state and the growth of the process, against the length of the text.
 """
 
-import json
 import subprocess
 import sys
 import tempfile
@@ -21,7 +20,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from lambdanets.bench.timing import interleaved, threads
+from lambdanets.bench.timing import interleaved
 from lambdanets.experiments.language.corpus import Corpus, read_corpus
 from lambdanets.experiments.language.network import ByteModel, Kind, State, state_bytes
 from lambdanets.experiments.language.task import (
@@ -35,7 +34,8 @@ from lambdanets.experiments.language.task import (
     regions,
     save_language,
 )
-from lambdanets.machine import describe
+from lambdanets.files import write_json
+from lambdanets.machine import describe, threads
 from lambdanets.options import BENCHES, check_numbers, optional
 from lambdanets.train.distributed import World
 from lambdanets.train.engine import Engine
@@ -80,8 +80,7 @@ class CompareLanguage:
         console = Console(highlight=False)
         with threads(self.threads):
             result = compare(self, read_corpus(self.text), LanguageConfig(text=self.text), console)
-        self.output.parent.mkdir(parents=True, exist_ok=True)
-        self.output.write_text(json.dumps(result, indent=1) + "\n")
+        write_json(self.output, result)
         console.print(f"written to {self.output}", soft_wrap=True)
         return 0
 

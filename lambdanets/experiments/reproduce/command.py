@@ -12,13 +12,13 @@ import tyro
 
 from lambdanets.bench.compiled import Way, compilation
 from lambdanets.bench.throughput import Precision
-from lambdanets.bench.timing import threads
 from lambdanets.experiments.reproduce.compare import MARKS, Comparison, Quantity, compare
 from lambdanets.experiments.reproduce.experiments import EXPERIMENTS
 from lambdanets.experiments.reproduce.jobs import FILE, Settings
 from lambdanets.experiments.reproduce.numbers import COLUMNS, Number, as_json, read_accuracy
 from lambdanets.experiments.reproduce.page import HTML, MARKDOWN, comments
 from lambdanets.experiments.reproduce.run import listing, reproduce
+from lambdanets.machine import threads
 from lambdanets.options import chosen_device, optional
 from lambdanets.tables import Format, print_table
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, einsum
 
-from lambdanets.bench.timing import interleaved, peak_bytes, threads
+from lambdanets.bench.timing import interleaved, peak_bytes
+from lambdanets.machine import threads
 from lambdanets.ops import Dense, Relative, lambda_op
 
 

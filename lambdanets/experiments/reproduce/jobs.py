@@ -1,6 +1,5 @@
 """What is measured, one thing at a time, and kept: a job that stands in the file is not measured again."""
 
-import json
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -14,8 +13,8 @@ from lambdanets.bench.check import MismatchError
 from lambdanets.bench.compiled import Way, compilation
 from lambdanets.bench.networks import Entry, cuda_lost, measure
 from lambdanets.bench.throughput import Precision, Protocol, free_memory, is_no_memory
-from lambdanets.data.places import whole_file
 from lambdanets.experiments.reproduce import growth
+from lambdanets.files import read_object, write_json
 from lambdanets.machine import describe
 
 FILE = "reproduce.json"
@@ -174,7 +173,7 @@ class Store:
         if not path.exists():
             return cls(path)
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = read_object(path, constants=True)
             shown, headlines = data["experiments"], data["headlines"]
             return cls(path, data["measurements"], shown, headlines, data["hardware"], data.get("settings"))
         except (ValueError, KeyError, TypeError) as error:
@@ -185,9 +184,7 @@ class Store:
 
     def write(self) -> None:
         data = {"name": "reproduce", "hardware": self.hardware, "settings": self.settings, "headlines": self.headlines}
-        text = json.dumps({**data, "experiments": self.shown, "measurements": self.found}, indent=1)
-        with whole_file(self.path) as file:
-            file.write((text + "\n").encode())
+        write_json(self.path, {**data, "experiments": self.shown, "measurements": self.found})
 
     def take(self, hardware: str) -> None:
         """Refuses another machine than the one that the file is of."""

@@ -1,6 +1,5 @@
 """Cells with everything that is known about them: numbers that can be printed."""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -13,6 +12,7 @@ from lambdanets.experiments.reproduce.compare import UNPRINTED
 from lambdanets.experiments.reproduce.experiments import EXPERIMENTS, Cell, Kind
 from lambdanets.experiments.reproduce.jobs import OUT_OF_MEMORY, GrowthJob, NetworkJob, Settings, Store, hardware
 from lambdanets.experiments.reproduce.pareto import Headline, headlines, published
+from lambdanets.files import read_object
 
 MISSING = "-"
 QUICK = "--quick"  # in the note of a number that says nothing about speed
@@ -53,7 +53,7 @@ def read_accuracy(file: str) -> dict[str, Accuracy]:
     if not path.exists():
         raise ValueError(f"{path} is not there: `lambdanets experiments compare` writes it, --accuracy takes it")
     try:
-        about = json.loads(path.read_text(encoding="utf-8"))
+        about = read_object(path, constants=True)
         found: dict[str, list[float]] = {}
         for row in about["rows"]:
             if row["phase"] == "final":

@@ -9,10 +9,10 @@ from typing import Any
 
 from markupsafe import Markup
 
-from lambdanets.data.places import whole_file
 from lambdanets.experiments.reproduce.experiments import EXPERIMENTS, KINDS
 from lambdanets.experiments.reproduce.numbers import COLUMNS, QUICK, Number
 from lambdanets.experiments.reproduce.pareto import OTHERS, OURS, claims, published, published_headlines
+from lambdanets.files import write_text
 from lambdanets.report.plots import COLOURS, INK, LINE, inline
 from lambdanets.report.template import rendered
 from lambdanets.tables import markdown_line
@@ -175,5 +175,4 @@ def page(found: Mapping[str, Sequence[Number]], headlines: Sequence[str]) -> str
 def write(folder: Path, found: Mapping[str, Sequence[Number]], headlines: Sequence[str]) -> None:
     """reproduce.md and reproduce.html."""
     for name, text in ((MARKDOWN, markdown(found, headlines)), (HTML, page(found, headlines))):
-        with whole_file(folder / name) as file:
-            file.write(text.encode())
+        write_text(folder / name, text)

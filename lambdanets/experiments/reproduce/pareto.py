@@ -1,6 +1,5 @@
 """Speed-ups at matched accuracy: the published accuracies of published.json on one axis, time on the other."""
 
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -8,6 +7,8 @@ from itertools import pairwise
 from math import exp, log
 from pathlib import Path
 from statistics import geometric_mean
+
+from lambdanets.files import read_object
 
 DATA = Path(__file__).parent / "published.json"
 OURS = "LambdaResNet"
@@ -43,7 +44,7 @@ class Published:
 @cache
 def published() -> tuple[Published, ...]:
     """All networks of the figure, family by family, from small to large."""
-    data = json.loads(DATA.read_text(encoding="utf-8"))
+    data = read_object(DATA)
     return tuple(
         Published(family["name"], **{**point, "source": data["sources"][point["source"]]})
         for family in data["families"]
@@ -53,7 +54,7 @@ def published() -> tuple[Published, ...]:
 
 def claims() -> dict[str, str]:
     """What the paper says about each other family, by its name."""
-    found = json.loads(DATA.read_text(encoding="utf-8"))["claims"]
+    found = read_object(DATA)["claims"]
     return {key.removeprefix(f"{OURS} over "): text for key, text in found.items()}
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import tyro
 from rich.console import Console
 
+from lambdanets.files import write_json
 from lambdanets.options import check_image_size, check_numbers, chosen_device, optional
 from lambdanets.train.config import LARGEST_BATCH, Precision, parse_option
 
@@ -81,11 +82,11 @@ class Evaluate:
         trained = open_trained(self.what, self.using)
         images = find_images(self.what, self.data, self.split)
         found = evaluate(trained, images, progress=Console(file=sys.stderr))
-        text = json.dumps({"what": self.what, "weights": self.using.weights, **asdict(found)}, indent=2)
+        result = {"what": self.what, "weights": self.using.weights, **asdict(found)}
         if self.output is not None:
-            self.output.write_text(text + "\n")
+            write_json(self.output, result, indent=2)
         if self.json:
-            print(text)
+            print(json.dumps(result, indent=2))
         else:
             show(found, Console(), self.classes)
         return 0
