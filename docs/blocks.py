@@ -68,7 +68,7 @@ def engine(result: Row, where: str) -> str:
     compiled = ", compiled" if used["compile"] else ""
     return (
         f"{where}; ResNet-50 {used['placement']} at {used['image_size']} pixels, batch {used['batch']}, "
-        f"{used['precision']}{compiled}: a bare loop {result['bare']:,.0f} images/s ({spans['bare']} over windows), "
+        f"{used['precision']}{compiled}: a bare loop {result['bare']:,.0f} images/s ({spans['bare']} in all turns), "
         f"ours {result['ours']:,.0f} ({spans['ours']}): {100 * result['overhead']:+.1f}% time, "
         f"the median of {used['turns']} turns (half of them {quartiles}; all of them together "
         f"{100 * (seconds['ours'] / seconds['bare'] - 1):+.1f}%).\n"

@@ -182,7 +182,7 @@ def language(result: Row, where: str) -> str:
     lines = [
         f"{where}. Text: {text['corpus']}, {text['files']} files, {text['training_bytes']:,} bytes to learn from and "
         f"{text['validation_bytes']:,} kept back (SHA-256 {text['sha256']}...). {settings['minutes']:g} minutes of "
-        f"training for each, in turns, in steps of {settings['batch_size']} windows of {settings['length']} bytes; "
+        f"training for each, in turns, in steps of {settings['batch_size']} sequences of {settings['length']} bytes; "
         f"{result['evaluated_bytes']:,} bytes evaluated.\n\n",
         f"| model | parameters | bits per byte, equal time | equal steps ({equal['step']:,}) | steps | bytes/s |\n",
         "| --- | ---: | ---: | ---: | ---: | ---: |\n",

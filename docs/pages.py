@@ -103,7 +103,7 @@ def measurements() -> str:
 def counts() -> str:
     """The paper's counts that its text does not give, as `lambdanets reproduce` finds them."""
     from lambdanets.experiments.reproduce import TABLES, compare
-    from lambdanets.experiments.reproduce.compare import MARKS
+    from lambdanets.experiments.reproduce.marks import MARKS
 
     titles = {table.name: table.title for table in TABLES.values()}
     lines = ["| table | row | paper | as written | another reading | |", "| --- | --- | ---: | ---: | ---: | --- |"]

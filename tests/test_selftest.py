@@ -11,8 +11,8 @@ from rich.console import Console
 
 from lambdanets.cli import main
 from lambdanets.selftest import Selftest, selftest
+from lambdanets.selftest.agreement import Verdict, judge, oracle, run_backend
 from lambdanets.selftest.cases import KERNEL_GRID, build, draw
-from lambdanets.selftest.compare import Verdict, judge, oracle, run_backend
 from lambdanets.selftest.run import Tally, why_not
 from tests.support.broken_backend import break_backend
 

@@ -48,7 +48,7 @@ def parse_scope(text: str) -> int | None:
 
 
 @dataclass(frozen=True)
-class Case:
+class BenchCase:
     """One layer on one feature map."""
 
     shape: Shape
@@ -115,7 +115,7 @@ class OpInputs:
         return self.queries, self.keys, self.values, self.positions.table
 
 
-def op_inputs(case: Case, device: torch.device, dtype: torch.dtype | None = None) -> OpInputs:
+def op_inputs(case: BenchCase, device: torch.device, dtype: torch.dtype | None = None) -> OpInputs:
     """Random inputs of the operation for a case, scaled as a layer at initialisation gives them."""
     generator = torch.Generator(device).manual_seed(0)
     B, N, H, K, V = case.batch, case.positions, case.heads, case.key_depth, case.shape.channels // case.heads
@@ -137,5 +137,5 @@ def make_cases(
     heads: int,
     key_depth: int,
     pooled: bool = False,
-) -> list[Case]:
-    return [Case(shape, scope, batch, dtype, heads, key_depth, pooled) for shape, scope in product(shapes, scopes)]
+) -> list[BenchCase]:
+    return [BenchCase(shape, scope, batch, dtype, heads, key_depth, pooled) for shape, scope in product(shapes, scopes)]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from lambdanets.bench.cases import Case, OpInputs, op_inputs
+from lambdanets.bench.cases import BenchCase, OpInputs, op_inputs
 from lambdanets.bench.peers import Contender, without_position_bias
 from lambdanets.layers.pool import halved
 from lambdanets.ops import lambda_op, lambda_reference
@@ -35,7 +35,7 @@ def tolerance(dtype: torch.dtype, device: torch.device) -> float:
     return TF32_TOLERANCE if dtype == torch.float32 and device.type == "cuda" and tf32 else TOLERANCE[dtype]
 
 
-def check_operation(case: Case, backend: str, device: torch.device, training: bool) -> float:
+def check_operation(case: BenchCase, backend: str, device: torch.device, training: bool) -> float:
     """Compares a backend at the case's own sizes with the reference in float64; returns the worst relative error.
 
     The reference for a few queries is cheap at any size, and with a gradient that is zero for the others it gives
@@ -54,7 +54,7 @@ def check_operation(case: Case, backend: str, device: torch.device, training: bo
     return compared(found, expected, backend, case, device)
 
 
-def check_pooled(case: Case, backend: str, device: torch.device, training: bool) -> float:
+def check_pooled(case: BenchCase, backend: str, device: torch.device, training: bool) -> float:
     """As `check_operation`, of what pooling makes of the output, for a few of its windows."""
     inputs, exact = op_inputs(case, device), op_inputs(case, device, torch.float64)
     share_PN = shares_of_windows(case.grid, device)
@@ -72,7 +72,7 @@ def check_pooled(case: Case, backend: str, device: torch.device, training: bool)
     return compared(found, expected, backend, case, device)
 
 
-def pooled_output(inputs: OpInputs, case: Case, backend: str) -> Tensor:
+def pooled_output(inputs: OpInputs, case: BenchCase, backend: str) -> Tensor:
     """[B, P, H, V], in one step where a layer would take it."""
     queries, keys, values, positions = inputs.queries, inputs.keys, inputs.values, inputs.positions
     sizes = (case.key_depth, values.shape[2], case.heads)
@@ -98,7 +98,7 @@ def sampled(count: int, most: int, device: torch.device) -> Tensor:
 
 
 def compared(
-    found: Sequence[Tensor], expected: Sequence[Tensor], backend: str, case: Case, device: torch.device
+    found: Sequence[Tensor], expected: Sequence[Tensor], backend: str, case: BenchCase, device: torch.device
 ) -> float:
     """The worst relative error, if it is allowed."""
     worst = max(relative_error(mine, right) for mine, right in zip(found, expected, strict=True))
@@ -119,11 +119,11 @@ def reference_rows(inputs: OpInputs, rows: Tensor, training: bool) -> list[Tenso
     return [output, *torch.autograd.grad(output, inputs.leaves, inputs.gradient[:, rows])]
 
 
-def check_twin(contender: Contender, case: Case, device: torch.device) -> float:
+def check_twin(contender: Contender, case: BenchCase, device: torch.device) -> float:
     """Our layer with a public layer's weights: the same output and input gradient, in training mode, in float32."""
     assert contender.twin is not None
     # Two images: with one, torch 2.15's BatchNorm2d gives the public layers a wrong gradient on the CPU.
-    small = Case(case.shape, case.scope, 2, "float32", case.heads, case.key_depth)
+    small = BenchCase(case.shape, case.scope, 2, "float32", case.heads, case.key_depth)
     torch.manual_seed(0)
     peer = without_position_bias(contender.build(small))
     layer = contender.twin(peer, small)

@@ -197,7 +197,7 @@ def check_compiled(
 
 
 @dataclass(frozen=True)
-class Run:
+class PartResult:
     """What a part of a network gave: its output without history, and all tensors to compare."""
 
     output: Any
@@ -206,7 +206,7 @@ class Run:
     names: list[str]  # of the parameters, or inputs, that the gradients are of
 
 
-def run_part(part: nn.Module, inputs: Sequence[Any], autocast: Callable[[], AbstractContextManager]) -> Run:
+def run_part(part: nn.Module, inputs: Sequence[Any], autocast: Callable[[], AbstractContextManager]) -> PartResult:
     """Forward, and backward from always the same gradient; inputs need gradients as they say."""
     leaves = tree_map_only(Tensor, without_history, inputs)
     with autocast():
@@ -222,11 +222,15 @@ def run_part(part: nn.Module, inputs: Sequence[Any], autocast: Callable[[], Abst
         names = [name for (name, _), one in zip(wanted, all_of_them, strict=True) if one is not None]
         gradients = [one for one in all_of_them if one is not None]
     output = tree_map_only(Tensor, without_history, output)
-    return Run(output, [one.detach() for one in outputs], gradients, names)
+    return PartResult(output, [one.detach() for one in outputs], gradients, names)
 
 
 def wrong_gradient(
-    part: nn.Module, inputs: Sequence[Any], found: Run, expected: Run, autocast: Callable[[], AbstractContextManager]
+    part: nn.Module,
+    inputs: Sequence[Any],
+    found: PartResult,
+    expected: PartResult,
+    autocast: Callable[[], AbstractContextManager],
 ) -> str | None:
     """Whose gradient is wrong, though small among the others: far from the eager one, and further from float32's."""
     both = zip(found.names, found.gradients, expected.gradients, strict=True)
@@ -247,11 +251,11 @@ def off(found: Tensor, expected: Tensor) -> float:
     return together([found], [expected])
 
 
-def run_in_float32(part: nn.Module, inputs: Sequence[Any]) -> Run:
+def run_in_float32(part: nn.Module, inputs: Sequence[Any]) -> PartResult:
     return run_part(part, tree_map_only(Tensor, in_float32, inputs), nullcontext)
 
 
-def is_nearer(part: nn.Module, inputs: Sequence[Any], found: Run, expected: Run, allowed: float) -> bool:
+def is_nearer(part: nn.Module, inputs: Sequence[Any], found: PartResult, expected: PartResult, allowed: float) -> bool:
     """Whether outputs and gradients of `found` are each as near to float32's as allowed, or twice as near as expected.
 
     Weights in half precision cannot say.
@@ -292,7 +296,7 @@ def some_gradient(output: Tensor) -> Tensor:
     return drawn.to(output.dtype)
 
 
-def worst_error(found: Run, expected: Run) -> float:
+def worst_error(found: PartResult, expected: PartResult) -> float:
     """Of outputs and of gradients, each all together: a gradient that is next to nothing is all rounding."""
     return max(
         together(found.outputs, expected.outputs),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from lambdanets.train.classify import Classify
 
 Report = Callable[[dict[str, Any]], None]
-WINDOW = 20  # steps of one loop that are timed together; then it is the other's turn
+TIMED_STEPS = 20  # steps of one loop that are timed together; then it is the other's turn
 
 
 @dataclass(frozen=True)
@@ -116,9 +116,9 @@ class Turns:
             return
         self.check()
         self.steps += 1
-        if self.steps % WINDOW == 0:
+        if self.steps % TIMED_STEPS == 0:
             self.over("ours")
-            for _ in range(WINDOW):
+            for _ in range(TIMED_STEPS):
                 next(self.bare)
                 self.check()
             self.over("bare")
@@ -130,8 +130,8 @@ class Turns:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         now = time.perf_counter()
-        if self.steps > WINDOW:
-            self.rates[name].append(WINDOW * self.images / (now - self.began))
+        if self.steps > TIMED_STEPS:
+            self.rates[name].append(TIMED_STEPS * self.images / (now - self.began))
         self.began = now
 
 
@@ -150,12 +150,12 @@ def compare_loops(
     base = replace(
         base,
         remainder="drop",
-        log_every=WINDOW,
+        log_every=TIMED_STEPS,
         evaluate_every=10**6,
         micro_batch=base.batch_size,
         checkpoint_minutes=1e6,
     )
-    steps = (1 + turns) * WINDOW
+    steps = (1 + turns) * TIMED_STEPS
     bare = bare_steps(base, device)
     about = describe(device)
     taken = Turns(base.batch_size, device, bare, check, lambda rates: report(summary(base, about, rates)))
@@ -175,7 +175,7 @@ def summary(base: TrainConfig, about: dict[str, Any], found: dict[str, list[floa
     overheads = [theirs / ours - 1 for theirs, ours in zip(found["bare"], found["ours"], strict=True)]
     low, middle, high = quantiles(overheads, n=4, method="inclusive")
     settings = {"placement": base.model.placement, "batch": base.batch_size, "precision": base.precision}
-    settings |= {"image_size": base.model.size, "compile": base.compile, "steps": WINDOW, "turns": len(overheads)}
+    settings |= {"image_size": base.model.size, "compile": base.compile, "steps": TIMED_STEPS, "turns": len(overheads)}
     return {
         "name": "engine",
         **about,

@@ -13,7 +13,7 @@ from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
 from lambdanets.bench import roofline
-from lambdanets.bench.cases import DOWNSAMPLING, STAGES, Case, Shape, make_cases, parse_scope
+from lambdanets.bench.cases import DOWNSAMPLING, STAGES, BenchCase, Shape, make_cases, parse_scope
 from lambdanets.bench.check import MismatchError, check_operation
 from lambdanets.bench.layers import built, layer_step
 from lambdanets.bench.peers import MODES, ours
@@ -69,7 +69,7 @@ class BenchKernels:
         return bench(self, cases, chosen_device(self.device))
 
 
-def bench(options: BenchKernels, cases: list[Case], device: torch.device) -> int:
+def bench(options: BenchKernels, cases: list[BenchCase], device: torch.device) -> int:
     """Runs the benchmark; returns the exit status, 1 if a check failed."""
     console = Console()
     name = f"kernels-{device.type}-{options.dtype}"
@@ -104,7 +104,7 @@ def bench(options: BenchKernels, cases: list[Case], device: torch.device) -> int
     return 1 if result["mismatches"] else 0
 
 
-def step_of(case: Case, mode: str, device: torch.device) -> Callable[[], object]:
+def step_of(case: BenchCase, mode: str, device: torch.device) -> Callable[[], object]:
     """A step of our layer: folded for inference, or forward and backward with a gradient that is there already."""
     build = ours if mode == "training" else lambda case: ours(case).fuse()
     module, x = built(build, case, mode, torch.channels_last, device)

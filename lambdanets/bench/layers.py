@@ -16,7 +16,7 @@ from lambdanets.bench.cases import (
     DOWNSAMPLING,
     SCOPES,
     STAGES,
-    Case,
+    BenchCase,
     OpInputs,
     Shape,
     make_cases,
@@ -108,7 +108,7 @@ class BenchOp(BenchLayer):
 class Row:
     """One measurement."""
 
-    case: Case
+    case: BenchCase
     kind: str  # operation, layer
     mode: str
     contender: str
@@ -150,7 +150,7 @@ class Runner:
             for name, t in times.items()
         }
 
-    def operation(self, case: Case, mode: str) -> None:
+    def operation(self, case: BenchCase, mode: str) -> None:
         """Every backend on the operation alone."""
         training = mode == "training"
         inputs = op_inputs(case, self.device)
@@ -191,7 +191,7 @@ class Runner:
             )
             self.rows.append(replace(row, chosen=name == chosen))
 
-    def layer(self, case: Case, mode: str) -> None:
+    def layer(self, case: BenchCase, mode: str) -> None:
         """Our layer and all others."""
         checks: dict[str, float | None] = {}
         functions: dict[str, Callable[[], object]] = {}
@@ -235,7 +235,7 @@ class Runner:
                 )
             )
 
-    def check(self, contender: Contender, case: Case, mode: str) -> float | None:
+    def check(self, contender: Contender, case: BenchCase, mode: str) -> float | None:
         if contender.family == "ours":
             backend = contender.name.partition(", ")[2]
             backend = backend if backend in BACKENDS else "auto"
@@ -244,7 +244,7 @@ class Runner:
             return check_operation(case, backend, self.device, mode == "training")
         return None if contender.twin is None else check_twin(contender, case, self.device)
 
-    def best_format(self, contender: Contender, case: Case, mode: str) -> tuple[str, Callable[[], object]]:
+    def best_format(self, contender: Contender, case: BenchCase, mode: str) -> tuple[str, Callable[[], object]]:
         """A step of the contender in the memory format in which it is faster."""
         found = {}
         formats = FORMATS
@@ -279,7 +279,11 @@ def operation_step(inputs: OpInputs, backend: str, training: bool) -> object:
 
 
 def built(
-    build: Callable[[Case], nn.Module], case: Case, mode: str, memory_format: torch.memory_format, device: torch.device
+    build: Callable[[BenchCase], nn.Module],
+    case: BenchCase,
+    mode: str,
+    memory_format: torch.memory_format,
+    device: torch.device,
 ) -> tuple[nn.Module, Tensor]:
     """A layer and its input for `layer_step`."""
     torch.manual_seed(0)

@@ -15,7 +15,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from lambdanets import LambdaLayer2d
 from lambdanets.bench.attention import AxialAttention, GlobalAttention
-from lambdanets.bench.cases import Case
+from lambdanets.bench.cases import BenchCase
 from lambdanets.machine import installed
 from lambdanets.ops.choose import BACKENDS
 
@@ -29,13 +29,13 @@ class Contender:
 
     name: str
     family: str  # ours, public, convolution, attention
-    build: Callable[[Case], nn.Module]
+    build: Callable[[BenchCase], nn.Module]
     modes: tuple[str, ...] = MODES
-    why_not: Callable[[Case], str | None] = field(default=lambda case: None)
-    twin: Callable[[nn.Module, Case], nn.Module] | None = None
+    why_not: Callable[[BenchCase], str | None] = field(default=lambda case: None)
+    twin: Callable[[nn.Module, BenchCase], nn.Module] | None = None
 
 
-def ours(case: Case, backend: str = "auto") -> LambdaLayer2d:
+def ours(case: BenchCase, backend: str = "auto") -> LambdaLayer2d:
     return LambdaLayer2d(
         case.shape.channels,
         heads=case.heads,
@@ -47,7 +47,7 @@ def ours(case: Case, backend: str = "auto") -> LambdaLayer2d:
     )
 
 
-def timm_layer(case: Case, local: bool) -> nn.Module:
+def timm_layer(case: BenchCase, local: bool) -> nn.Module:
     from timm.layers.lambda_layer import LambdaLayer
 
     return LambdaLayer(
@@ -59,7 +59,7 @@ def timm_layer(case: Case, local: bool) -> nn.Module:
     )
 
 
-def lucidrains_layer(case: Case, local: bool) -> nn.Module:
+def lucidrains_layer(case: BenchCase, local: bool) -> nn.Module:
     from lambda_networks import LambdaLayer
 
     size: dict[str, Any] = {"r": case.scope} if local else {"n": case.shape.height}
@@ -78,7 +78,7 @@ def without_position_bias(peer: nn.Module) -> nn.Module:
 
 
 @torch.no_grad()
-def twin_of_timm(peer: nn.Module, case: Case) -> nn.Module:
+def twin_of_timm(peer: nn.Module, case: BenchCase) -> nn.Module:
     layer, heads_depth = ours(case), case.heads * case.key_depth
     weight = peer.get_parameter("qkv.weight").flatten(1)
     queries, keys, values = weight.split([heads_depth, case.key_depth, len(weight) - heads_depth - case.key_depth])
@@ -90,7 +90,7 @@ def twin_of_timm(peer: nn.Module, case: Case) -> nn.Module:
 
 
 @torch.no_grad()
-def twin_of_lucidrains(peer: nn.Module, case: Case) -> nn.Module:
+def twin_of_lucidrains(peer: nn.Module, case: BenchCase) -> nn.Module:
     queries, keys, values = (peer.get_parameter(f"to_{letter}.weight").flatten(1) for letter in "qkv")
     if hasattr(peer, "pos_conv"):
         table = peer.get_parameter("pos_conv.weight")[:, 0, 0].permute(1, 2, 0)
@@ -115,13 +115,13 @@ def with_weights(layer: LambdaLayer2d, queries: Tensor, keys: Tensor, values: Te
     return layer
 
 
-def convolution(case: Case) -> nn.Sequential:
+def convolution(case: BenchCase) -> nn.Sequential:
     channels, stride = case.shape.channels, 2 if case.pooled else 1
     conv = nn.Conv2d(channels, channels, 3, stride=stride, padding=1, bias=False)
     return nn.Sequential(conv, nn.BatchNorm2d(channels))
 
 
-def folded_convolution(case: Case) -> nn.Module:
+def folded_convolution(case: BenchCase) -> nn.Module:
     conv, norm = convolution(case).eval()
     return fuse_conv_bn_eval(conv, norm)  # type: ignore[return-value]
 
@@ -132,34 +132,34 @@ def compiled(module: nn.Module) -> nn.Module:
     return torch.compile(module)  # type: ignore[return-value]
 
 
-def compiled_convolution(case: Case) -> nn.Module:
+def compiled_convolution(case: BenchCase) -> nn.Module:
     return compiled(convolution(case))
 
 
-def compiled_ours(case: Case) -> nn.Module:
+def compiled_ours(case: BenchCase) -> nn.Module:
     return compiled(ours(case))
 
 
-def folded_ours(case: Case) -> nn.Module:
+def folded_ours(case: BenchCase) -> nn.Module:
     return ours(case).fuse()
 
 
-def halo(case: Case) -> nn.Module:
+def halo(case: BenchCase) -> nn.Module:
     from timm.layers.halo_attn import HaloAttn
 
     return HaloAttn(case.shape.channels, feat_size=case.grid, num_heads=case.heads, block_size=7, halo_size=3)
 
 
-def bottleneck(case: Case) -> nn.Module:
+def bottleneck(case: BenchCase) -> nn.Module:
     from timm.layers.bottleneck_attn import BottleneckAttn
 
     return BottleneckAttn(case.shape.channels, feat_size=case.grid, num_heads=case.heads)
 
 
-def needs(package: str, *reasons: Callable[[Case], str | None]) -> Callable[[Case], str | None]:
+def needs(package: str, *reasons: Callable[[BenchCase], str | None]) -> Callable[[BenchCase], str | None]:
     """`why_not` of a peer from a package."""
 
-    def why_not(case: Case) -> str | None:
+    def why_not(case: BenchCase) -> str | None:
         if installed(package) is None:
             return f"{package} is not installed (pip install 'lambdanets[bench]')"
         return next((reason for check in reasons if (reason := check(case))), None)
@@ -167,42 +167,42 @@ def needs(package: str, *reasons: Callable[[Case], str | None]) -> Callable[[Cas
     return why_not
 
 
-def odd_scope(case: Case) -> str | None:
+def odd_scope(case: BenchCase) -> str | None:
     return f"has odd scopes only, not {case.scope}" if case.scope is not None and case.scope % 2 == 0 else None
 
 
-def square(case: Case) -> str | None:
+def square(case: BenchCase) -> str | None:
     return None if case.shape.height == case.shape.width else f"has square maps only, not {case.grid}"
 
 
-def local(case: Case) -> str | None:
+def local(case: BenchCase) -> str | None:
     return "has local scopes only" if case.scope is None else odd_scope(case)
 
 
-def whole_map(case: Case) -> str | None:
+def whole_map(case: BenchCase) -> str | None:
     """A scope that reaches every position from every other is the same function as a global one."""
     if case.scope is None or all(case.scope >= 2 * side - 1 for side in case.grid):
         return None
     return "has embeddings for the whole map only, not for this scope"
 
 
-def writes_out(copies: Callable[[Case], int]) -> Callable[[Case], str | None]:
+def writes_out(copies: Callable[[BenchCase], int]) -> Callable[[BenchCase], str | None]:
     """For layers that write out an embedding for every pair of positions, some once for each example."""
 
-    def why_not(case: Case) -> str | None:
+    def why_not(case: BenchCase) -> str | None:
         size = copies(case) * case.positions**2 * case.key_depth * torch.empty(0, dtype=case.torch_dtype).element_size()
         return f"would write out {size / 2**30:.1f} GiB of embeddings" if size > LARGEST_EXPANSION else None
 
     return why_not
 
 
-def divides(block: int) -> Callable[[Case], str | None]:
+def divides(block: int) -> Callable[[BenchCase], str | None]:
     return lambda case: (
         f"its blocks of {block} do not divide {case.grid}" if any(s % block for s in case.grid) else None
     )
 
 
-def cuda_only(device: torch.device, why: str) -> Callable[[Case], str | None]:
+def cuda_only(device: torch.device, why: str) -> Callable[[BenchCase], str | None]:
     return lambda case: None if device.type == "cuda" else why
 
 

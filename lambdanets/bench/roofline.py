@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from lambdanets.bench.cases import Case
+from lambdanets.bench.cases import BenchCase
 
 # fmt: off
 # By what the paper calls the result; norms, projections and the rest have no letter there.
@@ -93,7 +93,7 @@ def per_step(kernel: str, microseconds: Sequence[float], steps: int) -> KernelTi
     return KernelTime(kernel, median(sums), calls)
 
 
-def work_of(case: Case, mode: str, g_is_written: bool) -> dict[str, Work]:
+def work_of(case: BenchCase, mode: str, g_is_written: bool) -> dict[str, Work]:
     """For each group that has useful work. `g_is_written`: by a kernel of its own, so that dv and dT read it."""
     from lambdanets.ops.triton.operators import content_flops, count_flops
 
@@ -139,7 +139,7 @@ def work_of(case: Case, mode: str, g_is_written: bool) -> dict[str, Work]:
     }
 
 
-def grouped(case: Case, mode: str, times: Iterable[KernelTime]) -> list[dict[str, Any]]:
+def grouped(case: BenchCase, mode: str, times: Iterable[KernelTime]) -> list[dict[str, Any]]:
     """Rows of the result, one for each group that ran."""
     times = sorted(times, key=lambda time: -time.microseconds)
     found = {group: [time for time in times if group_of(time.name) == group] for group in GROUPS}

@@ -23,7 +23,7 @@ from lambdanets.report.log import Log, number
 from lambdanets.report.page import events, facts, groups, warnings
 from lambdanets.report.pictures import address
 from lambdanets.report.plots import Series, curves
-from lambdanets.report.run import Run, read_log
+from lambdanets.report.run import ReportedRun, read_log
 from lambdanets.report.show import count, duration, flattened, rate, shortened
 from lambdanets.report.template import rendered
 from lambdanets.runs import CONFIG, LOG, REPORT, read_stored
@@ -59,7 +59,7 @@ def write_report(folder: Path, pictures: int = 12) -> Path:
     if stored.task != DetectConfig.TASK:
         raise ValueError(f"{folder} is a run of {stored.task}, and this report shows runs of {DetectConfig.TASK}")
     config = from_json(DetectConfig, stored.settings)
-    run = Run(folder, read_log(folder / LOG), stored.settings)
+    run = ReportedRun(folder, read_log(folder / LOG), stored.settings)
     shown, classes, why_not = looked_at(folder, config, pictures)
     text = rendered(
         HERE,
@@ -88,7 +88,7 @@ def percent(value: Any) -> str:
     return "-" if found is None else f"{100 * found:.1f}"
 
 
-def tiles(run: Run) -> list[tuple[str, str]]:
+def tiles(run: ReportedRun) -> list[tuple[str, str]]:
     final, log = run.final, run.log
     last = log.steps[-1] if log.steps else {}
     found = [
@@ -103,7 +103,7 @@ def tiles(run: Run) -> list[tuple[str, str]]:
     return [(name, value) for name, value in found if value != "-"]
 
 
-def table(run: Run) -> list[tuple[str, list[str]]]:
+def table(run: ReportedRun) -> list[tuple[str, list[str]]]:
     """AP of the last evaluation, a row for boxes and one for masks."""
     kinds = [kind for kind in ("box", "mask") if number(run.final.get(f"{kind}_ap")) is not None]
     return [(kind, [percent(run.final.get(f"{kind}_{name}")) for name in ROWS]) for kind in kinds]

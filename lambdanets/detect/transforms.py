@@ -45,8 +45,8 @@ class Training:
             format=tv_tensors.BoundingBoxFormat.XYXY,
             canvas_size=canvas,  # type: ignore[call-overload]
         )
-        window, out = self.window(canvas)
-        image, boxes = V.resized_crop(image, *window, out), V.resized_crop(boxes, *window, out)
+        crop, out = self.crop(canvas)
+        image, boxes = V.resized_crop(image, *crop, out), V.resized_crop(boxes, *crop, out)
         flipped = random.random() < self.jitter.flip
         if flipped:
             image, boxes = V.horizontal_flip(image), V.horizontal_flip(boxes)
@@ -55,7 +55,7 @@ class Training:
         kept = (sides >= LEAST_SIDE).all(dim=1)
         packed = None
         if self.masks:
-            masks = self.cut([picture.segments[i] for i in trained[kept.numpy()]], canvas, window, out, flipped)
+            masks = self.cut([picture.segments[i] for i in trained[kept.numpy()]], canvas, crop, out, flipped)
             seen = (masks != 0).flatten(1).any(dim=1)
             kept[kept.clone()] = seen
             packed = torch.from_numpy(np.packbits(masks[seen].numpy(), axis=2))
@@ -64,7 +64,7 @@ class Training:
             pixels, boxes.as_subclass(Tensor)[kept], torch.from_numpy(picture.labels_N[trained])[kept], packed
         )
 
-    def window(self, canvas: tuple[int, int]) -> tuple[tuple[int, int, int, int], list[int]]:
+    def crop(self, canvas: tuple[int, int]) -> tuple[tuple[int, int, int, int], list[int]]:
         """(top, left, height, width) of the crop in the picture, and its size on the canvas."""
         scale = self.size * random.uniform(*self.jitter.scale) / max(canvas)
         down, across = (min(side, max(1, round(self.size / scale))) for side in canvas)
@@ -72,9 +72,9 @@ class Training:
         out = [min(self.size, max(1, round(cut * scale))) for cut in (down, across)]
         return (top, left, down, across), out
 
-    def cut(self, segments: list, canvas: tuple[int, int], window: tuple, out: list[int], flipped: bool) -> Tensor:
+    def cut(self, segments: list, canvas: tuple[int, int], crop: tuple, out: list[int], flipped: bool) -> Tensor:
         """Masks uint8 [N, height, width] of what the crop shows."""
-        top, left, down, across = window
+        top, left, down, across = crop
         drawn = np.zeros((len(segments), down, across), np.uint8)
         for place, segment in zip(drawn, segments, strict=True):
             place[:] = segment.mask(canvas)[top : top + down, left : left + across]

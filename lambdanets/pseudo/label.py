@@ -121,7 +121,7 @@ def label(
     for number in todo:
         path = label_path(folder, number)
         remove_parts(path.parent, path.name)  # of a process that was killed
-    run = Run(ensemble, place, folder, options, soft)
+    run = LabellingRun(ensemble, place, folder, options, soft)
     began = time.perf_counter()
     if todo:
         run.go(todo, workers, guard, progress)
@@ -156,7 +156,7 @@ def make_manifest(ensemble: Ensemble, place: Place, options: LabelOptions) -> Ma
     )
 
 
-class Run:
+class LabellingRun:
     """One process at work."""
 
     def __init__(self, ensemble: Ensemble, place: Place, folder: Path, options: LabelOptions, soft: int) -> None:

@@ -112,7 +112,7 @@ class UnlabelledBatch:
         return replace(self, inputs=tuple(i.pin_memory() for i in self.inputs))
 
 
-class Reading(Dataset):
+class UnlabelledDataset(Dataset):
     """What a worker does: a ticket to a batch."""
 
     def __init__(self, source: Source | None, transforms: Sequence[Transform], guard: Hashes | None) -> None:
@@ -264,7 +264,7 @@ def read_units(
     walker.submit(os.getpid).result()  # it starts now, before there are threads that it would be forked with
     try:
         loader = DataLoader(
-            Reading(place.source, transforms, guard),
+            UnlabelledDataset(place.source, transforms, guard),
             batch_sampler=Tickets(place, numbers, batch_size, walker),  # type: ignore[arg-type]
             num_workers=workers,
             collate_fn=as_it_is,

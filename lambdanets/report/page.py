@@ -12,7 +12,7 @@ from lambdanets.report.log import Log, Record, number
 from lambdanets.report.matrix import MOST_CLASSES, draw
 from lambdanets.report.pictures import TINY, encoded, heat
 from lambdanets.report.plots import Series, curves
-from lambdanets.report.run import Run, read_image, read_run
+from lambdanets.report.run import ReportedRun, read_image, read_run
 from lambdanets.report.show import count, duration, flattened, percent, probability, rate, shortened, some
 from lambdanets.report.template import rendered
 from lambdanets.runs import REPORT
@@ -42,7 +42,7 @@ def write_report(run: Path, *, beside: Sequence[Path] = (), pictures: int = 24) 
     return shown.folder / REPORT
 
 
-def render(run: Run, others: Sequence[Run] = (), pictures: int = 24) -> str:
+def render(run: ReportedRun, others: Sequence[ReportedRun] = (), pictures: int = 24) -> str:
     """The page as text."""
     chart, keys = together([run, *others]) if others else (None, [])
     return rendered(
@@ -69,7 +69,7 @@ def render(run: Run, others: Sequence[Run] = (), pictures: int = 24) -> str:
 # The top of the page --------------------------------------------------------------------------------------------------
 
 
-def warnings(run: Run) -> list[str]:
+def warnings(run: ReportedRun) -> list[str]:
     said = list(run.problems)
     if run.log.unreadable:
         said.append(f"{some(run.log.unreadable, 'line', 'lines')} of the log could not be read.")
@@ -78,7 +78,7 @@ def warnings(run: Run) -> list[str]:
     return said
 
 
-def tiles(run: Run) -> list[tuple[str, str]]:
+def tiles(run: ReportedRun) -> list[tuple[str, str]]:
     final, log = run.final, run.log
     last = log.steps[-1] if log.steps else {}
     found = [
@@ -93,7 +93,7 @@ def tiles(run: Run) -> list[tuple[str, str]]:
     return [(name, value) for name, value in found if value != "-"]
 
 
-def row(run: Run) -> dict[str, str]:
+def row(run: ReportedRun) -> dict[str, str]:
     """One run in the comparison."""
     return {
         "name": run.name,
@@ -106,7 +106,7 @@ def row(run: Run) -> dict[str, str]:
     }
 
 
-def together(runs: Sequence[Run]) -> tuple[Markup | None, list[tuple[str, int]]]:
+def together(runs: Sequence[ReportedRun]) -> tuple[Markup | None, list[tuple[str, int]]]:
     """The evaluations of several runs in one chart, and its legend; four have colours of their own."""
     drawn = [(run, i) for i, run in enumerate(runs[:4], 1)]
     lines = [
@@ -148,7 +148,7 @@ def groups(evaluations: Iterable[Record]) -> list[tuple[str, list[Record]]]:
     return list(found.items())
 
 
-def marked(run: Run) -> list[str]:
+def marked(run: ReportedRun) -> list[str]:
     """What one has to know to read the curves."""
     log, said = run.log, []
     words = [word for word, records in (("skipped steps", log.skipped), ("resumed", log.resumed)) if records]
@@ -210,7 +210,7 @@ def event(sentence: str, summary: str, columns: tuple[str, ...], rows: list[tupl
 # Predictions ----------------------------------------------------------------------------------------------------------
 
 
-def predictions(run: Run, pictures: int) -> dict[str, Any] | None:
+def predictions(run: ReportedRun, pictures: int) -> dict[str, Any] | None:
     made = run.predictions
     if made is None:
         return None
@@ -246,7 +246,7 @@ def predictions(run: Run, pictures: int) -> dict[str, Any] | None:
     }
 
 
-def mistakes(run: Run, limit: int) -> list[dict[str, Any]]:
+def mistakes(run: ReportedRun, limit: int) -> list[dict[str, Any]]:
     made = run.predictions
     assert made is not None
     found = scores.hardest(made.logits_NC.float(), made.labels_N, limit)
@@ -285,7 +285,7 @@ def mistakes(run: Run, limit: int) -> list[dict[str, Any]]:
 # The rest -------------------------------------------------------------------------------------------------------------
 
 
-def positions(run: Run) -> list[dict[str, Any]]:
+def positions(run: ReportedRun) -> list[dict[str, Any]]:
     return [
         {
             "name": one.name,
@@ -299,7 +299,7 @@ def positions(run: Run) -> list[dict[str, Any]]:
     ]
 
 
-def facts(run: Run) -> list[tuple[str, str]]:
+def facts(run: ReportedRun) -> list[tuple[str, str]]:
     log, start = run.log, run.log.start
     wait = run.mean("data_wait")
     found = [

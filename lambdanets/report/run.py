@@ -36,7 +36,7 @@ class Predictions:
 
 
 @dataclass(frozen=True)
-class Run:
+class ReportedRun:
     """Everything that the report shows. What a run does not have (yet) is None or empty."""
 
     folder: Path
@@ -80,7 +80,7 @@ class Run:
         return number(self.log.start.get("parameters"))
 
 
-def read_run(folder: Path) -> Run:
+def read_run(folder: Path) -> ReportedRun:
     """Raises only where there is no run of a classifier at all; a damaged file is left out with a sentence."""
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is not a folder: give the one that `lambdanets train` wrote")
@@ -108,7 +108,7 @@ def read_run(folder: Path) -> Run:
     names = card.class_names if card else ()
     predictions = attempt(PREDICTIONS, lambda: read_predictions(folder / PREDICTIONS, names), None)
     moved = attempt(START, lambda: tuple(movements(folder / START, folder / WEIGHTS)), ())
-    return Run(folder, log, config, card, predictions, moved, tuple(problems))
+    return ReportedRun(folder, log, config, card, predictions, moved, tuple(problems))
 
 
 def read_predictions(path: Path, names: tuple[str, ...] = ()) -> Predictions:
@@ -128,7 +128,7 @@ def read_predictions(path: Path, names: tuple[str, ...] = ()) -> Predictions:
     return Predictions(logits_NC, labels_N, indices_N, names, split)
 
 
-def evaluated_source(run: Run) -> "Source":
+def evaluated_source(run: ReportedRun) -> "Source":
     """The images that the run was evaluated on, to show some of them again."""
     from lambdanets.data.source import NoSplitError, open_source
 
@@ -145,7 +145,7 @@ def evaluated_source(run: Run) -> "Source":
         return open_source(where, split="train")
 
 
-def read_image(run: Run) -> Callable[[int], tuple[str, "Image"]]:
+def read_image(run: ReportedRun) -> Callable[[int], tuple[str, "Image"]]:
     """From a place in the evaluated source to the name and the image there."""
     from lambdanets.report.pictures import picture
 

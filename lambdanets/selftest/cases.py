@@ -48,7 +48,7 @@ KERNEL_GRID = (
 
 
 @dataclass(frozen=True)
-class Case:
+class SelftestCase:
     """One lambda operation, in words."""
 
     seed: int
@@ -93,7 +93,7 @@ class Case:
         return " ".join(shown)
 
 
-def draw(seed: int, number: int) -> Case:
+def draw(seed: int, number: int) -> SelftestCase:
     """Case `number` of `seed`: the same on every machine, whatever ran before it."""
     rng = Random(f"lambdanets {seed} {number}")
 
@@ -101,7 +101,7 @@ def draw(seed: int, number: int) -> Case:
         return rng.random() < probability
 
     kernel_sizes = number % 2 == 0
-    case = Case(
+    case = SelftestCase(
         seed,
         number,
         kernel_sizes,
@@ -149,7 +149,7 @@ def draw(seed: int, number: int) -> Case:
     return case
 
 
-def place_for_kernels(case: Case, sizes: Compiled, rng: Random) -> Case:
+def place_for_kernels(case: SelftestCase, sizes: Compiled, rng: Random) -> SelftestCase:
     """Relative positions of one stride, now and then with a dilation (which kernels refuse); some dense ones."""
     query_grid = tuple(rng.randint(sizes.low, sizes.high) for _ in range(sizes.dims))
     if sizes.high <= 4 and rng.random() < 0.2:
@@ -174,7 +174,7 @@ def place_for_kernels(case: Case, sizes: Compiled, rng: Random) -> Case:
     )
 
 
-def place(case: Case, rng: Random) -> Case:
+def place(case: SelftestCase, rng: Random) -> SelftestCase:
     """The case with grids and positions."""
     positions = rng.choice(("relative", "relative", "relative", "relative", "dense", "relation", "none"))
     dims = rng.choice((1, 2, 2, 2, 3))
@@ -230,7 +230,7 @@ class Inputs:
         return with_embeddings(self.positions, embeddings)
 
 
-def build(case: Case, device: torch.device) -> Inputs:
+def build(case: SelftestCase, device: torch.device) -> Inputs:
     """The tensors of a case: drawn on the CPU, so that every device sees the same numbers."""
     generator = torch.Generator().manual_seed(case.seed * 1_000_003 + case.number)
     dtype = getattr(torch, case.dtype)

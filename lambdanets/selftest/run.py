@@ -14,8 +14,8 @@ from lambdanets.ops import triton as fused
 from lambdanets.ops.choose import BACKENDS, NAMES
 from lambdanets.ops.triton.beside import from_work
 from lambdanets.options import chosen_device, optional
-from lambdanets.selftest.cases import Case, Inputs, build, draw
-from lambdanets.selftest.compare import Verdict, choices, judge, oracle, run_backend
+from lambdanets.selftest.agreement import Verdict, choices, judge, oracle, run_backend
+from lambdanets.selftest.cases import Inputs, SelftestCase, build, draw
 
 DEFAULT_CASES = 300
 COMPILED = ("fused",)  # backends that compile kernels: they run the cases with sizes from a small grid
@@ -52,7 +52,7 @@ class Selftest:
 
 @dataclass(frozen=True)
 class Failure:
-    case: Case
+    case: SelftestCase
     backend: str
     what: str
 
@@ -74,7 +74,7 @@ class Tally:
     worst_half: float = 0.0  # error / plain PyTorch's, in half precision
     reasons: dict[str, int] = field(default_factory=dict)  # why it did not run a case, and how often
 
-    def add(self, case: Case, verdicts: list[Verdict]) -> None:
+    def add(self, case: SelftestCase, verdicts: list[Verdict]) -> None:
         self.worst = max([self.worst, *(v.share for v in verdicts)])
         if case.dtype in HALF:  # where plain PyTorch happens to be exact, its error is no measure
             self.worst_half = max([self.worst_half, *(v.error / v.plain for v in verdicts if v.by_plain)])
@@ -123,7 +123,7 @@ def chosen_backends(wanted: str | None) -> list[str]:
     return list(NAMES) if wanted is None else [wanted]
 
 
-def run_case(case: Case, device: torch.device, tallies: dict[str, Tally], alone: bool = False) -> list[Failure]:
+def run_case(case: SelftestCase, device: torch.device, tallies: dict[str, Tally], alone: bool = False) -> list[Failure]:
     """One case on every backend that can run it; `alone`: on compiled kernels only, if they can and it is theirs."""
     inputs = build(case, device)
     reasons = choices(case, inputs)
@@ -157,7 +157,7 @@ def run_case(case: Case, device: torch.device, tallies: dict[str, Tally], alone:
     return failures
 
 
-def why_not(case: Case, name: str, reasons: dict[str, str | float], alone: bool) -> str | None:
+def why_not(case: SelftestCase, name: str, reasons: dict[str, str | float], alone: bool) -> str | None:
     chosen = next(iter(reasons)) if name == "auto" else name  # the first one runs
     if chosen in COMPILED and not case.kernel_sizes:
         return "sizes outside the grid that kernels are compiled for"
@@ -174,8 +174,12 @@ def can_run_here(name: str, device: torch.device) -> str | None:
     """Why a backend cannot run on this machine at all; None if it can: asked for the plainest 2-d case."""
     if name not in BACKENDS:
         return None
-    plain = Case(0, 0, True, "float32", 1, 2, 4, 8, 0, positions="relative", query_grid=(5, 5), context_grid=(5, 5))
-    inputs: Inputs = build(Case(**{**vars(plain), "scope": (3, 3), "dilation": (1, 1), "stride": (1, 1)}), device)
+    plain = SelftestCase(
+        0, 0, True, "float32", 1, 2, 4, 8, 0, positions="relative", query_grid=(5, 5), context_grid=(5, 5)
+    )
+    inputs: Inputs = build(
+        SelftestCase(**{**vars(plain), "scope": (3, 3), "dilation": (1, 1), "stride": (1, 1)}), device
+    )
     reason = choices(plain, inputs)[name]
     return reason if isinstance(reason, str) else None
 

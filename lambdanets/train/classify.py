@@ -35,7 +35,7 @@ OWN_HELD_OUT = 0.1  # where there is nothing else to evaluate on
 MOST_WORKERS = 16
 
 
-class Reading(Protocol):
+class ReadingConfig(Protocol):
     """What every configuration of data says about reading it."""
 
     @property
@@ -236,7 +236,7 @@ class Classify(Task):
 
 
 def reader_options(
-    config: RunConfig, data: Reading, rank: int, world: int, batch_size: int, others: int = 0
+    config: RunConfig, data: ReadingConfig, rank: int, world: int, batch_size: int, others: int = 0
 ) -> LoaderOptions:
     """How a task reads its images, as its configuration says; `others` are those that count with them when some are
     broken."""

@@ -19,7 +19,7 @@ from lambdanets.train.distributed import CPU, World
 from lambdanets.train.ema import MovingAverage, decay_of_step
 from lambdanets.train.precision import LossScale, autocast
 from lambdanets.train.statistics import RunningStatistics
-from lambdanets.train.step_metrics import Window
+from lambdanets.train.step_metrics import StepMetrics
 from lambdanets.train.task import Outcome, Share, Task
 
 AHEAD = 2  # steps that the host may be ahead of the device
@@ -77,7 +77,7 @@ class Engine:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.statistics = RunningStatistics(model, world)
         self.scale = LossScale(config.precision, device)
-        self.window = Window(config.log_every, world)
+        self.metrics = StepMetrics(config.log_every, world)
         self.flying: deque[Any] = deque()
 
     def wrap(self, model: nn.Module) -> nn.Module:
@@ -101,7 +101,7 @@ class Engine:
         batch = None
         for part in range(share.parts):
             batch = next(batches)
-            self.window.note(self.backward(step, batch, part, share))
+            self.metrics.note(self.backward(step, batch, part, share))
             self.statistics.collect(last=part == share.parts - 1)
         self.update(step, rate)
         self.keep_pace()
@@ -132,7 +132,7 @@ class Engine:
         self.scale.update(finite)
         if self.average is not None:
             self.average.update(1 - decay_of_step(self.config.ema, step, self.steps), skip)
-        self.window.end_step(step, finite, norm)
+        self.metrics.end_step(step, finite, norm)
         self.optimizer.zero_grad(set_to_none=True)
 
     def norm_is_due(self, step: int) -> bool:
@@ -155,7 +155,7 @@ class Engine:
             "ema": None if self.average is None else self.average.network().state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scale": self.scale.state(),
-            **self.window.state(),
+            **self.metrics.state(),
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -172,4 +172,4 @@ class Engine:
         optim.load(self.optimizer, state["optimizer"])
         check_tensors(state["scale"], self.scale.state(), "scale")
         self.scale.load(state["scale"])
-        self.window.load(state)
+        self.metrics.load(state)

@@ -53,7 +53,7 @@ def fit(
     with StopRequests(WATCHED if listen else ()) as stop, join(config.device, config.timeout_minutes) as world:
         try:
             check_processes(world, task, config)  # first, as every process then knows why the run ends
-            run = Run(task, config, world, stop, watch)
+            run = TrainingRun(task, config, world, stop, watch)
             with own_folder(config.out, world):
                 return run.go(resume)
         except RuntimeError as error:
@@ -64,7 +64,7 @@ def fit(
             task.close()
 
 
-class Run:
+class TrainingRun:
     """One run of one process: where it is, and what is due."""
 
     def __init__(self, task: Task, config: RunConfig, world: World, stop: StopRequests, watch: Watch | None) -> None:
@@ -212,11 +212,11 @@ class Run:
             yield batch
 
     def report_step(self, batch: Any) -> None:
-        window = (self.step - 1) % self.config.log_every + 1
-        means = self.engine.window.means()  # waits for the device: the time below is that of whole steps
+        steps = (self.step - 1) % self.config.log_every + 1  # since the log
+        means = self.engine.metrics.means()  # waits for the device: the time below is that of whole steps
         seconds = max(time.monotonic() - self.clock, 1e-9)
-        begin = self.step - window
-        for position in self.engine.window.positions():
+        begin = self.step - steps
+        for position in self.engine.metrics.positions():
             self.write("skipped_step", step=begin + position, reason="the gradient was not finite")
         self.report_events()
         self.write(
@@ -224,11 +224,11 @@ class Run:
             step=self.step,
             epoch=self.step / self.epochs.steps,
             lr=self.rate(self.step - 1),
-            examples_per_second=window * self.config.batch_size / seconds,
+            examples_per_second=steps * self.config.batch_size / seconds,
             data_wait=min(1.0, self.waited / seconds),
             **means,
         )
-        in_a_row = self.engine.window.in_a_row
+        in_a_row = self.engine.metrics.in_a_row
         if in_a_row >= self.config.max_skipped:
             why = diagnose(
                 self.engine.model,
@@ -378,10 +378,10 @@ class Run:
         return result
 
     def result(self, signal: str | None, scores: Scores) -> Result:
-        window = self.engine.window
-        window.read()
+        metrics = self.engine.metrics
+        metrics.read()
         return Result(
-            self.config.out, self.step, self.steps, signal, scores, window.total, self.log.seconds, self.world.main
+            self.config.out, self.step, self.steps, signal, scores, metrics.total, self.log.seconds, self.world.main
         )
 
     def warn(self, sentence: str) -> None:

@@ -14,12 +14,12 @@ from lambdanets.train.task import Outcome
 MOST_WAITING = 1000  # steps whose numbers stay on the device, where each takes up a block of memory
 
 
-class Window:
-    """Sums over the steps of a log's window, and which steps were skipped. Norms are known for some steps only.
+class StepMetrics:
+    """Sums over the steps since the log, and which of them were skipped. Norms are known for some steps only.
 
     Attributes:
         names: of the sums, once a batch has been seen.
-        sums: of this process; None at the start of a window.
+        sums: of this process; None right after the log.
         total, in_a_row: steps that were skipped, in the whole run and up to now.
     """
 
@@ -27,7 +27,7 @@ class Window:
         self.length, self.world = length, world
         self.names: list[str] = []
         self.sums: list[float] | None = None
-        self.skipped: list[int] = []  # positions in the window
+        self.skipped: list[int] = []  # positions among the steps since the log
         self.total = self.in_a_row = 0
         self.no_norm = torch.zeros((), device=world.device)  # where it was not asked for
         # position, micro-batches, examples, whether there is a norm, numbers
@@ -78,7 +78,7 @@ class Window:
     # What the log asks
 
     def means(self) -> dict[str, float]:
-        """Over the window and all processes. The sums start anew."""
+        """Means over the steps since the log and all processes. The sums start anew."""
         total = self.total_sums()
         self.sums = None
         if total is None:
@@ -97,7 +97,7 @@ class Window:
         return self.world.sum_(torch.tensor(self.sums, dtype=torch.float64, device=self.world.device))
 
     def positions(self) -> list[int]:
-        """Which steps of the window were skipped; they are named once."""
+        """Which of the steps since the log were skipped; they are named once."""
         self.read()
         found, self.skipped = self.skipped, []
         return found

@@ -11,12 +11,12 @@ from torch import nn
 
 from lambdanets import machine
 from lambdanets.bench import check, layers, peers
-from lambdanets.bench.cases import Case, Shape, op_inputs, parse_scope
+from lambdanets.bench.cases import BenchCase, Shape, op_inputs, parse_scope
 from lambdanets.bench.check import MismatchError, check_operation, check_pooled, check_twin
 from lambdanets.bench.engine import BenchEngine
 from lambdanets.bench.timing import peak_bytes
 from lambdanets.cli import main
-from lambdanets.experiments.language.compare import CompareLanguage
+from lambdanets.experiments.language.twins import CompareLanguage
 from lambdanets.ops import choose
 from tests.support.broken_backend import break_backend
 
@@ -108,7 +108,7 @@ def test_a_wrong_backend_gets_no_number(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("scope", [3, 15, None])
 def test_check_operation_sees_a_wrong_gradient(scope, monkeypatch):
-    case = Case(Shape(8, 7, 16), scope, 2)
+    case = BenchCase(Shape(8, 7, 16), scope, 2)
     assert check_operation(case, "conv", CPU, training=True) < 1e-5
     break_backend(monkeypatch, "conv", lambda output: output + 0.01 * (output - output.detach()))
     with pytest.raises(MismatchError, match="conv"):
@@ -117,10 +117,10 @@ def test_check_operation_sees_a_wrong_gradient(scope, monkeypatch):
 
 def test_check_twin_sees_another_function():
     timm = next(c for c in peers.contenders(CPU, False) if c.name == "timm")
-    case = Case(Shape(6, 6, 16), 5, 2)
+    case = BenchCase(Shape(6, 6, 16), 5, 2)
     assert check_twin(timm, case, CPU) < 1e-4
 
-    def wrong_twin(peer: nn.Module, case: Case) -> nn.Module:
+    def wrong_twin(peer: nn.Module, case: BenchCase) -> nn.Module:
         assert timm.twin is not None
         layer = timm.twin(peer, case)
         layer.get_parameter("positions.table").data = layer.get_parameter("positions.table").data.flip(0)
@@ -137,7 +137,7 @@ def test_a_layer_that_pooling_follows(tmp_path, monkeypatch):
     assert code == 0
     assert result["name"] == "layer-cpu-pooled-quick"
     assert all(row["pooled"] for row in result["rows"])
-    case = Case(Shape(5, 6, 8), 3, 2, pooled=True)
+    case = BenchCase(Shape(5, 6, 8), 3, 2, pooled=True)
     ours = [one for one in peers.contenders(CPU, all_backends=True) if one.family == "ours" and "fused" not in one.name]
     builds = [one.build for one in ours] + [peers.convolution, peers.folded_convolution]
     assert len(builds) > 5
@@ -158,7 +158,7 @@ def test_a_wrong_pooling_gets_no_number(tmp_path, monkeypatch, capsys):
 
 def test_what_is_checked_is_what_a_layer_does(monkeypatch):
     """In one step where the kernels can."""
-    case = Case(Shape(5, 6, 8), 3, 2, heads=2, key_depth=4, pooled=True)
+    case = BenchCase(Shape(5, 6, 8), 3, 2, heads=2, key_depth=4, pooled=True)
     asked = []
     monkeypatch.setattr(check.fused, "why_not", lambda *sizes: None)
     monkeypatch.setattr(check.fused, "fused_relative", lambda *inputs, **options: asked.append(options))
@@ -176,7 +176,7 @@ def test_windows_are_those_of_average_pooling(grid):
 
 @pytest.mark.parametrize("wrong", [0, 1, 2, 3, 4], ids=["output", "queries", "keys", "values", "table"])
 def test_check_pooled_sees_what_is_wrong(wrong, monkeypatch):
-    case = Case(Shape(5, 6, 8), 3, 2, heads=2, key_depth=4, pooled=True)
+    case = BenchCase(Shape(5, 6, 8), 3, 2, heads=2, key_depth=4, pooled=True)
     assert check_pooled(case, "auto", CPU, True) < 1e-6
     right = check.pooled_output
 
@@ -196,7 +196,7 @@ def test_attention_layers_are_attention():
     x = torch.randn(2, 8, 3, 5)
     for name in ("attention (SDPA)", "axial attention"):
         contender = next(c for c in peers.attentions(torch.device("cuda")) if c.name == name)
-        layer = contender.build(Case(Shape(3, 5, 8), 3, 2, heads=2))
+        layer = contender.build(BenchCase(Shape(3, 5, 8), 3, 2, heads=2))
         assert layer(x).shape == x.shape
         constant = x[:, :, :1, :1].expand_as(x)  # attention over equal values gives that value everywhere
         assert torch.allclose(layer(constant), layer(constant)[:, :, :1, :1], atol=1e-6)

@@ -18,7 +18,7 @@ from lambdanets.train.signals import SIGNAL_STATUS
 
 @pytest.fixture
 def config(monkeypatch):
-    monkeypatch.setattr(engine, "WINDOW", 2)
+    monkeypatch.setattr(engine, "TIMED_STEPS", 2)
     config = debug()
     options = ("widths=(4,4,8,8)", "depths=(1,1,1,1)", "scope=3")
     config = replace(config, model=replace(config.model, options=options, drop_path_rate=0.0), batch_size=16)

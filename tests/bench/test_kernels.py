@@ -9,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import lambdanets.ops.triton
-from lambdanets.bench.cases import Case, Shape
+from lambdanets.bench.cases import BenchCase, Shape
 from lambdanets.bench.layers import built
 from lambdanets.bench.peers import ours
 from lambdanets.bench.roofline import (
@@ -30,10 +30,10 @@ from tests.support.documents import generate
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 SOURCES = sorted(Path(lambdanets.ops.triton.__file__).parent.glob("*.py"))
 CASES = [
-    Case(Shape(5, 3, 8), 3, 2, "bfloat16", heads=2, key_depth=4),
-    Case(Shape(4, 7, 12), 4, 1, "float16", heads=4, key_depth=2),
-    Case(Shape(3, 6, 8), None, 3, "float32", heads=1, key_depth=5),
-    Case(Shape(2, 3, 8), 6, 1, "bfloat16", heads=2, key_depth=1),
+    BenchCase(Shape(5, 3, 8), 3, 2, "bfloat16", heads=2, key_depth=4),
+    BenchCase(Shape(4, 7, 12), 4, 1, "float16", heads=4, key_depth=2),
+    BenchCase(Shape(3, 6, 8), None, 3, "float32", heads=1, key_depth=5),
+    BenchCase(Shape(2, 3, 8), 6, 1, "bfloat16", heads=2, key_depth=1),
 ]
 every_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
@@ -86,7 +86,7 @@ def test_kernels_are_known_by_their_names(kernel, group):
     assert group_of(kernel) == group
 
 
-def pairs(case: Case) -> int:
+def pairs(case: BenchCase) -> int:
     """Queries and context positions on the map whose distance has an entry in the table, one by one."""
     height, width = case.grid
     places = [(y, x) for y in range(height) for x in range(width)]
@@ -156,7 +156,7 @@ def test_traffic_is_every_operand_once(case):
 
 def test_projections_are_the_products_that_torch_counts():
     """The layer of the benchmark itself, by an implementation whose other products torch does not name `mm`."""
-    case = Case(Shape(4, 5, 16), 3, 2)
+    case = BenchCase(Shape(4, 5, 16), 3, 2)
     module, x = built(lambda case: ours(case, "reference"), case, "training", torch.channels_last, torch.device("cpu"))
     with FlopCounterMode(display=False) as counter:
         module(x).sum().backward()
@@ -177,7 +177,7 @@ TIMES = [
     KernelTime("nvjet_sm90", 8, 3),
     KernelTime("Memset (Device)", 2, 1),
 ]
-CASE = Case(Shape(20, 20, 64), 5, 256, "bfloat16")
+CASE = BenchCase(Shape(20, 20, 64), 5, 256, "bfloat16")
 
 
 def test_groups_have_rows_with_their_kernels():

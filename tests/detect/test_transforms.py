@@ -55,7 +55,7 @@ def test_the_scale_is_that_of_large_scale_jitter():
     transform = Training(100, Jitter(scale=(0.1, 2.0), flip=0.0), masks=False)
     scales = []
     for _ in range(400):
-        (_, _, _, across), out = transform.window((300, 400))
+        (_, _, _, across), out = transform.crop((300, 400))
         assert out[0] <= 100
         assert out[1] <= 100
         scales.append(out[1] / across * 400 / 100)

@@ -35,7 +35,7 @@ class Said:
 
 
 @dataclass
-class Case:
+class FuzzCase:
     """One case while it runs."""
 
     number: int

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tests.fuzz import damage
-from tests.fuzz.case import Case, silent
+from tests.fuzz.case import FuzzCase, silent
 from tests.fuzz.made import finished_run
 
 FOREIGN: tuple[Any, ...] = (
@@ -19,7 +19,7 @@ FOREIGN: tuple[Any, ...] = (
 )
 
 
-def run(case: Case) -> bool:
+def run(case: FuzzCase) -> bool:
     from lambdanets.train.checkpoint import load_newest
     from lambdanets.train.command import Resume, Train
 

@@ -6,14 +6,14 @@ import re
 from typing import Any
 
 from tests.fuzz import damage
-from tests.fuzz.case import Case, silent
+from tests.fuzz.case import FuzzCase, silent
 from tests.fuzz.made import picture_bytes
 
 SIZE = 16, 12  # of the pictures
 PROBLEM = re.compile(r"^train: (images|annotations|categories)\[(\d+)\]", re.MULTILINE)
 
 
-def run(case: Case) -> bool:
+def run(case: FuzzCase) -> bool:
     from lambdanets.detect.annotations import read_scenes
     from lambdanets.detect.command import CheckAnnotations
 

@@ -4,12 +4,12 @@ import os
 import signal
 import socket
 
-from tests.fuzz.case import Case
+from tests.fuzz.case import FuzzCase
 
 KINDS = ("whole", "killed", "whole", "hangs", "memory", "network", "whole")
 
 
-def run(case: Case) -> bool:
+def run(case: FuzzCase) -> bool:
     kind = KINDS[case.number]
     if kind == "killed":
         os.kill(os.getpid(), signal.SIGSEGV)

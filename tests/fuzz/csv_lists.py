@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from tests.fuzz import damage
-from tests.fuzz.case import Case, silent
+from tests.fuzz.case import FuzzCase, silent
 from tests.fuzz.made import picture_bytes
 
 WORDS = ("train", "training", "val", "valid", "validation", "test", "testing")
@@ -15,7 +15,7 @@ PATHS, LABELS = ("path", "file", "filename", "image"), ("label", "class", "targe
 Rows = list[list[str]]
 
 
-def run(case: Case) -> bool:
+def run(case: FuzzCase) -> bool:
     from lambdanets.data.command import DataCheck
     from lambdanets.data.source import distinct_splits
 

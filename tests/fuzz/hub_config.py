@@ -8,13 +8,13 @@ from functools import cache
 from typing import Any
 
 from tests.fuzz import damage
-from tests.fuzz.case import Case, silent
+from tests.fuzz.case import FuzzCase, silent
 from tests.fuzz.made import image_folder, model_folder
 
 FREE = ("version", "metrics", "recipe")  # what nothing depends on
 
 
-def run(case: Case) -> bool:
+def run(case: FuzzCase) -> bool:
     from lambdanets.models.pretrained import from_pretrained
     from lambdanets.train.inference.command import Predict, Using
 

@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 
 from tests.fuzz import damage
-from tests.fuzz.case import Case, silent
+from tests.fuzz.case import FuzzCase, silent
 
 FILES = {"train-images-idx3-ubyte": (6, 8, 7), "train-labels-idx1-ubyte": (6,)}
 VALIDATION = {"t10k-images-idx3-ubyte": (4, 8, 7), "t10k-labels-idx1-ubyte": (4,)}
 
 
-def run(case: Case) -> bool:
+def run(case: FuzzCase) -> bool:
     from lambdanets.data.command import DataCheck
     from lambdanets.data.source import distinct_splits
 

@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from tests.fuzz import damage
-from tests.fuzz.case import Case, silent
+from tests.fuzz.case import FuzzCase, silent
 from tests.fuzz.made import small_run
 
 ENDINGS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif", "BMP": "bmp"}
@@ -26,7 +26,7 @@ MODES = {
 ORIENTATION = 0x0112
 
 
-def run(case: Case) -> bool:
+def run(case: FuzzCase) -> bool:
     from lambdanets.data import decode
     from lambdanets.data.command import DataCheck
     from lambdanets.data.transforms import training

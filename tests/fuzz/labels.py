@@ -7,13 +7,13 @@ from functools import cache
 import numpy as np
 
 from tests.fuzz import damage
-from tests.fuzz.case import Case, silent
+from tests.fuzz.case import FuzzCase, silent
 from tests.fuzz.made import labels_folder
 
 CLASSES = ("ant", "bee", "cat")
 
 
-def run(case: Case) -> bool:
+def run(case: FuzzCase) -> bool:
     from lambdanets.pseudo.command import Choosing, PseudoSelect
     from lambdanets.pseudo.source import PseudoSource
 

@@ -6,13 +6,13 @@ import re
 import shutil
 
 from tests.fuzz import damage
-from tests.fuzz.case import Case, silent
+from tests.fuzz.case import FuzzCase, silent
 from tests.fuzz.made import finished_run
 
 FILES = ("config.json", "predictions.safetensors", "start.safetensors", "weights.safetensors")
 
 
-def run(case: Case) -> bool:
+def run(case: FuzzCase) -> bool:
     from lambdanets.report.command import Report
     from lambdanets.report.log import read_log
 

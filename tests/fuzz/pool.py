@@ -45,11 +45,11 @@ class TooLongError(BaseException):
 
 def run_case(format: str, number: int, seconds: float = SECONDS) -> Result:
     """Run one case in this process."""
-    from tests.fuzz.case import Case, Defect
+    from tests.fuzz.case import Defect, FuzzCase
 
     module = import_module(f"tests.fuzz.{format}")
     folder = Path(tempfile.mkdtemp(prefix=f"{format}-{number}-"))
-    case = Case(number, random.Random(f"{format} {number}"), folder)
+    case = FuzzCase(number, random.Random(f"{format} {number}"), folder)
     began = time.monotonic()
     wrong = ""
     accepted = False

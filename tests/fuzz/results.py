@@ -5,11 +5,11 @@ import math
 from functools import cache
 
 from tests.fuzz import damage
-from tests.fuzz.case import Case, silent
+from tests.fuzz.case import FuzzCase, silent
 from tests.fuzz.coco import SIZE, good, is_id, is_number
 
 
-def run(case: Case) -> bool:
+def run(case: FuzzCase) -> bool:
     from lambdanets.detect.command import ScoreResults
 
     draw = case.random

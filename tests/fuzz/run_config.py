@@ -6,13 +6,13 @@ import shutil
 from typing import Any
 
 from tests.fuzz import damage
-from tests.fuzz.case import Case, Defect, replaced, silent
+from tests.fuzz.case import Defect, FuzzCase, replaced, silent
 from tests.fuzz.made import finished_run, image_folder, small_config
 
 KEPT = ("log.jsonl", "weights.safetensors", "predictions.safetensors")
 
 
-def run(case: Case) -> bool:
+def run(case: FuzzCase) -> bool:
     from lambdanets.runs import as_stored
 
     draw = case.random
@@ -40,7 +40,7 @@ def run(case: Case) -> bool:
     return accepted is not None
 
 
-def resumed(case: Case, content: bytes, names: tuple[str, ...]) -> Any:
+def resumed(case: FuzzCase, content: bytes, names: tuple[str, ...]) -> Any:
     """The configuration that `train resume` would train with; None if it refuses it."""
     from lambdanets.runs import as_stored
     from lambdanets.train import loop
@@ -91,7 +91,7 @@ def difference(given: Any, read: Any, where: str = "") -> str:
     return "" if same else f"{where} is {str(given)[:40]} in the file and was read as {str(read)[:40]}"
 
 
-def evaluated(case: Case, names: tuple[str, ...], said: str) -> None:
+def evaluated(case: FuzzCase, names: tuple[str, ...], said: str) -> None:
     """`evaluate` reads the same file."""
     from lambdanets.train.inference.command import Evaluate, Using
 

@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from tests.fuzz import damage
-from tests.fuzz.case import Case, silent
+from tests.fuzz.case import FuzzCase, silent
 from tests.fuzz.made import picture_bytes
 
 BLOCK = 512
@@ -27,7 +27,7 @@ class Member:
     link: str = ""
 
 
-def run(case: Case) -> bool:
+def run(case: FuzzCase) -> bool:
     from lambdanets.data.command import DataCheck
     from lambdanets.data.source import distinct_splits
 

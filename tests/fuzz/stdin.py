@@ -4,7 +4,7 @@ import contextlib
 import json
 
 from tests.fuzz import damage
-from tests.fuzz.case import Case, Defect, silent
+from tests.fuzz.case import Defect, FuzzCase, silent
 from tests.fuzz.hub_config import picture
 from tests.fuzz.made import empty_folder, image_folder, picture_bytes, small_run
 
@@ -14,7 +14,7 @@ WORDS = (
 )
 
 
-def run(case: Case) -> bool:
+def run(case: FuzzCase) -> bool:
     from lambdanets.train.inference.command import Predict, Using
 
     draw = case.random

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.fuzz import pool
-from tests.fuzz.case import Case, silent
+from tests.fuzz.case import FuzzCase, silent
 from tests.fuzz.formats import COUNTS, SMOKE, summary
 from tests.fuzz.pool import Result, run_all, run_case
 
@@ -74,7 +74,7 @@ def test_a_defect_is_a_failure(monkeypatch: pytest.MonkeyPatch, run, words: str)
 def test_a_case_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch, run, verdict: str):
     folders = []
 
-    def writing(case: Case) -> bool:
+    def writing(case: FuzzCase) -> bool:
         folders.append(case.folder)
         (case.folder / "x").write_text("x")
         return run(case)

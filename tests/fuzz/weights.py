@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 
 from tests.fuzz import damage
-from tests.fuzz.case import Case, silent
+from tests.fuzz.case import FuzzCase, silent
 from tests.fuzz.hub_config import picture
 from tests.fuzz.made import small_run
 
 TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I64": "<i8", "I32": "<i4", "I16": "<i2", "I8": "i1", "U8": "u1"}
 
 
-def run(case: Case) -> bool:
+def run(case: FuzzCase) -> bool:
     from lambdanets.models.stored import read_state
     from lambdanets.train.inference.command import Predict, Using
     from lambdanets.view.command import View

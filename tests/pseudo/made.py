@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from lambdanets.files import LOCK
-from lambdanets.pseudo.label import LabelOptions, Run, label
+from lambdanets.pseudo.label import LabellingRun, LabelOptions, label
 from lambdanets.pseudo.teacher import open_teachers
 from lambdanets.pseudo.units import open_place
 from lambdanets.train.inference.command import Using
@@ -69,7 +69,7 @@ def killed(work, moment: int, monkeypatch_points=("launch", "land", "finish")) -
         try:
             torch.set_num_threads(1)
             for name in monkeypatch_points:
-                setattr(Run, name, stepping(getattr(Run, name)))
+                setattr(LabellingRun, name, stepping(getattr(LabellingRun, name)))
             os.replace = stepping(os.replace)
             os.fsync = stepping(os.fsync)
             work()

@@ -189,10 +189,10 @@ def test_a_run_is_not_resumed_with_another_remainder(tmp_path):
         fit(Numbers(), replace(settings, remainder="carry"), resume=True)
 
 
-def test_a_checkpoint_in_the_middle_of_a_window_keeps_its_sums(tmp_path, monkeypatch):
+def test_a_checkpoint_between_two_log_lines_keeps_the_sums(tmp_path, monkeypatch):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     fit(Numbers(spoilt={7}), config(whole))
-    monkeypatch.setattr(loop.Run, "save_or_stop", lambda run: run.step == 8 and (run.save_checkpoint() or True))
+    monkeypatch.setattr(loop.TrainingRun, "save_or_stop", lambda run: run.step == 8 and (run.save_checkpoint() or True))
     assert fit(Numbers(spoilt={7}), config(parts)).step == 8
     monkeypatch.undo()
     fit(Numbers(spoilt={7}), config(parts), resume=True)

@@ -17,7 +17,7 @@ from lambdanets.train.ema import MovingAverage
 from lambdanets.train.engine import Engine, seed_all
 from lambdanets.train.loop import fit
 from lambdanets.train.statistics import RunningStatistics
-from lambdanets.train.step_metrics import Window
+from lambdanets.train.step_metrics import StepMetrics
 from lambdanets.train.task import Outcome, Share
 from tests.train.tasks import Numbers, config, final, same
 
@@ -55,7 +55,7 @@ def test_a_step_asks_torch_for_few_things_however_many_layers(tmp_path, layers):
     engine.statistics.begin()
     outcome = engine.backward(1, next(batches), 0, share)
     with Operations() as asked:
-        engine.window.note(outcome)
+        engine.metrics.note(outcome)
         engine.statistics.collect(last=True)
         engine.update(1, 0.1)
     free = ("profiler", "aten.view", "aten.detach", "aten.split")  # nothing for the device
@@ -199,7 +199,7 @@ def test_a_network_that_was_trained_has_buffers_of_its_own(tmp_path):
     assert torch.equal(model[0].running_mean, torch.full((3,), 5.0))
 
 
-def test_a_long_window_is_read_now_and_then_and_says_the_same(tmp_path, monkeypatch):
+def test_a_long_log_interval_is_read_now_and_then_and_says_the_same(tmp_path, monkeypatch):
     whole, often = tmp_path / "whole", tmp_path / "often"
     records = {whole: [], often: []}
     for folder in records:
@@ -218,14 +218,14 @@ def test_a_long_window_is_read_now_and_then_and_says_the_same(tmp_path, monkeypa
     assert same(final(whole), final(often))
 
 
-def test_the_window_is_the_mean_over_its_finite_steps():
-    found = Window(4, World())
+def test_metrics_are_means_over_the_finite_steps():
+    found = StepMetrics(4, World())
     steps = [(True, 2.0, (1.0, 3.0)), (False, 9.0, (9.0, 9.0)), (True, 4.0, (5.0, 7.0)), (True, None, (4.0, 4.0))]
     for step, (finite, norm, losses) in enumerate(steps):
         for loss in losses:
             found.note(Outcome(torch.tensor(loss, requires_grad=True), {"right": torch.tensor(3)}, examples=4))
         found.end_step(step, torch.tensor(finite), None if norm is None else torch.tensor(norm))
-    kept = Window(4, World())
+    kept = StepMetrics(4, World())
     kept.load(found.state())
     for one in (found, kept):
         assert one.means() == {"loss": 4.0, "grad_norm": 3.0, "right": 0.75}

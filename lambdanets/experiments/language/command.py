@@ -6,8 +6,8 @@ from typing import Annotated, cast
 
 import tyro
 
-from lambdanets.experiments.language.compare import CompareLanguage
 from lambdanets.experiments.language.task import Language, LanguageConfig, load_language
+from lambdanets.experiments.language.twins import CompareLanguage
 from lambdanets.options import check_numbers
 from lambdanets.runs import read_config
 from lambdanets.train.command import RunFolder, train_task

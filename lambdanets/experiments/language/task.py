@@ -28,13 +28,13 @@ from lambdanets.train.task import Outcome, Share, Task
 from lambdanets.typed import from_json, to_json
 
 LANGUAGE_KEY = f"{KEY}_language"  # of weights, in their header
-LARGEST_LENGTH = 2**20  # bytes of a window
-REGION = 4096  # bytes of validation text in a row, so that windows of any length up to this see the same bytes
+LARGEST_LENGTH = 2**20  # bytes of a sequence
+REGION = 4096  # bytes of validation text in a row, so that sequences of any length up to this see the same bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageConfig(RunConfig):
-    """A language model over bytes; epochs and batches count windows of `length` bytes."""
+    """A language model over bytes; epochs and batches count sequences of `length` bytes."""
 
     TASK: ClassVar[str] = "language"
     COMMAND: ClassVar[str] = "experiments language train"
@@ -46,13 +46,13 @@ class LanguageConfig(RunConfig):
     text: str = PYTHON
     """python: the standard library's source, on every machine; or a text file, or a folder of them."""
     length: int = 256
-    """Bytes of a training window."""
+    """Bytes of a training sequence."""
     evaluated: int = 131_072
     """Bytes of the validation text that an evaluation predicts; 0: all."""
     epochs: float = 1.0
     """Over the training text; fractions too."""
     batch_size: int = 8
-    """Windows of a step, over all processes and micro-batches."""
+    """Sequences of a step, over all processes and micro-batches."""
     optimizer: Optimizer = field(
         default_factory=lambda: Optimizer(kind="adamw", momentum=0.9, alpha=0.99, eps=1e-8, weight_decay=0.1)
     )
@@ -62,8 +62,8 @@ class LanguageConfig(RunConfig):
     ema: Ema = field(default_factory=lambda: Ema(decay=0.99))
     clip_norm: float = 1.0
     """Gradients with a larger norm are made as small; 0: none are."""
-    micro_batch: Annotated[int | None, optional("WINDOWS")] = None
-    """Windows that a process takes at once; by default as many as fit: halved on the first step while memory ends.
+    micro_batch: Annotated[int | None, optional("SEQUENCES")] = None
+    """Sequences that a process takes at once; by default as many as fit: halved on the first step while memory ends.
     The gradients of a step are summed up."""
     channels_last: Annotated[bool, tyro.conf.Suppress] = False  # of images
     sync_batch_norm: Annotated[bool, tyro.conf.Suppress] = False  # there is none
@@ -85,10 +85,12 @@ class Language(Task):
     def __init__(self, config: LanguageConfig, corpus: Corpus | None = None) -> None:
         self.config = config
         self.corpus = corpus or read_corpus(config.text)
-        self.examples = (len(self.corpus.training) - 1) // config.length - 1  # any offset below a window leaves so many
+        self.examples = (
+            len(self.corpus.training) - 1
+        ) // config.length - 1  # so many fit at any offset below a sequence
         if self.examples < 1:
             raise ValueError(
-                f"{len(self.corpus.training)} bytes to learn from are too few for windows of {config.length}: "
+                f"{len(self.corpus.training)} bytes to learn from are too few for sequences of {config.length}: "
                 f"use a smaller --length or more text"
             )
         self.regions = regions(self.corpus.validation, config.length, config.evaluated)
@@ -97,13 +99,13 @@ class Language(Task):
         return ByteModel(self.config.model)
 
     def batches(self, epoch: int, first_step: int, share: Share) -> Iterator[Tensor]:
-        """Windows [B, length + 1]; each epoch cuts the text at other places."""
+        """Sequences [B, length + 1]; each epoch cuts the text at other places."""
         length, seed = self.config.length, self.config.seed
         epochs = share.epochs(self.examples)
         first, end = epochs.first(epoch) + first_step, epochs.first(epoch + 1)
         batches = epochs.tickets(seed, first * share.parts, share.micro_batch, share.rank, share.world)
         for batch in itertools.islice(batches, (end - first) * share.parts):
-            chosen = np.array([window * length + order.mix(seed, at) % length for at, _, window in batch])
+            chosen = np.array([sequence * length + order.mix(seed, at) % length for at, _, sequence in batch])
             batch_BN = torch.from_numpy(self.corpus.training[chosen[:, None] + np.arange(length + 1)])
             yield batch_BN.pin_memory() if torch.cuda.is_available() else batch_BN  # copied beside the step before
 
@@ -118,7 +120,7 @@ class Language(Task):
         return {"validation": evaluate(model, self.regions, self.config.length, world)}
 
     def describe(self) -> dict[str, Any]:
-        return {"unit": f"windows of {self.config.length} bytes", **self.corpus.describe()}
+        return {"unit": f"sequences of {self.config.length} bytes", **self.corpus.describe()}
 
     def identity(self) -> dict[str, Any]:
         return {"bytes": len(self.corpus.training), "text": self.corpus.digest}
@@ -138,10 +140,10 @@ class Language(Task):
 
 
 def regions(text: np.ndarray, length: int, most: int = 0) -> Tensor:
-    """Stretches [R, region + 1] from all over a text, `most` bytes or all; windows of `length` divide them."""
+    """Stretches [R, region + 1] from all over a text, `most` bytes or all; sequences of `length` divide them."""
     region = min(max(REGION // length, 1), (len(text) - 1) // length) * length
     if region < 1:
-        raise ValueError(f"{len(text)} bytes of validation text are too few for windows of {length}: more text")
+        raise ValueError(f"{len(text)} bytes of validation text are too few for sequences of {length}: more text")
     count = (len(text) - 1) // region
     kept = min(count, max(most // region, 1)) if most else count
     starts = np.arange(kept) * count // kept * region
@@ -150,7 +152,7 @@ def regions(text: np.ndarray, length: int, most: int = 0) -> Tensor:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, regions_RN: Tensor, length: int, world: World) -> dict[str, float]:
-    """Every byte of the regions, each predicted from those before it in its window of `length`."""
+    """Every byte of the regions, each predicted from those before it in its sequence of `length`."""
     inputs, wanted = (part.reshape(-1, length) for part in (regions_RN[:, :-1], regions_RN[:, 1:]))
     sums = torch.zeros(3, dtype=torch.float64, device=world.device)
     batch = max(1, REGION // length)

@@ -12,9 +12,9 @@ import tyro
 
 from lambdanets.bench.compiled import Way, compilation
 from lambdanets.bench.throughput import Precision
-from lambdanets.experiments.reproduce.compare import MARKS, Comparison, Quantity, compare
 from lambdanets.experiments.reproduce.experiments import EXPERIMENTS
 from lambdanets.experiments.reproduce.jobs import FILE, Settings
+from lambdanets.experiments.reproduce.marks import MARKS, Comparison, Quantity, compare
 from lambdanets.experiments.reproduce.numbers import COLUMNS, Number, as_json, read_accuracy
 from lambdanets.experiments.reproduce.page import HTML, MARKDOWN, comments
 from lambdanets.experiments.reproduce.run import listing, reproduce

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lambdanets.experiments.reproduce.compare import MARKS
 from lambdanets.experiments.reproduce.experiments import EXPERIMENTS
+from lambdanets.experiments.reproduce.marks import MARKS
 from lambdanets.experiments.reproduce.numbers import MISSING, Number, from_json
 from lambdanets.experiments.reproduce.page import GROWTH, comments, count, is_missing
 from lambdanets.tables import markdown_line

@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from lambdanets.bench.networks import Entry
 from lambdanets.experiments.reproduce import growth
-from lambdanets.experiments.reproduce.compare import UNPRINTED, Comparison, Quantity, compare_row, fits
 from lambdanets.experiments.reproduce.jobs import GrowthJob, Job, NetworkJob
+from lambdanets.experiments.reproduce.marks import UNPRINTED, Comparison, Quantity, compare_row, fits
 from lambdanets.experiments.reproduce.pareto import published
 from lambdanets.experiments.reproduce.rows import DetectionRow, Row
 from lambdanets.experiments.reproduce.tables import DETECTION, ROWS, UNITS, unit

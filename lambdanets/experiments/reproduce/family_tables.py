@@ -2,7 +2,7 @@
 
 from lambdanets.bench import memory
 from lambdanets.bench.memory import BFLOAT16, MB, Maps
-from lambdanets.experiments.reproduce.rows import DetectionRow, Reading, Row
+from lambdanets.experiments.reproduce.rows import DetectionRow, OtherReading, Row
 
 TAN = "Tan and Le 2019"
 NO_SE = (
@@ -88,7 +88,7 @@ TEXT = (
         memory="38.4",
         units={"memory": "MB"},
         memory_bytes=memory.lambda_bytes(C4_OF_420, size=BFLOAT16),
-        reading=Reading(text="8 times the number below as it is printed, 4.8", value=8 * 4.8),
+        reading=OtherReading(text="8 times the number below as it is printed, 4.8", value=8 * 4.8),
     ),
     Row(
         table="text:hybrid_attention",
@@ -96,14 +96,14 @@ TEXT = (
         memory="4.8",
         units={"memory": "MB"},
         memory_bytes=ONE_LAYER,
-        reading=Reading(text="4.88 cut off, not rounded", value=int(ONE_LAYER / MB * 10) / 10),
+        reading=OtherReading(text="4.88 cut off, not rounded", value=int(ONE_LAYER / MB * 10) / 10),
     ),
     Row(
         table="text:hybrid_attention",
         label="LambdaResNet-420, attention in place of lambda layers",
         memory="0.625",
         memory_bytes=MAPS_OF_420,
-        reading=Reading(text="625 MB of 2^20 bytes, divided by 1000", value=MAPS_OF_420 / MB / 1000),
+        reading=OtherReading(text="625 MB of 2^20 bytes, divided by 1000", value=MAPS_OF_420 / MB / 1000),
     ),
 )
 
@@ -134,7 +134,7 @@ EFFICIENT = (
         image_size=256,
         flops="34",
         top1="84.0",
-        reading=Reading(
+        reading=OtherReading(
             text="lambda layers in c3 too, not only in c4 and c5", arguments={"placement": "CLLL", "scope": 7}
         ),
     ),
@@ -161,7 +161,7 @@ MOBILENETS = (
         top1="73.3",
         remark='the paper: "reduces parameters and flops by ~10%". Its numbers: 8.3% and 6.6%; as written: 7.6% and '
         "4.1%; with k=8 for each head: 8.5% and 6.3%",
-        reading=Reading(text="k=8 for each head; the text says k=32 with h=4", arguments={"key_depth": 8}),
+        reading=OtherReading(text="k=8 for each head; the text says k=32 with h=4", arguments={"key_depth": 8}),
     ),
 )
 

@@ -8,9 +8,9 @@ from statistics import fmean, stdev
 from typing import Any
 
 from lambdanets.experiments.reproduce import growth
-from lambdanets.experiments.reproduce.compare import UNPRINTED
 from lambdanets.experiments.reproduce.experiments import EXPERIMENTS, Cell, Kind
 from lambdanets.experiments.reproduce.jobs import OUT_OF_MEMORY, GrowthJob, NetworkJob, Settings, Store, hardware
+from lambdanets.experiments.reproduce.marks import UNPRINTED
 from lambdanets.experiments.reproduce.pareto import Headline, headlines, published
 from lambdanets.files import read_object
 

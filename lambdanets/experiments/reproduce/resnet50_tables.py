@@ -2,7 +2,7 @@
 
 from lambdanets.bench import memory
 from lambdanets.bench.memory import RESNET50
-from lambdanets.experiments.reproduce.rows import Reading, Row
+from lambdanets.experiments.reproduce.rows import OtherReading, Row
 
 ALL = {"placement": "LLLL"}
 RAMACHANDRAN = "Ramachandran et al. 2019"
@@ -157,7 +157,7 @@ MEMORY = (
         memory_bytes=memory.lambda_bytes(RESNET50, key_depth=8),
         infer="1640",
         top1="77.9",
-        reading=Reading(text="half of the row above as it is printed, 1.9", value=1.9 / 2),
+        reading=OtherReading(text="half of the row above as it is printed, 1.9", value=1.9 / 2),
     ),
     Row(
         table="tab:memory_comparison",
@@ -244,7 +244,7 @@ SCOPES = tuple(
         arguments={"placement": "CCLL", "scope": scope},
         flops=flops,
         top1=top1,
-        reading=Reading(
+        reading=OtherReading(
             text="lambda layers in the last THREE stages, the caption says two",
             arguments={"placement": "CLLL", "scope": scope},
         ),

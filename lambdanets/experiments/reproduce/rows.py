@@ -16,7 +16,7 @@ class Table:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class OtherReading:
     """What a printed number fits, where it does not fit what is written: other arguments, or another calculation."""
 
     text: str
@@ -71,7 +71,7 @@ class Row:
     our_space: str | None = None
     counted: tuple[str, ...] = ()
     cited: str | None = None
-    reading: Reading | None = None
+    reading: OtherReading | None = None
     reason: str | None = None
     remark: str | None = None
 

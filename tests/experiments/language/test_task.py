@@ -14,10 +14,10 @@ from rich.console import Console
 
 from lambdanets.bench.plot import draw
 from lambdanets.cli import main
-from lambdanets.experiments.language.compare import CompareLanguage, compare, equal_steps
 from lambdanets.experiments.language.corpus import Corpus, python_files, read_corpus
 from lambdanets.experiments.language.network import ByteModelConfig
 from lambdanets.experiments.language.task import Language, LanguageConfig, bigram_bits, evaluate, load_language, regions
+from lambdanets.experiments.language.twins import CompareLanguage, compare, equal_steps
 from lambdanets.train.config import Schedule
 from lambdanets.train.distributed import World
 from lambdanets.train.loop import fit
@@ -76,7 +76,7 @@ def empty(folder):
     return folder / "nothing"
 
 
-def test_windows_are_the_text_and_do_not_depend_on_who_reads_them(tmp_path, corpus):
+def test_sequences_are_the_text_and_do_not_depend_on_who_reads_them(tmp_path, corpus):
     task = Language(settings(tmp_path), corpus)
     whole = list(task.batches(1, 0, Share(0, 1, 8, 1)))
     assert all(row.numpy().tobytes() in corpus.training.tobytes() for row in torch.cat(whole))
@@ -112,11 +112,11 @@ def test_counted_pairs_cost_what_a_model_of_them_costs(corpus):
     assert score["examples"] == found[:, 1:].numel()
 
 
-def test_windows_of_every_length_predict_the_same_bytes(corpus):
+def test_sequences_of_every_length_predict_the_same_bytes(corpus):
     found = regions(corpus.training, 64, most=1000)
     assert found.shape[1] % 64 == 1
     assert {evaluate(Pairs(corpus.training), found, n, World())["examples"] for n in (16, 64)} == {found[:, 1:].numel()}
-    with pytest.raises(ValueError, match="500 bytes of validation text are too few for windows of 600"):
+    with pytest.raises(ValueError, match="500 bytes of validation text are too few for sequences of 600"):
         regions(corpus.validation, 600)
 
 
@@ -150,7 +150,7 @@ def test_a_run_that_is_stopped_goes_on(tmp_path, corpus):
 
 
 def test_refused_settings(tmp_path, corpus):
-    with pytest.raises(ValueError, match="2880 bytes to learn from are too few for windows of 5000"):
+    with pytest.raises(ValueError, match="2880 bytes to learn from are too few for sequences of 5000"):
         Language(settings(tmp_path, length=5000), corpus)
     with pytest.raises(ValueError, match="length is at least 1, not 0"):
         settings(tmp_path, length=0)
@@ -173,7 +173,7 @@ def test_commands(tmp_path, capsys, monkeypatch):
     ]
     words += ["--model.width", "16", "--model.depth", "1", "--epochs", "1", "--device", "cpu"]
     assert main(words) == 0
-    assert "windows of 32 bytes" in capsys.readouterr().out
+    assert "sequences of 32 bytes" in capsys.readouterr().out
     written = []
     for _ in range(2):
         screen = SimpleNamespace(buffer=io.BytesIO(), write=lambda text: None, flush=lambda: None)
@@ -212,7 +212,7 @@ def test_compare(tmp_path, corpus):
      ("--threads 0", "--threads 0")],
 )  # fmt: skip
 def test_a_comparison_that_cannot_be_is_refused_before_it_trains(tmp_path, wrong, sentence, capsys, monkeypatch):
-    monkeypatch.setattr("lambdanets.experiments.language.compare.train_in_turns", lambda *_: pytest.fail("it trains"))
+    monkeypatch.setattr("lambdanets.experiments.language.twins.train_in_turns", lambda *_: pytest.fail("it trains"))
     assert main(["experiments", "language", "compare", "--output", str(tmp_path / "a.json"), *wrong.split()]) == 2
     assert sentence in capsys.readouterr().err
 

@@ -8,7 +8,7 @@ import pytest
 
 from lambdanets.cli import main
 from lambdanets.experiments.reproduce import DETECTION, ROWS, TABLES, compare
-from lambdanets.experiments.reproduce.compare import MARKS, fits, rounded
+from lambdanets.experiments.reproduce.marks import MARKS, fits, rounded
 from lambdanets.models.registry import configure
 from lambdanets.models.zoo import PAPER_TOP1
 from tests.models.helpers import parameters

@@ -21,7 +21,7 @@ from torch import Tensor
 from lambdanets.ops import content, dft, explain, fft, gemm, lambda_op, lambda_reference
 from lambdanets.ops.positions import Dense, Positions, Relative
 from lambdanets.ops.reference import L2_EPSILON, embed
-from lambdanets.selftest.cases import Case, Inputs
+from lambdanets.selftest.cases import Inputs, SelftestCase
 
 TIMES_PLAIN = 2.0
 TIMES_ROUNDING = 4.0
@@ -71,14 +71,14 @@ class Verdict:
 class Oracle:
     """What every backend of a case is compared with."""
 
-    case: Case
+    case: SelftestCase
     inputs: Inputs
     expected: Results
     plain: Results
     magnitude: Results
 
 
-def options_of(case: Case, inputs: Inputs) -> dict[str, Any]:
+def options_of(case: SelftestCase, inputs: Inputs) -> dict[str, Any]:
     """The options of the operation that all implementations take."""
     return {
         "content": case.content,
@@ -90,7 +90,7 @@ def options_of(case: Case, inputs: Inputs) -> dict[str, Any]:
     }
 
 
-def choices(case: Case, inputs: Inputs) -> dict[str, str | float]:
+def choices(case: SelftestCase, inputs: Inputs) -> dict[str, str | float]:
     """`explain` for a case: for each backend a prediction, or why it cannot run."""
     tensors = inputs.tensors
     assert tensors["queries"] is not None
@@ -115,7 +115,7 @@ def differentiate(
     return {"output": output.detach(), **dict(zip(wanted, found, strict=True))}
 
 
-def oracle(case: Case, inputs: Inputs) -> Oracle:
+def oracle(case: SelftestCase, inputs: Inputs) -> Oracle:
     """The reference in float64, in the dtype of the case, and in float64 without cancellation."""
     options = {**options_of(case, inputs), "query_softmax": case.query_softmax}
 
@@ -134,7 +134,7 @@ def oracle(case: Case, inputs: Inputs) -> Oracle:
     return Oracle(case, inputs, expected, plain, magnitude)
 
 
-def magnitudes(case: Case, inputs: Inputs) -> Results:
+def magnitudes(case: SelftestCase, inputs: Inputs) -> Results:
     """The output and gradients with every term positive and none masked, keys as if already normalised."""
     leaves = inputs.leaves(torch.float64, case.frozen)
     divisor = None
@@ -172,7 +172,7 @@ def magnitudes(case: Case, inputs: Inputs) -> Results:
     return found
 
 
-def run_backend(case: Case, inputs: Inputs, backend: str) -> Results:
+def run_backend(case: SelftestCase, inputs: Inputs, backend: str) -> Results:
     """The output and gradients of one implementation, in the dtype of the case; the output once more without them."""
     leaves = inputs.leaves(None, case.frozen)
     options = {**options_of(case, inputs), "query_softmax": case.query_softmax, "backend": backend}
@@ -189,7 +189,7 @@ def run_backend(case: Case, inputs: Inputs, backend: str) -> Results:
 
 
 @contextlib.contextmanager
-def conditions(case: Case) -> Iterator[None]:
+def conditions(case: SelftestCase) -> Iterator[None]:
     """Tiny chunks and NaN in fresh memory, where the case asks for them; full float32 in convolutions."""
     chunks = [(module, name, getattr(module, name), value) for module, name, value in CHUNKS if case.small_workspace]
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()

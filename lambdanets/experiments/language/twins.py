@@ -48,7 +48,7 @@ STEPS_TIMED = 16  # of generation, in one repeat
 REPEATS = 51
 WARM_UP = 32  # bytes that a process generates before its growth counts
 AGREED = 1e-4  # nats by which step by step and all at once may differ before nothing is measured
-GROW = "import sys; from lambdanets.experiments.language.compare import grow; grow(sys.argv[1], int(sys.argv[2]))"
+GROW = "import sys; from lambdanets.experiments.language.twins import grow; grow(sys.argv[1], int(sys.argv[2]))"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +141,7 @@ class Contestant:
         self.task = Language(self.config, corpus)
         self.epoch_steps = self.task.examples // self.config.batch_size
         if not self.epoch_steps:
-            raise ValueError(f"{self.task.examples} windows do not fill a batch of {self.config.batch_size}")
+            raise ValueError(f"{self.task.examples} sequences do not fill a batch of {self.config.batch_size}")
         self.engine = Engine(self.task, self.config, self.world, self.epoch_steps)
         self.share = make_share(self.world, self.config.batch_size, None)
         self.batches = self.endless()
