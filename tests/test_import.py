@@ -26,7 +26,21 @@ def test_public_names_are_there():
 
 PACKAGE = Path(lambdanets.__file__).parent
 FLOORS = (  # each imports only those before it
-    *("typed", "files", "runs", "machine", "options", "ops", "layers", "data", "models", "selftest", "report", "train"),
+    *(
+        "typed",
+        "files",
+        "runs",
+        "machine",
+        "options",
+        "tables",
+        "ops",
+        "layers",
+        "data",
+        "models",
+        "selftest",
+        "report",
+        "train",
+    ),
     *("pseudo", "detect", "view", "export", "convert", "recipes", "bench", "experiments"),
 )
 COMMANDS = ("command.py", "cli.py")  # parse and call, and may import any floor but the experiments

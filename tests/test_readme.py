@@ -338,3 +338,19 @@ def test_steps_are_shown_beside_the_first_network_of_their_way(tmp_path: Path):
     table = generate.body("steps-cuda", tmp_path)
     assert "| `b` | eager | 20.0 | 1.0 | 2.0 | 2.00 |" in table
     assert "| `b` | compiled | 6.0 | 1.0 | 2.0 | 1.50 |" in table
+
+
+def test_contributing_lists_every_folder_of_the_package():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    package = ROOT / "lambdanets"
+    for folder in [*package.iterdir(), *(package / "experiments").iterdir()]:
+        if (folder / "__init__.py").is_file():
+            assert f"`{folder.name}/`" in text, folder
+    house = text.partition("| floor |")[2].partition("\n\n")[0]
+    for name in re.findall(r"`([a-z0-9_]+/|[a-z0-9_]+\.py)`", house):
+        assert list(package.rglob(name.rstrip("/"))), name
+
+
+def test_helpers_of_tests_are_not_imported_from_tests():
+    for path in (ROOT / "tests").rglob("*.py"):
+        assert not re.search(r"^\s*from [\w.]*\.test_\w+ import", path.read_text(), re.MULTILINE), path

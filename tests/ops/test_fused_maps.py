@@ -16,9 +16,18 @@ from lambdanets.layers.pool import AveragePool
 from lambdanets.models.resnet import Bottleneck
 from lambdanets.ops.triton import fused_relative, operators, pool_first, why_not
 from lambdanets.ops.triton.problem import Geometry, Problem
-
-from .test_fused import CUDA, DEVICE, DTYPES, check, dense_of, gradients, oracle, random_inputs, relative_error
-from .test_fused_norms_compiled import Graphs
+from tests.ops.kernels import (
+    CUDA,
+    DEVICE,
+    DTYPES,
+    Graphs,
+    check,
+    dense_of,
+    gradients,
+    oracle,
+    random_inputs,
+    relative_error,
+)
 
 REASON = why_not(DEVICE, torch.float32, 16, 16, 4)
 pytestmark = [

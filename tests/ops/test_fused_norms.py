@@ -10,8 +10,7 @@ from torch.autograd import forward_ad
 from lambdanets import LambdaLayer2d
 from lambdanets.layers import projection
 from lambdanets.ops.triton import norm_operators, norms, why_not
-
-from .test_fused import CUDA, DEVICE, DTYPES, relative_error
+from tests.ops.kernels import CUDA, DEVICE, DTYPES, relative_error, two_norms
 
 REASON = why_not(DEVICE, torch.float32, 16, 16, 4)
 pytestmark = [pytest.mark.skipif(REASON is not None, reason=str(REASON)), pytest.mark.usefixtures("poisoned_memory")]
@@ -24,18 +23,6 @@ CASES = {
     "odd channels over several tiles": (2, 33, (35, 61, 3)),
     "two rows": (1, 2, (4, 4, 4)),
 }
-
-
-def two_norms(sizes, dtype):
-    torch.manual_seed(1)
-    found = []
-    for size, eps, momentum in zip(sizes[:2], (1e-5, 1e-3), (0.1, 0.25), strict=True):
-        norm = nn.BatchNorm2d(size, eps=eps, momentum=momentum, device=DEVICE)
-        nn.init.uniform_(norm.weight, 0.5, 2.0)
-        nn.init.normal_(norm.bias)
-        nn.init.normal_(norm.running_mean)
-        found.append(norm.to(dtype))  # drawn in float32: in float64 torch would draw other numbers
-    return found
 
 
 def results(function, product, pair, gradients):

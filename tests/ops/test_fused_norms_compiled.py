@@ -7,15 +7,11 @@ from functools import partial
 
 import pytest
 import torch
-from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
-from torch._dynamo.backends.common import aot_autograd
 from torch.utils.checkpoint import checkpoint
 
 from lambdanets import LambdaLayer2d
 from lambdanets.ops.triton import norm_operators, why_not
-
-from .test_fused import CUDA, DEVICE
-from .test_fused_norms import two_norms
+from tests.ops.kernels import CUDA, DEVICE, Graphs, two_norms
 
 REASON = why_not(DEVICE, torch.float32, 16, 16, 4)
 pytestmark = [
@@ -37,24 +33,6 @@ def test_registered_operators(keys):
     *parts, moments = (one.detach() for one in norm_operators.normed_parts(*inputs))
     kept = [one.detach() for one in (product, *parameters)]
     torch.library.opcheck(norm_operators.normed_parts_backward, (*parts, *kept, moments, sizes))
-
-
-class Graphs:
-    """A compiler that runs graphs as they are, split as inductor does, and remembers those of forward and backward."""
-
-    def __init__(self):
-        self.forward, self.backward = [], []
-        self.backend = aot_autograd(
-            fw_compiler=lambda graph, _: self.forward.append(graph) or make_boxed_func(graph.forward),
-            bw_compiler=lambda graph, _: self.backward.append(graph) or make_boxed_func(graph.forward),
-            partition_fn=min_cut_rematerialization_partition,
-        )
-
-    @staticmethod
-    def calls(graph):
-        """Of which of the operators, in their order; one that changes its inputs is wrapped in another."""
-        named = (str(target) for node in graph.graph.nodes for target in (node.target, *node.args[:1]))
-        return [name.split(".")[1] for name in named if name.startswith("lambdanets.normed_parts")]
 
 
 def small_layer(**options):

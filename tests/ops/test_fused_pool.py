@@ -8,9 +8,7 @@ from torch import nn
 
 from lambdanets.layers.pool import AveragePool
 from lambdanets.ops.triton import pooling, pooling_operators, why_not
-
-from .test_fused import CUDA, DEVICE, DTYPES
-from .test_fused_norms_compiled import Graphs
+from tests.ops.kernels import CUDA, DEVICE, DTYPES, Graphs
 
 REASON = why_not(DEVICE, torch.float32, 1, 1, 1)
 pytestmark = [
