@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -13,6 +14,13 @@ TENSORBOARD, REPORT = "tensorboard", "report.html"
 WEIGHTS, RAW_WEIGHTS = "weights.safetensors", "weights_raw.safetensors"  # that a run ends with: averaged, and not
 RUN_WEIGHTS = {"ema": WEIGHTS, "raw": RAW_WEIGHTS}
 TASK = "task"  # the key in config.json
+# The configuration of each task that a command resumes. It is imported only when such a run is read.
+TASKS = {
+    "classification": "lambdanets.train.config:TrainConfig",
+    "co-training": "lambdanets.pseudo.config:CoTrainConfig",
+    "detection": "lambdanets.detect.config:DetectConfig",
+    "language": "lambdanets.experiments.language.task:LanguageConfig",
+}
 # Runs from before that key, by a setting that only this task has; all others were runs of classification.
 OLD_TASKS = {"heads": "detection", "pseudo": "co-training", "text": "language"}
 
@@ -27,7 +35,13 @@ class TaskConfig(Protocol):
     def out(self) -> Path: ...
 
 
-TASKS: dict[str, type[TaskConfig]] = {}  # by their keys; a task is here when its configuration was imported
+def config_of(task: str) -> type[TaskConfig] | None:
+    """The configuration of a task; None if there is no such task, or it was removed."""
+    module, _, name = TASKS.get(task, "").partition(":")
+    try:
+        return getattr(import_module(module), name) if module else None
+    except ModuleNotFoundError:
+        return None
 
 
 @dataclass(frozen=True)
@@ -39,8 +53,9 @@ class StoredConfig:
 
     @property
     def command(self) -> str:
-        """The command that trains this task; "" if there is none, or the task was not imported."""
-        return TASKS[self.task].COMMAND if self.task in TASKS else ""
+        """The command that trains this task; "" if there is none."""
+        kind = config_of(self.task)
+        return kind.COMMAND if kind else ""
 
 
 def as_stored(config: TaskConfig) -> dict[str, Any]:
@@ -73,12 +88,9 @@ def task_of_old_run(settings: Mapping[str, Any]) -> str:
 def read_config(folder: Path, command: str) -> Any:
     """The configuration of a run, to resume it in its folder; a ValueError if it is no run of `lambdanets COMMAND`."""
     stored = read_stored(folder)
-    if stored.command != command:
-        known = ", ".join(name for name, kind in TASKS.items() if kind.COMMAND)
-        remedy = (
-            f"`lambdanets {stored.command} resume {folder}`"
-            if stored.command
-            else f"this version resumes runs of {known}"
-        )
-        raise ValueError(f"{folder} is a run of {stored.task}: {remedy}")
-    return replace(from_json(TASKS[stored.task], stored.settings), out=folder)  # type: ignore[type-var]
+    kind = config_of(stored.task)
+    if kind is None:
+        raise ValueError(f"{folder} is a run of {stored.task}: this version resumes runs of {', '.join(TASKS)}")
+    if command != kind.COMMAND:
+        raise ValueError(f"{folder} is a run of {stored.task}: `lambdanets {kind.COMMAND} resume {folder}`")
+    return replace(from_json(kind, stored.settings), out=folder)  # type: ignore[type-var]

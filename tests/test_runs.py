@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from lambdanets import cli  # imports the configurations of all tasks
+from lambdanets import cli
 from lambdanets.detect.config import DetectConfig
 from lambdanets.experiments.language.task import LanguageConfig
 from lambdanets.pseudo.config import CoTrainConfig, PseudoData
 from lambdanets.report.page import write_report
-from lambdanets.runs import OLD_TASKS, TASKS, read_config, read_stored, write_config
+from lambdanets.runs import OLD_TASKS, TASKS, config_of, read_config, read_stored, write_config
 from lambdanets.train.classify import Classify
 from lambdanets.train.config import RunConfig, TrainConfig
 from lambdanets.train.loop import fit
@@ -53,11 +53,15 @@ def make_old(folder: Path) -> None:
 
 
 def test_all_tasks_are_known():
-    assert cli.COMMANDS
-    assert {name: kind for name, kind in TASKS.items() if kind.__module__.startswith("lambdanets")} == {
-        name: type(one) for name, one in CONFIGS.items()
-    }
+    assert {task: config_of(task) for task in TASKS} == {name: type(one) for name, one in CONFIGS.items()}
+    assert all(task == one.TASK for task, one in CONFIGS.items())
     assert set(OLD_TASKS.values()) < set(TASKS)
+
+
+def test_a_task_that_was_removed_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(TASKS, "language", "lambdanets.experiments.removed:Config")
+    assert cli.main(["train", "resume", str(stored(tmp_path, CONFIGS["language"], old=False))]) == 2
+    assert "is a run of language: this version resumes" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("old", [False, True])
@@ -128,12 +132,9 @@ def test_a_run_does_not_resume_as_another_task(tmp_path):
     class Other(TrainConfig):
         TASK = "other"
 
-    try:
-        other = Other(**vars(begun))
-        with pytest.raises(ValueError, match="task was 'classification' and is 'other'"):
-            fit(Classify(other), other, resume=True)
-    finally:
-        del TASKS["other"]
+    other = Other(**vars(begun))
+    with pytest.raises(ValueError, match="task was 'classification' and is 'other'"):
+        fit(Classify(other), other, resume=True)
 
 
 def test_each_task_says_which_settings_may_change():

@@ -13,7 +13,6 @@ from lambdanets.data.order import Remainder
 from lambdanets.data.preprocessing import Preprocessing
 from lambdanets.models.config import NetworkConfig
 from lambdanets.options import LARGEST, check_image_size, check_numbers, optional
-from lambdanets.runs import TASKS
 from lambdanets.typed import shown
 
 if TYPE_CHECKING:
@@ -325,11 +324,6 @@ class RunConfig:
             micro_batch=(1, LARGEST_BATCH),
             log_every=(1, 1_000_000),  # which steps were skipped since the log is kept in memory and in checkpoints
         )
-
-    def __init_subclass__(cls, **arguments: Any) -> None:
-        super().__init_subclass__(**arguments)
-        if "TASK" in vars(cls):
-            TASKS[cls.TASK] = cls
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from lambdanets.export.formats import FORMATS, export
 from lambdanets.models import Network, create_model
 from lambdanets.models.pretrained import Card, from_pretrained, save_pretrained
 from tests.models.helpers import randomized, settled
-from tests.train.test_log import limit, unlimited_afterwards
+from tests.support.file_size import limit, unlimited_afterwards
 
 TOLERANCE = 2e-5  # of the largest score, in float32
 
