@@ -17,6 +17,11 @@ from lambdanets import recipes
 from lambdanets.train.config import RunConfig
 
 PACKAGE = Path(lambdanets.__file__).parent
+FLOORS = (  # each imports only those before it
+    *("typed", "files", "runs", "machine", "options", "tables", "ops", "layers", "data", "models", "selftest"),
+    *("report", "train", "pseudo", "detect", "view", "export", "convert", "recipes", "bench", "experiments"),
+)
+COMMANDS = ("command.py", "cli.py")  # parse and call, and may import any floor but the experiments
 EXPERIMENTS = ("compare", "language", "reproduce", "rounds", "webdemo")
 
 # What must work after an experiment was deleted: the help, the help of every command, and a command that runs.
@@ -56,6 +61,22 @@ def imported(path: Path) -> set[str]:
             package = ".".join(path.relative_to(PACKAGE.parent).parts[: -node.level]) if node.level else ""
             found |= {".".join(filter(None, (package, node.module, one.name))) for one in node.names}
     return found
+
+
+def floor_of(place: Path) -> str:
+    return place.parts[0].removesuffix(".py")
+
+
+def test_no_floor_imports_one_above_it():
+    found = []
+    for path in PACKAGE.rglob("*.py"):
+        place = path.relative_to(PACKAGE)
+        if floor_of(place) not in FLOORS or place.name in COMMANDS or place.parts == ("detect", "bench.py"):
+            continue
+        above = FLOORS[FLOORS.index(floor_of(place)) + 1 :]
+        names = {name.split(".")[1] for name in imported(path) if name.startswith("lambdanets.")}
+        found += [f"{place} imports {name}" for name in names if name in above]
+    assert not found
 
 
 def experiments_in(path: Path) -> set[str]:
