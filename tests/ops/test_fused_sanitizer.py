@@ -10,8 +10,7 @@ import torch
 
 from lambdanets import LambdaLayer2d
 from lambdanets.ops.triton import pool_first, why_not
-
-from .test_fused import CUDA, DEVICE, relative_error
+from tests.ops.kernels import CUDA, DEVICE, relative_error
 
 HALF = torch.bfloat16 if CUDA else torch.float16  # the interpreter has no bfloat16
 REASON = why_not(DEVICE, HALF, 16, 16, 4)
