@@ -19,7 +19,7 @@ from lambdanets.bench.layers import built, layer_step
 from lambdanets.bench.peers import MODES, ours
 from lambdanets.files import write_json
 from lambdanets.machine import describe
-from lambdanets.ops.triton.beside import NEVER, from_work
+from lambdanets.ops.triton.streams import NEVER, from_work
 from lambdanets.options import BENCHES, check_positive, chosen_device, optional
 from lambdanets.tables import wide
 

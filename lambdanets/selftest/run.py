@@ -12,7 +12,7 @@ from rich.table import Table
 
 from lambdanets.ops import triton as fused
 from lambdanets.ops.choose import BACKENDS, NAMES
-from lambdanets.ops.triton.beside import from_work
+from lambdanets.ops.triton.streams import from_work
 from lambdanets.options import chosen_device, optional
 from lambdanets.selftest.agreement import Verdict, choices, judge, oracle, run_backend
 from lambdanets.selftest.cases import Inputs, SelftestCase, build, draw

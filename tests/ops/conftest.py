@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lambdanets.ops.triton import beside
+from lambdanets.ops.triton import streams
 
 
 @pytest.fixture
@@ -24,5 +24,5 @@ def poisoned_memory(monkeypatch):
 @pytest.fixture
 def side_by_side():
     """Small cases, too, run kernels beside each other, where there is a GPU."""
-    with beside.from_work(0):
+    with streams.from_work(0):
         yield

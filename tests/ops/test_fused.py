@@ -196,8 +196,8 @@ def test_the_tiled_mode_takes_larger_maps_only():
 
     assert reason(28) is None
     assert reason(56) is None
-    assert "E is faster" in reason(14)
-    assert "E is faster" in reason(28, 55)
+    assert "expanded mode is faster" in reason(14)
+    assert "expanded mode is faster" in reason(28, 55)
     for other in (dict(query_grid=None), dict(stride=2), dict(intra_depth=2)):
         assert "stride 1" in reason(28, **other), other
     assert "at most 16 heads, not 17" in tiled.why_not(problem_of(28, 23, H=17, K=16), False)

@@ -8,7 +8,7 @@ Letters: B batch, M context positions, K key depth, V value depth.
 import torch
 from torch import Tensor
 
-from .problem import on_device, power_of_two, precision_of
+from .problem import ceil_div, on_device, power_of_two, precision_of
 
 BACKWARD_ROWS = {2: 64, 4: 32}  # context positions of a program, by bytes of a number: more of float32 would spill
 
@@ -36,7 +36,7 @@ def content_lambda(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     found = torch.empty(B, K, V, device=values.device, dtype=torch.float32)
     norm = torch.empty(B, K, device=values.device, dtype=torch.float32)
     with on_device(values):
-        kernels.content_forward[(B, -(-V // value_tile))](
+        kernels.content_forward[(B, ceil_div(V, value_tile))](
             keys, values, found, norm, M, V, *keys.stride()[:2], *values.stride()[:2],
             K=K, KP=depth, VT=value_tile, C=block, PRECISION=precision_of(values.dtype), num_warps=4,
         )  # fmt: skip
@@ -57,10 +57,10 @@ def content_gradients(
     if before is not None and not before.is_contiguous():
         dv = torch.empty(B, M, V, device=before.device, dtype=before.dtype)
     with on_device(values):
-        kernels.content_backward[(-(-M // rows), B)](
+        kernels.content_backward[(ceil_div(M, rows), B)](
             keys, values, found, norm, gradient, dk, dk if dv is None else dv, dk if before is None else before, M, V,
             *keys.stride()[:2], *values.stride()[:2], 0 if before is None else before.stride(0),
-            K=K, KP=depth, VT=value_tile, NV=-(-V // value_tile), C=rows,
+            K=K, KP=depth, VT=value_tile, NV=ceil_div(V, value_tile), C=rows,
             WITH_V=dv is not None, PRECISION=precision_of(values.dtype),
             num_warps=2 if rows == 64 and value_tile < 64 else 4,
         )  # fmt: skip

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from . import tables
 from .problem import Geometry, Gradients, Needs, Problem, ceil_div, on_device, power_of_two, shares, without_autocast
+from .streams import ONE_BY_ONE, Sides
 
+POOLS, OVERLAPS = False, False
 SMALL_CONTEXT = {2: 256, 4: 0}  # bytes per element -> context that one block holds completely
 SHARED_MEMORY = 200 * 1024  # bytes that operands of a kernel may take (227 KiB on Hopper)
 
@@ -176,8 +178,9 @@ def forward(problem: Problem, q: Tensor, v: Tensor, c: Tensor | None, table: Ten
 
 
 def backward(
-    problem: Problem, dy: Tensor, q: Tensor, v: Tensor, c: Tensor | None, table: Tensor, needs: Needs
-) -> Gradients:
+    problem: Problem, dy: Tensor, q: Tensor, v: Tensor, c: Tensor | None, table: Tensor, needs: Needs,
+    side: Sides = ONE_BY_ONE,
+) -> Gradients:  # fmt: skip
     dq = dv = dc = dtable = None
     # A block that holds the whole context sees every query, so the gradient of the content lambda is summed there too.
     with_values = is_small(problem) and needs[1] and needs[2]

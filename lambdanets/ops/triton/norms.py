@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from . import constant_when_compiling, why_not
-from .problem import multiprocessors, on_device
+from .problem import ceil_div, multiprocessors, on_device
 
 ROWS, COLUMNS, STAGES = 128, 32, 4  # of a tile, and tiles on their way: README.md
 WIDE = 64  # rows and columns where gradients are summed: their rows are read whole
@@ -86,21 +86,21 @@ def normed_parts(product_BNS: Tensor, norms: Sequence[nn.Module | None], sizes: 
 
 def strips(sizes: Sequence[int], columns: int) -> int:
     """Tiles side by side that cover the channels of these parts, each part by its own."""
-    return sum(-(-size // columns) for size in sizes)
+    return sum(ceil_div(size, columns) for size in sizes)
 
 
 def shares_of(rows: int, sizes: Sequence[int], device: torch.device) -> tuple[int, int]:
     """Rows of a share, a multiple of the tile, and how many shares: as many as fill the chip, or SHARES."""
     programs = max(1, min(SHARES, multiprocessors(device) * PROGRAMS // strips(sizes[:2], COLUMNS)))
-    tiles = -(-rows // ROWS)
-    share = -(-tiles // min(programs, tiles)) * ROWS
-    return share, -(-rows // share)
+    tiles = ceil_div(rows, ROWS)
+    share = ceil_div(tiles, min(programs, tiles)) * ROWS
+    return share, ceil_div(rows, share)
 
 
 def programs_of(rows: int, sizes: Sequence[int], device: torch.device) -> tuple[int, int]:
     """A grid for who norms: (strips, programs that share the rows)."""
     across = strips(sizes, COLUMNS)
-    return across, max(1, min(-(-rows // ROWS), multiprocessors(device) * PROGRAMS // across))
+    return across, max(1, min(ceil_div(rows, ROWS), multiprocessors(device) * PROGRAMS // across))
 
 
 def tile_of(sizes: Sequence[int], wide: bool = False) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from . import beside, expanded, pool_first, pooling, tiled
+from . import expanded, pool_first, pooling, streams, tiled
 from .content import content_gradients, content_lambda
 from .problem import Geometry, Problem, unit_stride
 from .register import below_autograd, differentiable, operator
@@ -90,7 +90,7 @@ def fused(
         found, norm = content_lambda(unit_stride(keys), values)
         whole = found
     output = mode.forward(problem, queries, values, whole, embeddings).flatten(2)
-    if pooled and mode is not pool_first:
+    if pooled and not mode.POOLS:
         output = positions_of(pooling.forward(images_of(output, query_grid), 3))
     return output, found, norm
 
@@ -125,20 +125,19 @@ def fused_backward(
     queries = with_heads(queries, embeddings.shape[2])
     problem = Problem.of(geometry, queries, values, pooled)
     mode = mode_of(problem, backward=True)
-    if pooled and mode is not pool_first:
+    if pooled and not mode.POOLS:
         windows = images_of(gradient, pool_first.windows_of(query_grid))
         gradient = positions_of(pooling.backward(windows, query_grid[0], query_grid[1], 3))
     gradient = with_heads(gradient, values.shape[2])
     through_keys = keys is not None and (needs[1] or needs[2])
     wanted = (needs[0], needs[1], through_keys or (keys is None and needs[3]), needs[4])
-    arguments = (problem, gradient, queries, values, whole, embeddings, wanted)
     dk = None
     if keys is not None and through_keys:
         keys = unit_stride(keys)
         dk = torch.empty(keys.shape, device=keys.device, dtype=keys.dtype)
-    forked = beside.forked(queries.device, tiled.work(problem)) if mode is tiled else nullcontext(beside.ONE_BY_ONE)
-    with forked as side:
-        dq, dv, dc, de = tiled.backward(*arguments, side) if mode is tiled else mode.backward(*arguments)
+    overlap = streams.forked(queries.device, problem.work) if mode.OVERLAPS else nullcontext(streams.ONE_BY_ONE)
+    with overlap as side:
+        dq, dv, dc, de = mode.backward(problem, gradient, queries, values, whole, embeddings, wanted, side)
         if dk is not None:
             with side("values"):
                 dv = content_gradients(dc, keys, values, whole, norm, dv, dk)  # pyright: ignore

@@ -22,7 +22,9 @@ from torch import Tensor
 from . import tables
 from .pooling import pooled_side
 from .problem import Geometry, Gradients, Needs, Problem, ceil_div, on_device, power_of_two, without_autocast
+from .streams import ONE_BY_ONE, Sides
 
+POOLS, OVERLAPS = True, False
 PLACES = 9  # of a window
 WORKSPACE = 2**29  # bytes of s at a time, and of E, at most
 NUMBERS = 4096  # of queries in a tile
@@ -173,8 +175,9 @@ def forward(problem: Problem, q: Tensor, v: Tensor, c: Tensor | None, table: Ten
 
 
 def backward(
-    problem: Problem, dz: Tensor, q: Tensor, v: Tensor, c: Tensor | None, table: Tensor, needs: Needs
-) -> Gradients:
+    problem: Problem, dz: Tensor, q: Tensor, v: Tensor, c: Tensor | None, table: Tensor, needs: Needs,
+    side: Sides = ONE_BY_ONE,
+) -> Gradients:  # fmt: skip
     """dz [B, P, H, V] is the gradient of the pooled output. That of v has gaps between examples."""
     B, M, K, V, H, geometry = problem.B, problem.M, problem.K, problem.V, problem.H, problem.geometry
     grid, P, (first, columns) = geometry.context_grid, dz.shape[1], columns_of(M, K)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from . import interpreted, why_not
 from .norms import only_torch
-from .problem import on_device, power_of_two
+from .problem import ceil_div, on_device, power_of_two
 
 CHANNELS = (256, 128, 64)  # of a tile: whichever leaves the fewest of its last one unused
 NUMBERS, COLUMNS, ROWS, WARPS = 1024, 32, 2, 4  # of a tile: numbers of a row, columns at most, rows one after another
@@ -41,14 +41,14 @@ def pooled_side(side: int, kernel: int) -> int:
 
 
 def tile_of(channels: int, kernel: int) -> dict[str, Any]:
-    size = min(CHANNELS, key=lambda size: -(-channels // size) * size)
+    size = min(CHANNELS, key=lambda size: ceil_div(channels, size) * size)
     size = min(size, power_of_two(channels))
     return dict(KERNEL=kernel, CH=size, COLS=min(COLUMNS, NUMBERS // size), ROWS=ROWS, num_warps=WARPS)
 
 
 def programs(batch: int, rows: int, columns: int, channels: int, tile: dict[str, Any]) -> tuple[int]:
     """One dimension: the others of a grid are limited to 65,535."""
-    return (batch * -(-rows // tile["ROWS"]) * -(-columns // tile["COLS"]) * -(-channels // tile["CH"]),)
+    return (batch * ceil_div(rows, tile["ROWS"]) * ceil_div(columns, tile["COLS"]) * ceil_div(channels, tile["CH"]),)
 
 
 def images(like: Tensor, *shape: int) -> Tensor:

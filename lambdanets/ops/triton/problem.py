@@ -1,11 +1,14 @@
 """One call of the fused operation: its sizes, and what all modes need to launch kernels.
 
-A mode is a module with three functions:
+A mode is a module with two constants and three functions:
+    POOLS       whether its output is pooled already where pooling follows
+    OVERLAPS    whether its backward runs kernels on several streams
     why_not(problem, backward) -> str | None      the reason why it does not run this problem, or None
     forward(problem, q, v, c, table) -> y
-    backward(problem, dy, q, v, c, table, needs, ...) -> dq, dv, dc, dtable
+    backward(problem, dy, q, v, c, table, needs, side) -> dq, dv, dc, dtable
 with q [B,N,H,K], v [B,M,V], the content lambda c [B,K,V] in float32 or None, the table [scope_y,scope_x,K,U] or dense
-embeddings [N,M,K,U], y [B,N,H,V]; `needs`: which of the four gradients are wanted.
+embeddings [N,M,K,U], y [B,N,H,V]; `needs`: which of the four gradients are wanted;
+`side`: streams.py.
 
 Letters: B batch, N queries, M context positions (times intra-depth U), H heads, K key depth, V value depth.
 """
@@ -61,6 +64,12 @@ class Problem:
     def of(cls, geometry: Geometry, q_BNHK: Tensor, v_BMV: Tensor, pooled: bool = False) -> "Problem":
         (B, N, H, K), (M, V) = q_BNHK.shape, v_BMV.shape[1:]
         return cls(geometry, B, N, M, H, K, V, q_BNHK.dtype, q_BNHK.device, pooled)
+
+    @property
+    def work(self) -> float:
+        """Operations of one product of the size of the forward, about."""
+        scope = self.geometry.scope
+        return 2.0 * self.B * self.N * min(self.M, scope[0] * scope[1]) * self.K * self.V
 
     @property
     def half(self) -> bool:

@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from . import tables
-from .beside import ONE_BY_ONE, Sides
 from .problem import Geometry, Gradients, Needs, Problem, ceil_div, on_device, power_of_two, shares, without_autocast
+from .streams import ONE_BY_ONE, Sides
 
+POOLS, OVERLAPS = False, True
 SMALL_CONTEXT = 256  # up to here E is faster: it stays in the L2 cache
 MOST_HEADS = 16  # more heads would need more registers than there are
 COPIES, COPIED = 4, 2**20  # copies of tables of at most so many bytes, which neighbouring programs read
@@ -125,7 +126,9 @@ def why_not(problem: Problem, backward: bool) -> str | None:
     if problem.H > MOST_HEADS:
         return f"the tiled kernels take at most {MOST_HEADS} heads, not {problem.H}"
     if problem.M <= SMALL_CONTEXT or scope_y * scope_x > min(problem.M, 2**18):
-        return f"up to {SMALL_CONTEXT} context positions, or with a scope as large as the map, E is faster"
+        return (
+            f"up to {SMALL_CONTEXT} context positions, or with a scope as large as the map, the expanded mode is faster"
+        )
     if max(problem.N, problem.M) * depth * values >= 2**28 or (scope_y + 127) * (scope_x + 31) * depth >= 2**24:
         return "the tiled kernels index the lambdas of a batch element, and the table of a tile, with 32 bits"
     return None
@@ -188,7 +191,7 @@ def forward(problem: Problem, q: Tensor, v: Tensor, c: Tensor | None, table: Ten
 class Work(NamedTuple):
     """A result whose memory is allocated, and how to compute it: `start` for each part of the batch, then `finish`.
 
-    Memory belongs to the stream on which it was allocated, and kernels run on several (beside.py).
+    Memory belongs to the stream on which it was allocated, and kernels run on several (streams.py).
     """
 
     result: Tensor
@@ -362,9 +365,3 @@ def even_shares(device: torch.device, programs: int, divisible: int, per_process
         (shares(device, programs, divisible, per_processor * rounds) for rounds in (1, 2, 3)),
         key=lambda splits: splits * programs / -(-splits * programs // shares(device, 1, 2**30, per_processor)),
     )
-
-
-def work(problem: Problem) -> float:
-    """Operations of one of the products, about."""
-    scope = problem.geometry.scope
-    return 2.0 * problem.B * problem.N * min(problem.M, scope[0] * scope[1]) * problem.K * problem.V

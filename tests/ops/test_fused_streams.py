@@ -10,9 +10,9 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from lambdanets.bench.timing import captured
 from lambdanets.ops.triton import (
-    beside,
     content_kernels,
     operators,
+    streams,
     table_kernels,
     tiled,
     tiled_kernels,
@@ -51,7 +51,7 @@ def step_of(batch=2, needs="all"):
     return lambda: operators.fused_backward(*inputs)
 
 
-class Named(beside.Sides):
+class Named(streams.Sides):
     """Knows on which stream launches are."""
 
     def __init__(self):
@@ -154,7 +154,7 @@ def late_step(step, order, monkeypatch):
             pass
 
     with monkeypatch.context() as patch:
-        patch.setattr(beside, "forked", forked)
+        patch.setattr(streams, "forked", forked)
         found = step()
     assert len(forks) == 1
     return found
@@ -198,7 +198,7 @@ def test_no_memory_is_asked_for_on_a_side_stream(needs, monkeypatch):
     for name in ("empty", "empty_like", "zeros"):
         new = getattr(torch, name)
         monkeypatch.setattr(torch, name, lambda *args, new=new, **o: asked.append(sides.current[-1]) or new(*args, **o))
-    monkeypatch.setattr(beside, "forked", lambda device, work: contextlib.nullcontext(sides))
+    monkeypatch.setattr(streams, "forked", lambda device, work: contextlib.nullcontext(sides))
     step()
     assert set(asked) == {"here"}
 
@@ -222,7 +222,7 @@ def test_memory_is_kept_while_a_side_uses_it(monkeypatch):
         assert used
         assert not any(one.expired() for one in used)
 
-    monkeypatch.setattr(beside, "forked", forked)
+    monkeypatch.setattr(streams, "forked", forked)
     step()
 
 
@@ -239,7 +239,7 @@ class FakeStream:
 
 @pytest.mark.parametrize(
     ("work", "least", "capturing", "forks"),
-    [(2, 1, False, True), (1, 2, False, False), (1, 2, True, True), (1, beside.NEVER, True, False)],
+    [(2, 1, False, True), (1, 2, False, False), (1, 2, True, True), (1, streams.NEVER, True, False)],
 )
 def test_when_kernels_run_side_by_side(work, least, capturing, forks, monkeypatch):
     """With enough work, or in a CUDA graph. All sides wait, and are waited for, whatever happens."""
@@ -249,11 +249,11 @@ def test_when_kernels_run_side_by_side(work, least, capturing, forks, monkeypatc
     here = FakeStream()
     FakeStream.made = here.cuda_stream  # the first that torch makes is the current one: it has gone round
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: here)
-    beside.side_streams.cache_clear()
-    with pytest.raises(KeyError), beside.from_work(least), beside.forked(torch.device("cuda", 7), work) as side:
+    streams.side_streams.cache_clear()
+    with pytest.raises(KeyError), streams.from_work(least), streams.forked(torch.device("cuda", 7), work) as side:
         raise KeyError
-    beside.side_streams.cache_clear()
-    assert (side is not beside.ONE_BY_ONE) == forks
+    streams.side_streams.cache_clear()
+    assert (side is not streams.ONE_BY_ONE) == forks
     if forks:
         sides = [side.streams["values"], side.streams["table"]]
         assert len({here.cuda_stream, *(one.cuda_stream for one in sides)}) == 3
@@ -265,12 +265,12 @@ def test_when_kernels_run_side_by_side(work, least, capturing, forks, monkeypatc
 @pytest.mark.parametrize("where", ["usual", "own stream", "urgent stream", "graph"])
 def test_side_by_side_is_bit_for_bit_one_by_one(where):
     step = step_of(batch=64)
-    with beside.from_work(beside.NEVER):
+    with streams.from_work(streams.NEVER):
         expected = step()
     torch.cuda.synchronize()
     own = {"own stream": 0, "urgent stream": -1}
     stream = torch.cuda.Stream(priority=own[where]) if where in own else torch.cuda.current_stream()
-    with beside.from_work(0 if where != "graph" else 1e12), torch.cuda.stream(stream):
+    with streams.from_work(0 if where != "graph" else 1e12), torch.cuda.stream(stream):
         if where == "graph":  # with little work
             kept = []
             replay = captured(lambda: kept.append(step()), required=True)
@@ -295,7 +295,7 @@ def test_a_side_stream_waits_and_is_waited_for(name):
     torch.cuda.synchronize()
     for _ in range(100):
         before += 1
-    with beside.from_work(0), beside.forked(DEVICE, 1) as side:
+    with streams.from_work(0), streams.forked(DEVICE, 1) as side:
         here = torch.cuda.current_stream()
         with side(name):
             assert torch.cuda.current_stream() != here
@@ -308,7 +308,7 @@ def test_a_side_stream_waits_and_is_waited_for(name):
 @gpu
 def test_a_side_waits_for_another():
     big, seen = torch.zeros(2**26, device=DEVICE), torch.zeros(1, device=DEVICE)
-    with beside.from_work(0), beside.forked(DEVICE, 1) as side:
+    with streams.from_work(0), streams.forked(DEVICE, 1) as side:
         with side("values"):
             for _ in range(100):
                 big += 1
@@ -319,8 +319,8 @@ def test_a_side_waits_for_another():
 
 
 def test_a_cpu_has_no_streams():
-    with beside.from_work(0), beside.forked(torch.device("cpu"), 1e12) as side:
-        assert side is beside.ONE_BY_ONE
+    with streams.from_work(0), streams.forked(torch.device("cpu"), 1e12) as side:
+        assert side is streams.ONE_BY_ONE
         assert isinstance(side("values"), contextlib.nullcontext)
         side.wait("values", "here")
         side.keep(torch.zeros(1))
@@ -328,6 +328,6 @@ def test_a_cpu_has_no_streams():
 
 
 def test_what_was_asked_for_ends_with_the_block():
-    with pytest.raises(KeyError), beside.from_work(0):
+    with pytest.raises(KeyError), streams.from_work(0):
         raise KeyError
-    assert beside._least_work == beside.LEAST_WORK
+    assert streams._least_work == streams.LEAST_WORK

@@ -1,7 +1,7 @@
-"""Kernels of one operation that do not need each other, side by side on streams of their own.
+"""Run kernels of one backward pass that do not depend on each other on several streams.
 
-A kernel leaves more and more of the chip idle while its last programs run, and one that follows on its stream waits for
-the very last. On another stream its programs begin where there is room.
+While the last thread blocks of a kernel run, much of the GPU is idle, and the next kernel of the stream waits for the
+very last one. Kernels of another stream start in the free space.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ _least_work = LEAST_WORK
 
 @contextlib.contextmanager
 def from_work(least: float) -> Iterator[None]:
-    """Inside, products with at least so many operations run beside others: 0 all, NEVER none."""
+    """Inside, kernels overlap from so many operations of a product on: 0 always, NEVER never."""
     global _least_work
     before, _least_work = _least_work, least
     try:
@@ -30,7 +30,7 @@ def from_work(least: float) -> Iterator[None]:
 
 @functools.cache
 def side_streams(device: torch.device, handle: int) -> tuple[torch.cuda.Stream, torch.cuda.Stream]:
-    """Two urgent streams, to run beside the one with this handle: always the same.
+    """Two streams of high priority besides the one with this handle: always the same.
 
     torch has 32 of a kind and goes round, so others may have the same ones: then they wait for each other.
     """
@@ -41,7 +41,7 @@ def side_streams(device: torch.device, handle: int) -> tuple[torch.cuda.Stream, 
 
 @dataclass(frozen=True)
 class Sides:
-    """Streams by name: `here`, the current one, and those beside it. No streams: all kernels run here, one by one."""
+    """Streams by name: `here`, the current one, and two others. No streams: all kernels run here, one by one."""
 
     streams: dict[str, torch.cuda.Stream] = field(default_factory=dict)
     kept: list[object] = field(default_factory=list)
