@@ -95,11 +95,6 @@ class Epochs:
             yield batch
 
 
-def training_batches(length: int, batch_size: int, world: int) -> int:
-    """Full batches of every process in an epoch without its remainder."""
-    return length // (batch_size * world)
-
-
 def training_positions(batch: int, batch_size: int, rank: int, world: int) -> range:
     """Positions of a process's batch. The batches of all processes together are a contiguous stretch, so that it
     does not matter into how many processes and micro-batches a step is cut."""

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from lambdanets.data.broken import BrokenImages
-from lambdanets.data.decode import BrokenImageError, load, open_image, upright
+from lambdanets.data.decode import load, open_image, upright
 from lambdanets.data.loader import LoaderOptions
 from lambdanets.detect.coco import DetectionSet
 from lambdanets.detect.loader import SceneBatch, SceneLoader
@@ -108,4 +108,4 @@ def look_through(
         yield from (answers[index] for index in sorted(answers))
 
 
-__all__ = ["Answer", "BrokenImageError", "Trained", "look_through", "open_detector"]
+__all__ = ["Answer", "Trained", "look_through", "open_detector"]

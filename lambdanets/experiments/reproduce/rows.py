@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-QUANTITIES = ("params", "flops", "memory")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
