@@ -231,6 +231,8 @@ def make_backbone(model: ModelConfig, size: int | Size) -> FeatureNetwork:
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             module.momentum = model.batch_norm_momentum
     body.set_grad_checkpointing(model.grad_checkpointing)
+    if model.freeze is not None:
+        body.network.freeze(model.freeze)
     return body
 
 

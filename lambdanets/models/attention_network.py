@@ -44,6 +44,7 @@ class AttentionNetwork(Network):
     """A network of `AttentionNetworkConfig`; its five stages end where the map has lost 1 to 5 halvings."""
 
     first_conv = "conv_in"
+    depth_patterns = (r"^(?:conv_in|bn_in)\.", r"^stages\.(\d+)")
 
     def __init__(self, config: AttentionNetworkConfig) -> None:
         super().__init__(config)

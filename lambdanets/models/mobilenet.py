@@ -75,6 +75,7 @@ class MobileNetV2(Network):
 
     classifier_name = "classifier"
     first_conv = "features.0.0"
+    depth_patterns = (r"^features\.0\.", r"^features\.(\d+)")
 
     def __init__(self, config: MobileNetConfig) -> None:
         super().__init__(config)

@@ -1,12 +1,13 @@
 """What every network does, as timm's and torchvision's users know it."""
 
+import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,7 @@ class Network(SharesParameters, ABC):
     """
 
     classifier_name: ClassVar[str] = "fc"
+    depth_patterns: ClassVar[tuple[str, str]]  # of the names of parameters in the stem and in numbered blocks
     first_conv: str  # the name of the convolution that sees the image
     config: NetworkConfig
     name: str | None = None  # in the registry
@@ -40,6 +42,7 @@ class Network(SharesParameters, ABC):
         self.config = config
         self.feature_info: list[dict[str, Any]] = []  # one for each stage: num_chs, reduction, module
         self.grad_checkpointing = False
+        self.frozen_norms: tuple[str, ...] = ()  # batch norms that stay in eval mode
 
     def finish(self, num_features: int) -> None:
         """The head, and checks on what was built."""
@@ -142,6 +145,51 @@ class Network(SharesParameters, ABC):
     def no_weight_decay(self) -> set[str]:
         """Batch norm parameters and biases. Tables of positions do decay."""
         return {name for name, parameter in self.named_parameters() if parameter.ndim <= 1}
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, str]:
+        """Patterns of parameters' names by depth, as timm's functions for layer-wise learning rates take them."""
+        stem, blocks = self.depth_patterns
+        return {"stem": stem, "blocks": blocks}
+
+    def depths(self) -> dict[str, int]:
+        """The depth of each parameter: 0 is the stem, then block after block, and last the classifier."""
+        keys = {}
+        for name, _ in self.named_parameters():
+            found = [(i, re.match(pattern, name)) for i, pattern in enumerate(self.depth_patterns)]
+            matches = [(i, *map(int, match.groups())) for i, match in found if match]
+            keys[name] = matches[0] if matches else (len(self.depth_patterns),)
+        order = {key: depth for depth, key in enumerate(sorted(set(keys.values())))}
+        return {name: order[key] for name, key in keys.items()}
+
+    def freeze(self, upto: str) -> None:
+        """Exclude parameters from training, and keep the batch norms among them in eval mode.
+
+        Args:
+            upto: "stem"; the module of a stage (see `feature_info`), which also freezes the stem and the stages before
+                it; or "features", everything but the classifier.
+        """
+        depths, head = self.depths(), f"{self.classifier_name}."
+        stages = {
+            str(info["module"]): max(inside)
+            for info in self.feature_info
+            if (inside := [depth for name, depth in depths.items() if name.startswith(f"{info['module']}.")])
+        }
+        if upto not in ("stem", "features", *stages):
+            raise ValueError(f"freeze {upto!r}: this network has stem, {', '.join(stages)}, and features (all of them)")
+        last = max(depths.values()) if upto == "features" else stages.get(upto, 0)
+        frozen = {name for name, depth in depths.items() if depth <= last and not name.startswith(head)}
+        for name, parameter in self.named_parameters():
+            if name in frozen:
+                parameter.requires_grad_(False)
+        norms = [n for n, m in self.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+        self.frozen_norms = tuple(norm for norm in norms if f"{norm}.weight" in frozen)
+        self.train(self.training)
+
+    def train(self, mode: bool = True) -> Self:
+        super().train(mode)
+        for name in self.frozen_norms:
+            self.get_submodule(name).eval()
+        return self
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         """Whether training keeps only the input of each block and computes the rest again."""

@@ -35,6 +35,7 @@ class PatchNetwork(Network):
 
     classifier_name = "head"
     first_conv = "patch_embed"
+    depth_patterns = (r"^patch_embed\.", r"^blocks\.(\d+)")
 
     def __init__(self, config: PatchConfig) -> None:
         super().__init__(config)

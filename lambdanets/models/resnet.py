@@ -127,6 +127,8 @@ def make_stage(
 class ResNet(Network):
     """A network of `ResNetConfig`; stage 0 is the stem, 1 to 4 are c2 to c5."""
 
+    depth_patterns = (r"^(?:conv1|bn1|maxpool)\.", r"^layer(\d+)\.(\d+)")
+
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__(config)
         stem = config.widths[0]

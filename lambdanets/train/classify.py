@@ -96,6 +96,8 @@ class Classify(Task):
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.momentum = config.batch_norm_momentum
         network.set_grad_checkpointing(config.grad_checkpointing)
+        if config.freeze is not None:
+            network.freeze(config.freeze)
         return network
 
     def batches(self, epoch: int, first_step: int, share: Share) -> Iterator[Any]:
@@ -194,6 +196,8 @@ class Classify(Task):
         every = {"training": self.source} | {name: source for name, (source, _) in self.parts.items()}
         every.pop("held_out", None)  # a part of the training images
         found = [note for split, source in every.items() if (note := unlabelled_note(split, source))]
+        if self.config.model.freeze and not self.config.model.pretrained:
+            found.append("model.freeze keeps random weights: start from trained ones with --model.pretrained")
         return found + notes_on(every.values())
 
     def identity(self) -> dict[str, Any]:

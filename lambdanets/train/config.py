@@ -71,6 +71,9 @@ class ModelConfig:
     """Stochastic depth of the last block; it grows linearly from 0 in the first."""
     batch_norm_momentum: float = 0.1
     """Torch's: 1 - decay. The paper's decay 0.9999 is 0.0001, and only for more than 20,000 steps."""
+    freeze: Annotated[str | None, optional("PART")] = None
+    """Parameters that are not trained: features (everything but the classifier), stem, or the stem and all stages up to
+    this one (layer1 to layer4 in ResNets). Batch norm in these parts uses its running statistics."""
     grad_checkpointing: bool = False
     """Keep only the input of each block and compute the rest again: less memory, slower."""
     options: tuple[str, ...] = ()
@@ -178,8 +181,9 @@ class DataConfig:
 class Optimizer:
     """How a gradient becomes a step. Weight decay is L2 in the gradient, and spares batch norm and biases."""
 
-    kind: Literal["sgd", "rmsprop", "adamw"] = "sgd"
-    """rmsprop is TensorFlow's: epsilon inside the root, squares that start at 1. adamw decays weights apart."""
+    kind: Literal["sgd", "rmsprop", "adamw", "lamb"] = "sgd"
+    """rmsprop is TensorFlow's: epsilon inside the root, squares that start at 1. adamw uses decoupled weight decay.
+    lamb scales the step of each tensor to the norm of its weights: for very large batches."""
     momentum: float = 0.9
     """Of all kinds."""
     weight_decay: float = 1e-4
@@ -187,15 +191,20 @@ class Optimizer:
     nesterov: bool = False
     """SGD only."""
     alpha: float = 0.9
-    """RMSProp and AdamW: decay of the mean of squares; AdamW's is usually 0.99 or more."""
+    """RMSProp, AdamW and LAMB: decay of the mean of squares; for AdamW and LAMB usually 0.99 or more."""
     eps: float = 1e-3
-    """RMSProp and AdamW; AdamW's is usually 1e-8."""
+    """RMSProp, AdamW and LAMB; usually 1e-8 for AdamW and 1e-6 for LAMB."""
+    layer_decay: float = 1.0
+    """Layer-wise learning rates, for fine-tuning: each block learns at this fraction of the rate of the next one, the
+    classifier at the full rate. 1: all at the same rate; usually 0.65 to 0.9."""
 
     def __post_init__(self) -> None:
         for name in ("momentum", "alpha"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"optimizer.{name} is at least 0 and below 1, not {getattr(self, name)}")
         at_least(self, 0, "weight_decay", "eps")
+        if not 0 < self.layer_decay <= 1:
+            raise ValueError(f"optimizer.layer_decay is more than 0 and at most 1, not {self.layer_decay}")
         check_numbers(self, "optimizer.")
 
 

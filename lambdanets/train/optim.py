@@ -5,24 +5,46 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lambdanets.models.network import Network
 from lambdanets.train.config import Optimizer
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict]:
-    """Weight decay for matrices, kernels and position tables; none for batch norm and biases."""
+def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float = 1.0) -> list[dict]:
+    """Weight decay for matrices, kernels and position tables; none for batch norm and biases.
+
+    With a layer decay each depth of the network has its own groups, with timm's `lr_scale`.
+    """
     spared = getattr(model, "no_weight_decay", None)
     names: Any = spared() if callable(spared) else {n for n, p in model.named_parameters() if p.ndim <= 1}
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for name, p in trained if name not in names], "weight_decay": weight_decay},
-        {"params": [p for name, p in trained if name in names], "weight_decay": 0.0},
-    ]
+    groups = []
+    for scale, members in by_depth(model, trained, layer_decay):
+        groups += [
+            {"params": [p for name, p in members if name not in names], "weight_decay": weight_decay} | scale,
+            {"params": [p for name, p in members if name in names], "weight_decay": 0.0} | scale,
+        ]
     return [group for group in groups if group["params"]]
+
+
+def by_depth(
+    model: nn.Module, named: list[tuple[str, nn.Parameter]], layer_decay: float
+) -> list[tuple[dict[str, float], list[tuple[str, nn.Parameter]]]]:
+    """Parameters in groups with one learning rate each."""
+    if layer_decay == 1:
+        return [({}, named)]
+    if not isinstance(model, Network):
+        raise ValueError("optimizer.layer_decay is for classifiers of images: remove it, or set it to 1")
+    depths = model.depths()
+    last = max(depths.values())
+    return [
+        ({"lr_scale": layer_decay ** (last - depth)}, [(name, p) for name, p in named if depths[name] == depth])
+        for depth in range(last + 1)
+    ]
 
 
 def make_optimizer(model: nn.Module, config: Optimizer) -> torch.optim.Optimizer:
     """Its state exists before the first step, so that a first step can be skipped and memory is known early."""
-    groups = parameter_groups(model, config.weight_decay)
+    groups = parameter_groups(model, config.weight_decay, config.layer_decay)
     if not groups:
         raise ValueError("the network has no parameters that are trained")
     if config.kind == "sgd":
@@ -36,9 +58,18 @@ def make_optimizer(model: nn.Module, config: Optimizer) -> torch.optim.Optimizer
     if config.kind == "adamw":
         return torch.optim.AdamW(groups, lr=0.0, betas=(config.momentum, config.alpha), eps=config.eps, fused=True)
     try:
+        from timm.optim.lamb import Lamb
         from timm.optim.rmsprop_tf import RMSpropTF
     except ImportError as error:
-        raise ValueError("optimizer.kind rmsprop needs timm: pip install 'lambdanets[train]'") from error
+        raise ValueError(f"optimizer.kind {config.kind} needs timm: pip install 'lambdanets[train]'") from error
+    if config.kind == "lamb":
+        betas = (config.momentum, config.alpha)
+        optimizer = Lamb(groups, lr=0.0, betas=betas, eps=config.eps, max_grad_norm=None)  # `clip_norm` is ours
+        for group in optimizer.param_groups:
+            group["step"] = torch.zeros(())
+            for parameter in group["params"]:
+                optimizer.state[parameter] = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+        return optimizer
     return RMSpropTF(
         groups, lr=0.0, alpha=config.alpha, eps=config.eps, momentum=config.momentum, decoupled_decay=False
     )
@@ -47,6 +78,7 @@ def make_optimizer(model: nn.Module, config: Optimizer) -> torch.optim.Optimizer
 def load(optimizer: torch.optim.Optimizer, state: Any) -> None:
     """Take over the state of an optimizer of the same kind; a ValueError if it is another's."""
     before = {p: set(optimizer.state[p]) for group in optimizer.param_groups for p in group["params"]}
+    counting = "step" in optimizer.param_groups[0]  # LAMB
     options = [numbers_of(group) for group in optimizer.param_groups]
     try:
         optimizer.load_state_dict(state)
@@ -54,6 +86,9 @@ def load(optimizer: torch.optim.Optimizer, state: Any) -> None:
         raise ValueError(f"optimizer is not the state of {type(optimizer).__name__}: {error!r}") from error
     if [numbers_of(group) for group in optimizer.param_groups] != options:
         raise ValueError(f"optimizer has other settings than this run: {options}")
+    for group in optimizer.param_groups if counting else []:
+        if not isinstance(group.get("step"), Tensor) or group["step"].ndim:
+            raise ValueError(f"optimizer has {str(group.get('step'))[:40]!r} as its number of steps")
     for parameter, names in before.items():
         found = optimizer.state[parameter]
         if not isinstance(found, dict):
@@ -79,7 +114,7 @@ def skips_on_device(optimizer: torch.optim.Optimizer) -> bool:
 def step(optimizer: torch.optim.Optimizer, rate: float, skip: Tensor) -> None:
     """One step, unless `skip` is 1 (a float32 on the device)."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group.get("lr_scale", 1.0)
     if not skips_on_device(optimizer):
         if not bool(skip):  # waits for the device
             optimizer.step()

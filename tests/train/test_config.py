@@ -51,7 +51,7 @@ def test_json_and_back(config):
         ("epochs", 10**400, ["epochs must be a number", "000..."]),
         ("epochs", "long", ["epochs must be a number", "'long'"]),
         ("compile", 1, ["compile must be true or false", "1"]),
-        ("optimizer.kind", "adam", ["optimizer.kind must be one of 'sgd', 'rmsprop', 'adamw'", "'adam'"]),
+        ("optimizer.kind", "adam", ["optimizer.kind must be one of 'sgd', 'rmsprop', 'adamw', 'lamb'", "'adam'"]),
         ("schedule.drops", 0.5, ["schedule.drops must be a list", "0.5"]),
         ("schedule.drops", ["half"], ["schedule.drops[0] must be a number", "'half'"]),
         ("model", "resnet50", ["model must be an object", "'resnet50'"]),

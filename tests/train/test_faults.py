@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,13 +21,13 @@ from lambdanets.data.workers import loss_of_worker
 from lambdanets.files import FolderInUseError
 from lambdanets.train.checkpoint import complete, load_newest
 from lambdanets.train.classify import Classify
-from lambdanets.train.config import DataConfig
+from lambdanets.train.config import DataConfig, Optimizer
 from lambdanets.train.loop import fit
 from lambdanets.train.lost import LostProcessError
 from tests.support.file_size import limit, unlimited_afterwards
 from tests.support.image_runs import folder_of_images, image_config, weights
 from tests.support.programs import ROOT, environment
-from tests.train.tasks import Numbers, config, final, records, same
+from tests.train.tasks import Numbers, StopAt, config, final, records, same
 
 KILLS = 20
 
@@ -141,6 +142,28 @@ def test_images_stop_and_resume_to_the_last_bit(tmp_path, workers):
     assert fit(Classify(first), first, watch=stop).step == 8
     assert fit(Classify(first), first, resume=True).finished
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "parts"))
+
+
+def test_fine_tuning_with_frozen_stages_stops_and_resumes_to_the_last_bit(tmp_path):
+    images, start = folder_of_images(tmp_path / "images"), tmp_path / "start"
+    config = image_config(images, start, epochs=1.0)
+    fit(Classify(config), config)
+
+    def tuned(out):
+        config = image_config(images, out, optimizer=Optimizer(layer_decay=0.7))
+        model = replace(config.model, pretrained=str(start / "weights.safetensors"), freeze="layer1")
+        return replace(config, model=model)
+
+    whole, parts = tuned(tmp_path / "whole"), tuned(tmp_path / "parts")
+    fit(Classify(whole), whole)
+    fit(Classify(parts), parts, watch=StopAt(8))
+    fit(Classify(parts), parts, resume=True)
+    found, before = weights(whole.out), weights(start)
+    assert same(found, weights(parts.out))
+    frozen = [name for name in before if name.startswith(("conv1.", "bn1.", "layer1."))]
+    assert len(frozen) > 10
+    assert all(torch.equal(found[name], before[name]) for name in frozen)
+    assert not torch.equal(found["layer2.0.conv1.weight"], before["layer2.0.conv1.weight"])
 
 
 def command(*arguments):

@@ -1,6 +1,7 @@
 """Learning rates and decays, at steps where they can be worked out by hand."""
 
 import math
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from lambdanets.train.config import Ema, Optimizer, Schedule
 from lambdanets.train.ema import MovingAverage, decay_of_step
 from lambdanets.train.optim import make_optimizer, parameter_groups, step
 from lambdanets.train.schedule import learning_rate
+
+KINDS = get_args(get_type_hints(Optimizer)["kind"])
 
 
 def rates(schedule, steps, batch_size=512):
@@ -75,7 +78,7 @@ def test_no_decay_on_biases_and_norms():
     assert all(p.ndim == 1 for p in spared["params"])
 
 
-@pytest.mark.parametrize("kind", ["sgd", "rmsprop", "adamw"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_step_that_is_not_finite_leaves_weights_and_state(kind, dtype):
     """Also the very first one, whose momentum does not exist yet."""
@@ -124,3 +127,98 @@ def test_adamw_decays_apart_from_the_gradient():
         weight -= rate * 0.1 * weight
         weight -= rate * (momentum / (1 - 0.9**number)) / (math.sqrt(square / (1 - 0.99**number)) + 1e-8)
         assert model.weight.item() == pytest.approx(weight, rel=1e-5)
+
+
+def test_lamb_scales_the_step_to_the_weights():
+    """Against the algorithm of the paper (1904.00962), with bias correction; one-dimensional parameters as in AdamW."""
+    model = nn.Linear(3, 2).double()
+    settings = Optimizer(kind="lamb", momentum=0.9, alpha=0.99, eps=1e-6, weight_decay=0.1)
+    optimizer = make_optimizer(model, settings)
+    weights = [p.detach().clone() for p in model.parameters()]
+    moments = [[torch.zeros_like(p), torch.zeros_like(p)] for p in weights]
+    for number, rate in enumerate((0.1, 0.05, 0.2), 1):
+        for i, p in enumerate(model.parameters()):
+            gradient = torch.randn(p.shape, dtype=p.dtype, generator=torch.Generator().manual_seed(10 * number + i))
+            p.grad = gradient.clone()
+            first, second = moments[i]
+            first += 0.1 * (gradient - first)
+            second += 0.01 * (gradient**2 - second)
+            update = first / (1 - 0.9**number) / ((second / (1 - 0.99**number)).sqrt() + 1e-6)
+            if p.ndim > 1:
+                update += 0.1 * weights[i]
+                update *= weights[i].norm() / update.norm()
+            weights[i] -= rate * update
+        step(optimizer, rate, skip=torch.tensor(0.0))
+    for p, weight in zip(model.parameters(), weights, strict=True):
+        torch.testing.assert_close(p.detach(), weight)
+
+
+def small(**changes):
+    from lambdanets import create_model
+
+    return create_model(
+        "lambda_resnet_tiny", widths=(4, 4, 8, 8), depths=(1, 2, 1, 1), scope=3, num_classes=3, **changes
+    )
+
+
+def test_each_depth_has_its_learning_rate():
+    network = small()
+    groups = parameter_groups(network, 0.1, layer_decay=0.5)
+    names = {p: name for name, p in network.named_parameters()}
+    assert sorted(names[p] for group in groups for p in group["params"]) == sorted(names.values())
+    scales = {names[p]: group["lr_scale"] for group in groups for p in group["params"]}
+    wanted = {"conv1": 0.5**6, "layer1.0": 0.5**5, "layer2.0": 0.5**4, "layer2.1": 0.5**3, "layer4.0": 0.5, "fc": 1.0}
+    for prefix, scale in wanted.items():
+        assert {s for name, s in scales.items() if name.startswith(f"{prefix}.")} == {scale}
+    decays = {names[p]: group["weight_decay"] for group in groups for p in group["params"]}
+    assert {name for name, decay in decays.items() if not decay} == network.no_weight_decay()
+    before = {name: p.detach().clone() for name, p in network.named_parameters()}
+    optimizer = make_optimizer(network, Optimizer(momentum=0.0, weight_decay=0.0, layer_decay=0.5))
+    for p in network.parameters():
+        p.grad = torch.ones_like(p)
+    step(optimizer, 0.1, skip=torch.tensor(0.0))
+    for name, p in network.named_parameters():
+        torch.testing.assert_close(p.detach(), before[name] - 0.1 * scales[name])
+    with pytest.raises(ValueError, match=r"optimizer\.layer_decay is for classifiers"):
+        parameter_groups(nn.Linear(2, 2), 0.1, layer_decay=0.5)
+
+
+@pytest.mark.parametrize("name", ["lambda_resnet_tiny", "resnet_rs50", "lambda_mobilenet_v2", "lambda_patch_tiny"])
+def test_depths_are_those_of_timm(name):
+    pytest.importorskip("timm")
+    from timm.models import group_parameters
+
+    from lambdanets import create_model
+
+    with torch.device("meta"):
+        network = create_model(name, num_classes=3)
+    assert network.depths() == group_parameters(network, network.group_matcher(), reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("part", "frozen"),
+    [
+        ("stem", ("conv1", "bn1")),
+        ("layer2", ("conv1", "bn1", "layer1", "layer2")),
+        ("features", ("conv1", "bn1", "layer1", "layer2", "layer3", "layer4")),
+    ],
+)
+def test_frozen_parts_do_not_learn_and_their_statistics_stay(part, frozen):
+    network = small()
+    network.freeze(part)
+    names = {name for name, _ in network.named_parameters()}
+    assert {n for n, p in network.named_parameters() if not p.requires_grad} == {
+        name for name in names if name.split(".")[0] in frozen
+    }
+    network.eval().train()
+    before = {name: t.clone() for name, t in network.state_dict().items()}
+    network(torch.randn(4, 3, 16, 16)).square().sum().backward()
+    step(make_optimizer(network, Optimizer()), 0.1, skip=torch.tensor(0.0))
+    changed = {name for name, t in network.state_dict().items() if not torch.equal(t, before[name])}
+    assert not [name for name in changed if name.split(".")[0] in frozen]
+    assert changed >= {n for n in before if "running" in n and n.split(".")[0] not in frozen} | {"fc.weight", "fc.bias"}
+
+
+def test_a_part_that_is_not_there_cannot_be_frozen():
+    with pytest.raises(ValueError, match="freeze 'layer9': this network has stem, layer1, layer2, layer3, layer4, and"):
+        small().freeze("layer9")
