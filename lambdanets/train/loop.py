@@ -46,8 +46,8 @@ def fit(
         task: what is trained.
         config: how.
         resume: resume from the newest usable checkpoint in `config.out`, if there is one. Elastic restarts always do.
-        watch: is called with every record of the log, on the main process; and after every step with a "tick", which
-            knows nothing but the step: a GPU may still be computing it.
+        watch: is called with every record of the log, on the main process; and after every step with a "tick", and
+            before an evaluation with "evaluating", which know nothing but the step: a GPU may still be computing it.
         listen: signals ask to stop. If not, they do what they do anywhere else.
     """
     with StopRequests(WATCHED if listen else ()) as stop, join(config.device, config.timeout_minutes) as world:
@@ -180,8 +180,7 @@ class TrainingRun:
             for step in range(self.step, min(self.epochs.first(epoch + 1), self.steps)):
                 batch = self.engine.step(step, batches, self.share, self.rate(step))
                 self.step = step + 1
-                if self.watch is not None and self.world.main:
-                    self.watch({"event": "tick", "step": self.step})
+                self.show("tick")
                 if self.step % self.config.log_every == 0 or self.step == self.steps:
                     self.report_step(batch)
                 if self.evaluation_due():
@@ -268,6 +267,7 @@ class TrainingRun:
     def evaluate(self, final: bool = False) -> Scores:
         """The averaged weights (at the end the last ones too), and whether they are the best so far."""
         paused = time.monotonic()
+        self.show("evaluating")
         scores: Scores = {}
         for name, model in self.models().items():
             if not scores or final:
@@ -383,6 +383,11 @@ class TrainingRun:
         return Result(
             self.config.out, self.step, self.steps, signal, scores, metrics.total, self.log.seconds, self.world.main
         )
+
+    def show(self, event: str) -> None:
+        """For people only: what the log does not need."""
+        if self.watch is not None and self.world.main:
+            self.watch({"event": event, "step": self.step})
 
     def warn(self, sentence: str) -> None:
         """For people only: what the log cannot hold."""

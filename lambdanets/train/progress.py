@@ -1,5 +1,8 @@
 """What people see while a run goes on: a bar with speed, loss and accuracy, and a line for what matters."""
 
+import time
+from collections import deque
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self
 
@@ -7,14 +10,42 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from lambdanets.report.show import duration
+
 Record = dict[str, Any]
+SILENCE = 10.0  # seconds without a line, where there is no bar
+MARK, MARKS = 1.0, 60  # seconds between two measurements of the pace, and how many of them count
+
+
+class Pace:
+    """How fast steps go by, over the last minute or so, with the evaluations between them."""
+
+    def __init__(self) -> None:
+        self.marks: deque[tuple[float, int]] = deque(maxlen=MARKS)
+        self.last = (0.0, 0)
+
+    def note(self, now: float, step: int) -> None:
+        """A step is done. The first one, which starts everything, is where counting begins."""
+        self.last = (now, step)
+        if not self.marks or now - self.marks[-1][0] >= MARK:
+            self.marks.append(self.last)
+
+    def left(self, steps: int) -> float | None:
+        """Seconds until so many steps are done; None while nothing is known."""
+        if not self.marks or self.last[1] == self.marks[0][1]:
+            return None
+        (began, first), (now, step) = self.marks[0], self.last
+        return (now - began) / (step - first) * (steps - step)
 
 
 class Watcher:
-    """A `watch` for `fit`. Without a terminal every record of a step is a line."""
+    """A `watch` for `fit`. Without a terminal every record of a step is a line, and so is a step after a silence."""
 
-    def __init__(self, console: Console | None = None) -> None:
+    def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.console = console or Console(highlight=False)
+        self.clock, self.said, self.pace = clock, clock(), Pace()
+        self.evaluating_took: float | None = None
+        self.paused = 0.0
         self.bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None),
@@ -41,7 +72,14 @@ class Watcher:
             show(record)
 
     def say(self, text: str) -> None:
+        self.said = self.clock()
         self.bar.console.print(text, soft_wrap=True)
+
+    @property
+    def left(self) -> str:
+        """How long the steps that are left will take, behind other numbers."""
+        seconds = self.pace.left(self.steps)
+        return "" if not seconds else f"  {rounded(seconds)} left"
 
     # One method for each event of the log
 
@@ -69,7 +107,11 @@ class Watcher:
         self.say(escape(f"resumed at step {record['step']} of {self.steps}{note}"))
 
     def tick(self, record: Record) -> None:
-        self.bar.update(self.task, completed=record["step"])
+        first = not self.pace.marks
+        self.pace.note(self.clock(), record["step"])
+        self.bar.update(self.task, description="steps", completed=record["step"])
+        if not self.console.is_terminal and (first or self.clock() - self.said >= SILENCE):
+            self.say(f"step {record['step']}/{self.steps}{self.left}")
 
     def step(self, record: Record) -> None:
         speed = record["examples_per_second"]
@@ -82,9 +124,18 @@ class Watcher:
         if not self.console.is_terminal:
             self.say(
                 f"step {record['step']}/{self.steps}  epoch {record['epoch']:.2f}  {numbers}  lr {record['lr']:.4g}"
+                f"{self.left}"
             )
 
+    def evaluating(self, record: Record) -> None:
+        self.bar.update(self.task, description="evaluating")
+        long = self.evaluating_took is None or self.evaluating_took >= SILENCE
+        if not self.console.is_terminal and long:
+            self.say(f"evaluating at step {record['step']}")
+        self.paused = self.clock()
+
     def evaluation(self, record: Record) -> None:
+        self.evaluating_took, self.paused = self.clock() - self.paused, self.clock()
         skipped = ("event", "time", "step", "epoch", "weights", "split", "examples")
         numbers = {name: value for name, value in record.items() if name not in skipped}
         shown = "  ".join(
@@ -106,3 +157,9 @@ class Watcher:
 
     def warning(self, record: Record) -> None:
         self.say(f"[red]{escape(record['reason'])}[/]")
+
+
+def rounded(seconds: float) -> str:
+    """A duration that is estimated: no more digits than it deserves."""
+    unit = 1 if seconds < 60 else 10 if seconds < 600 else 60
+    return duration(unit * round(seconds / unit)).removesuffix(" 0 s")
