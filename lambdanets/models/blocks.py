@@ -2,12 +2,26 @@
 
 from torch import Tensor, nn
 
+from lambdanets.layers.pool import AveragePool
+from lambdanets.models.config import Activation
+
 
 def conv(channels: int, out_channels: int, size: int = 1, *, stride: int = 1, groups: int = 1) -> nn.Conv2d:
     """A convolution without bias that makes the map smaller by `stride`, rounded up; He initialisation."""
     layer = nn.Conv2d(channels, out_channels, size, stride, padding=size // 2, groups=groups, bias=False)
     nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
     return layer
+
+
+def activation(kind: Activation) -> nn.Module:
+    if kind == "gelu":
+        return nn.GELU()
+    return {"relu": nn.ReLU, "silu": nn.SiLU, "mish": nn.Mish}[kind](inplace=True)
+
+
+def blur_by_half() -> nn.Module:
+    """The 3x3 binomial filter with stride 2: 2x2 averages of 2x2 averages, where pixels outside do not count."""
+    return nn.Sequential(AveragePool(2, 1, padding=1, count_include_pad=False), AveragePool(2, 2))
 
 
 def zero_gamma(norm: nn.BatchNorm2d) -> nn.BatchNorm2d:

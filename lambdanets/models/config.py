@@ -20,6 +20,7 @@ Scope = ScopeSide | tuple[ScopeSide, ScopeSide] | Literal["global"] | None  # No
 ScopePerStage = Scope | Literal["auto"] | tuple[Scope, ...]
 BlocksOfStage = str | tuple[Blocks, ...]
 Placement = str | tuple[BlocksOfStage, ...]
+Activation = Literal["relu", "silu", "mish", "gelu"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +108,10 @@ class ResNetConfig(NetworkConfig):
         se_reduction: hidden width of SE is the block's output / se_reduction.
         placement: for each stage "C" (convolutions), "L" (the `layer` in every block) or the blocks that have it,
             counted from 1: "CCLL", or ("C", "C", (6, 12, 18), "L").
+        activation: of the stem and the blocks.
+        blur: "stem": the pooling of the stem (or the convolution in its place) keeps the resolution, and a 3x3 binomial
+            filter with stride 2 follows; "all": the same for strided 3x3 convolutions of blocks. This reduces aliasing
+            (Zhang 2019).
     """
 
     depths: tuple[Blocks, Blocks, Blocks, Blocks]
@@ -116,6 +121,8 @@ class ResNetConfig(NetworkConfig):
     se: bool | tuple[bool, bool, bool, bool] = False
     se_reduction: Count = 16
     placement: Placement = "CCCC"
+    activation: Activation = "relu"
+    blur: Literal["none", "stem", "all"] = "none"
 
 
 @dataclass(frozen=True, kw_only=True)

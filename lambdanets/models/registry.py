@@ -35,7 +35,7 @@ FAMILIES: dict[type[NetworkConfig], type[Network]] = {
 SPATIAL = frozenset(f.name for f in fields(SpatialOptions))
 # Arguments of timm's and torchvision's networks
 REMEDIES = {
-    "act_layer": "the activation cannot be changed",
+    "act_layer": "ResNets have activation='relu', 'silu', 'mish' or 'gelu'; others cannot change it",
     "drop": "use drop_rate",
     "drop_block_rate": "use drop_path_rate",
     "dropout": "use drop_rate",

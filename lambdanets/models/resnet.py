@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from lambdanets.layers import LambdaLayer2d, SqueezeExcitation2d
 from lambdanets.layers.pool import AveragePool
-from lambdanets.models.blocks import DropPath, conv, drop_path_rates, smaller, zero_gamma
-from lambdanets.models.config import Placement, ResNetConfig
+from lambdanets.models.blocks import DropPath, activation, blur_by_half, conv, drop_path_rates, smaller, zero_gamma
+from lambdanets.models.config import Activation, Placement, ResNetConfig
 from lambdanets.models.network import Network
 from lambdanets.models.spatial import pool_behind, scope_of_stage, spatial_layer
 
@@ -24,6 +24,7 @@ class Bottleneck(nn.Module):
 
     A convolution strides itself. Any other `spatial` layer works at the input's resolution, and where the block
     makes the map smaller 3x3 average pooling follows: in lambda layers with `downsample="avg"`, behind other layers.
+    With `blur` a convolution works at the input's resolution too, and a binomial filter follows.
     """
 
     def __init__(
@@ -36,18 +37,23 @@ class Bottleneck(nn.Module):
         shortcut: str = "conv",
         se: int | None = None,
         drop_path: float = 0.0,
+        act: Activation = "relu",
+        blur: bool = False,
     ) -> None:
         super().__init__()
         out_channels = width * EXPANSION
+        blur = blur and spatial is None and stride > 1
         self.conv1 = conv(channels, width)
         self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = conv(width, width, 3, stride=stride) if spatial is None else spatial
+        self.conv2 = conv(width, width, 3, stride=1 if blur else stride) if spatial is None else spatial
         self.pool = nn.Identity() if spatial is None else pool_behind(spatial, stride)
+        if blur:
+            self.pool = blur_by_half()
         self.bn2 = nn.BatchNorm2d(width)
         self.conv3 = conv(width, out_channels)
         self.bn3 = zero_gamma(nn.BatchNorm2d(out_channels))
         self.se = nn.Identity() if se is None else SqueezeExcitation2d(out_channels, reduction=se)
-        self.act = nn.ReLU(inplace=True)
+        self.act = activation(act)
         self.drop_path = DropPath(drop_path)
         self.downsample = None
         if stride > 1 or channels != out_channels:
@@ -70,12 +76,16 @@ def make_shortcut(channels: int, out_channels: int, stride: int, kind: str) -> n
     raise ValueError(f"unknown shortcut {kind!r}; choose one of 'conv', 'pool'")
 
 
-def make_stem(kind: str, in_chans: int, width: int) -> tuple[nn.Module, nn.Module]:
+def make_stem(config: ResNetConfig) -> tuple[nn.Module, nn.Module]:
     """The convolutions before bn1, and the pooling after it."""
+    kind, in_chans, width = config.stem, config.in_chans, config.widths[0]
     if kind not in STEMS:
         raise ValueError(f"unknown stem {kind!r}; choose one of {', '.join(map(repr, STEMS))}")
-    pool = nn.MaxPool2d(3, 2, padding=1)
+    blur = config.blur != "none"
+    pool = nn.Sequential(nn.MaxPool2d(3, 1, padding=1), blur_by_half()) if blur else nn.MaxPool2d(3, 2, padding=1)
     if kind == "small":
+        if config.blur == "stem":
+            raise ValueError("blur='stem' has no effect with stem='small', which keeps the resolution: use blur='all'")
         return conv(in_chans, width, 3), nn.Identity()
     if kind == "vanilla":
         return conv(in_chans, width, 7, stride=2), pool
@@ -83,14 +93,17 @@ def make_stem(kind: str, in_chans: int, width: int) -> tuple[nn.Module, nn.Modul
     convs = nn.Sequential(
         conv(in_chans, half, 3, stride=2),
         nn.BatchNorm2d(half),
-        nn.ReLU(inplace=True),
+        activation(config.activation),
         conv(half, half, 3),
         nn.BatchNorm2d(half),
-        nn.ReLU(inplace=True),
+        activation(config.activation),
         conv(half, width, 3),
     )
     if kind == "strided":
-        pool = nn.Sequential(conv(width, width, 3, stride=2), nn.BatchNorm2d(width), nn.ReLU(inplace=True))
+        strided = conv(width, width, 3, stride=1 if blur else 2)
+        pool = nn.Sequential(strided, nn.BatchNorm2d(width), activation(config.activation))
+        if blur:
+            pool.append(blur_by_half())
     return convs, pool
 
 
@@ -118,6 +131,8 @@ def make_stage(
                 shortcut=config.shortcut,
                 se=config.se_reduction if se and spatial is None else None,
                 drop_path=rate,
+                act=config.activation,
+                blur=config.blur == "all",
             )
         )
         size, channels, stride = smaller(size, stride), width * EXPANSION, 1
@@ -133,9 +148,9 @@ class ResNet(Network):
         super().__init__(config)
         stem = config.widths[0]
         self.first_conv = "conv1.0" if config.stem in ("deep", "strided") else "conv1"
-        self.conv1, self.maxpool = make_stem(config.stem, config.in_chans, stem)
+        self.conv1, self.maxpool = make_stem(config)
         self.bn1 = nn.BatchNorm2d(stem)
-        self.act1 = nn.ReLU(inplace=True)
+        self.act1 = activation(config.activation)
         first, second = STEMS[config.stem]
         size = smaller(smaller(config.image_grid, first), second)
         reduction, channels = first, stem

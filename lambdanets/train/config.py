@@ -212,8 +212,9 @@ class Optimizer:
 class Schedule:
     """The learning rate of a step."""
 
-    kind: Literal["cosine", "exponential", "drops", "constant"] = "cosine"
-    """After the warmup: down to 0 by a cosine; times `factor` every `every` epochs, or at `drops`; or constant."""
+    kind: Literal["cosine", "flat_cosine", "exponential", "drops", "constant"] = "cosine"
+    """After the warmup: down to 0 by a cosine (flat_cosine: constant until `flat`, then the cosine); times `factor`
+    every `every` epochs, or at `drops`; or constant."""
     rate: float = 0.1
     """The peak, for a batch of `per_batch`."""
     per_batch: int = 256
@@ -226,6 +227,8 @@ class Schedule:
     """exponential: epochs."""
     drops: tuple[float, ...] = (0.9, 0.95, 0.975)
     """drops: fractions of the run."""
+    flat: float = 0.75
+    """flat_cosine: fraction of the run after which the rate falls."""
 
     def __post_init__(self) -> None:
         for name in ("rate", "factor", "every"):
@@ -234,7 +237,7 @@ class Schedule:
         at_least(self, 0, "per_batch", "warmup_epochs")
         if not all(0 < drop < 1 for drop in self.drops):
             raise ValueError(f"schedule.drops are between 0 and 1, fractions of the run, not {self.drops}")
-        check_numbers(self, "schedule.", factor=(0, 1), every=(1e-6, LARGEST))
+        check_numbers(self, "schedule.", factor=(0, 1), every=(1e-6, LARGEST), flat=(0, 1))
 
     def peak(self, batch_size: int) -> float:
         return self.rate * batch_size / self.per_batch if self.per_batch else self.rate

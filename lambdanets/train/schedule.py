@@ -13,8 +13,9 @@ def learning_rate(schedule: Schedule, batch_size: int, step: int, *, steps: int,
         return peak * step / warmup
     if schedule.kind == "constant":
         return peak
-    if schedule.kind == "cosine":
-        return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(steps - warmup, 1)))
+    if schedule.kind in ("cosine", "flat_cosine"):
+        start = warmup if schedule.kind == "cosine" else max(warmup, schedule.flat * steps)
+        return peak * 0.5 * (1 + math.cos(math.pi * max(step - start, 0) / max(steps - start, 1)))
     if schedule.kind == "drops":
         return peak * schedule.factor ** sum(step >= at * steps for at in schedule.drops)
     return peak * schedule.factor ** ((step - warmup) // (schedule.every * steps_per_epoch))

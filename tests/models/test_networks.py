@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import warnings
+from collections import Counter
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch._subclasses import FakeTensorMode
 
 from lambdanets.layers import LambdaLayer2d, LocalAttention2d, SqueezeExcitation2d
 from lambdanets.models import LAYERS, ROWS, Bottleneck, ResNet, create_model, list_models
-from lambdanets.models.blocks import DropPath
+from lambdanets.models.blocks import DropPath, blur_by_half
 from tests.models.helpers import SMALL, fake, images, meta, randomized, settled, small
 
 
@@ -257,6 +258,9 @@ def test_two_lambda_layers_in_one_block_warn() -> None:
         ),
         ("resnet50", {"stem": "deeper"}, ValueError, "'vanilla', 'deep', 'strided', 'small'"),
         ("resnet50", {"shortcut": "none"}, ValueError, "'conv', 'pool'"),
+        ("resnet50", {"activation": "tanh"}, ValueError, "'relu', 'silu', 'mish', 'gelu'"),
+        ("resnet50", {"act_layer": "silu"}, TypeError, "activation='relu'"),
+        ("resnet_tiny", {"blur": "stem"}, ValueError, "use blur='all'"),
         ("resnet50", {"global_pool": "mean"}, ValueError, "'avg', 'max', ''"),
         ("resnet50", {"global_pool": ""}, ValueError, "num_classes=0"),
         ("resnet50", {"drop_rate": 1.0}, ValueError, "drop_rate"),
@@ -312,6 +316,34 @@ def test_two_lambda_layers_in_one_block_warn() -> None:
 def test_errors_say_what_to_do(name: str, arguments: dict, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message), torch.device("meta"):
         create_model(name, **arguments)
+
+
+@pytest.mark.parametrize("kind", ["silu", "mish", "gelu"])
+def test_the_activation_is_everywhere(kind: str) -> None:
+    found = Counter(type(m).__name__.lower() for m in meta("resnet_rs50", activation=kind, se=False).modules())
+    assert found["relu"] == 0
+    assert found[kind] == 3 + 1 + 16  # of the stem, after the maximum pooling's place, of the blocks
+
+
+def test_blurred_networks_alias_less_and_keep_their_sizes() -> None:
+    ours = blur_by_half()
+    x = torch.randn(2, 3, 7, 10, dtype=torch.float64)
+    row = torch.tensor([1.0, 2.0, 1.0], dtype=torch.float64) / 4
+    kernel = (row[:, None] * row).expand(3, 1, 3, 3)
+    theirs = F.conv2d(x, kernel, stride=2, padding=1, groups=3)
+    torch.testing.assert_close(ours(x)[:, :, 1:-1, 1:], theirs[:, :, 1:-1, 1:])
+    assert torch.equal(ours(torch.ones(1, 1, 5, 1)), torch.ones(1, 1, 3, 1))  # the border does not darken
+    for stem, blur in (("vanilla", "stem"), ("deep", "all"), ("strided", "all"), ("small", "all")):
+        plain, blurred = (create_model("resnet26", stem=stem, blur=kind, num_classes=2) for kind in ("none", blur))
+        randomized(plain)
+        blurred.load_state_dict(plain.state_dict())  # filters have no parameters
+        image = torch.randn(2, 3, 45, 64)
+        sizes = [[m.shape for m in net.forward_intermediates(image)[1]] for net in (plain, blurred)]
+        assert sizes[0] == sizes[1]
+        assert not torch.allclose(plain(image), blurred(image))
+    strides = {m.stride for m in blurred.layer2.modules() if isinstance(m, torch.nn.Conv2d)}
+    assert strides == {(1, 1), (2, 2)}  # the shortcut still strides
+    assert blurred.layer2[0].conv2.stride == (1, 1)
 
 
 def test_stochastic_depth() -> None:

@@ -28,6 +28,17 @@ def test_warmup_is_linear_and_the_cosine_ends_at_nothing():
     assert 0 < found[999] < 1e-5
 
 
+def test_the_flat_cosine_starts_late():
+    schedule = Schedule(kind="flat_cosine", rate=1.0, per_batch=0, warmup_epochs=1.0, flat=0.5)
+    found = rates(schedule, (5, 10, 500, 750, 999))
+    assert found[5] == pytest.approx(0.5)
+    assert found[10] == found[500] == 1.0
+    assert found[750] == pytest.approx(0.5)
+    assert 0 < found[999] < 1e-4
+    late = rates(Schedule(kind="flat_cosine", rate=1.0, per_batch=0, warmup_epochs=80.0, flat=0.5), (800, 900))
+    assert list(late.values()) == pytest.approx([1.0, 0.5])  # the warmup ends after `flat`
+
+
 def test_exponential_falls_every_three_epochs():
     found = rates(Schedule(kind="exponential", rate=0.1, per_batch=0, warmup_epochs=2.0), (10, 20, 49, 50, 80))
     assert found[10] == pytest.approx(0.05)
