@@ -253,11 +253,16 @@ class Ema:
     """The decay of step t is at most (1 + t) / (10 + t)."""
     horizon: float = 0.1
     """1 / (1 - decay) is at most this fraction of the run, or the average would still hold its random start."""
+    recalibrate: int = 0
+    """Before each evaluation, recompute the running statistics of batch norm for the averaged weights over this many
+    training (micro-)batches of each process; 100 is plenty. 0: use those of the weights that are trained."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.decay < 1:
             raise ValueError(f"ema.decay is at least 0 and below 1, not {self.decay}")
-        check_numbers(self, "ema.", horizon=(0, LARGEST))
+        if self.recalibrate and not self.decay:
+            raise ValueError("ema.recalibrate is for averaged weights: set ema.decay as well, for example to 0.999")
+        check_numbers(self, "ema.", horizon=(0, LARGEST), recalibrate=(0, 1_000_000))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,12 +5,15 @@ step costs one operation on all tensors at once, and the buffers are copied when
 """
 
 import copy
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lambdanets.train import foreach
 from lambdanets.train.config import Ema
+from lambdanets.train.distributed import World
 
 
 def decay_of_step(ema: Ema, step: int, steps: int) -> float:
@@ -22,7 +25,7 @@ def decay_of_step(ema: Ema, step: int, steps: int) -> float:
 class MovingAverage:
     """A second network whose parameters follow those of the first. Shared tables stay shared."""
 
-    fixed = False  # buffers are its own, and no longer those of the first network
+    fixed = False  # until the next update: buffers are its own, and not those of the first network
 
     def __init__(self, model: nn.Module) -> None:
         self.source = model
@@ -39,6 +42,7 @@ class MovingAverage:
     @torch.no_grad()
     def update(self, weight: float, skip: Tensor) -> None:
         """Moves by `weight` (1 - decay), unless `skip` is 1 (a float32 on the device): a step that was undone."""
+        self.fixed = False
         for mine, theirs in self.groups.values():
             foreach.approach_(mine, theirs, weight, skip)
 
@@ -49,3 +53,25 @@ class MovingAverage:
             for mine, theirs in zip(self.module.buffers(), self.source.buffers(), strict=True):
                 mine.copy_(theirs)
         return self.module
+
+    @torch.no_grad()
+    def recalibrate(self, batches: Iterable[Any], forward: Callable[[nn.Module, Any], object], world: World) -> None:
+        """Replace the running statistics of batch norm by the mean over batches and processes, until the next update.
+
+        As torch's update_bn, which would also reset the statistics of frozen layers.
+        """
+        network = self.network().train()
+        norms = [m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
+        momenta = [norm.momentum for norm in norms]
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # the mean of all
+        for batch in batches:
+            forward(network, batch)
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+            for statistic in (norm.running_mean, norm.running_var):
+                if statistic is not None:
+                    world.mean_(statistic)
+        network.eval()
+        self.fixed = True

@@ -1,5 +1,6 @@
 """The training loop, for every task: steps, evaluations, checkpoints, the log."""
 
+import itertools
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -16,14 +17,14 @@ from lambdanets.runs import CHECKPOINTS, as_stored, write_config
 from lambdanets.train import checkpoint
 from lambdanets.train.config import RunConfig
 from lambdanets.train.distributed import World, join
-from lambdanets.train.engine import Engine, check_tensors
+from lambdanets.train.engine import Engine, check_tensors, seed_all
 from lambdanets.train.identity import check_processes, write_identity
 from lambdanets.train.log import RunLog
 from lambdanets.train.lost import LostProcessError, lost_process
 from lambdanets.train.memory import fitting_share, make_share
 from lambdanets.train.nonfinite import NotFiniteError, diagnose
 from lambdanets.train.precision import autocast
-from lambdanets.train.prefetch import on_device
+from lambdanets.train.prefetch import moved, on_device
 from lambdanets.train.result import Result, Scores, save_at_end
 from lambdanets.train.resume import FORMAT, find_checkpoint, own_folder
 from lambdanets.train.schedule import learning_rate
@@ -264,10 +265,22 @@ class TrainingRun:
         average = {} if self.engine.average is None else {"ema": self.engine.average.network()}
         return average | {"raw": self.engine.model}
 
+    def recalibrate(self) -> None:
+        """If wanted, batch norm statistics of the averaged weights, from the first batches of the last epoch."""
+        average, count, device = self.engine.average, self.config.ema.recalibrate, self.world.device
+        if average is None or not count or average.fixed:
+            return
+        self.engine.statistics.release()
+        seed_all(self.config.seed, self.steps, self.world.rank, device=device)
+        batches = itertools.islice(self.task.batches(self.epochs.epoch(self.steps - 1), 0, self.share), count)
+        with autocast(self.config.precision, device):
+            average.recalibrate((moved(batch, device) for batch in batches), self.task.loss, self.world)
+
     def evaluate(self, final: bool = False) -> Scores:
         """The averaged weights (at the end the last ones too), and whether they are the best so far."""
         paused = time.monotonic()
         self.show("evaluating")
+        self.recalibrate()
         scores: Scores = {}
         for name, model in self.models().items():
             if not scores or final:
@@ -361,6 +374,7 @@ class TrainingRun:
     def finish(self) -> Result:
         self.save_checkpoint()
         if self.config.early_stopping:
+            self.recalibrate()
             self.note_best(self.score(next(iter(self.models().values())), final=False))
             assert self.best is not None
             next(iter(self.models().values())).load_state_dict(self.best["model"])

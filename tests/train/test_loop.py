@@ -422,3 +422,28 @@ def test_a_full_disk_keeps_the_last_good_checkpoint_and_the_run(tmp_path, monkey
 def test_refusals(tmp_path, changes, words):
     with pytest.raises(ValueError, match=words):
         fit(Numbers(), config(tmp_path, **changes))
+
+
+@pytest.mark.parametrize("early_stopping", [0, 3])
+def test_statistics_of_averaged_weights_are_those_of_training_batches(tmp_path, early_stopping):
+    def settings(name, **ema):
+        return config(tmp_path / name, ema=Ema(decay=0.9, **ema), micro_batch=8, early_stopping=early_stopping)
+
+    plain, task = settings("plain"), Numbers(dropout=0.0)
+    fit(Numbers(dropout=0.0), plain)
+    fit(task, settings("whole", recalibrate=5))
+    before, found = final(plain.out), final(tmp_path / "whole")
+    if not early_stopping:
+        weights = [name for name in found if "running" not in name and "tracked" not in name]
+        assert same({n: before[n] for n in weights}, {n: found[n] for n in weights})
+        assert same({n: t for n, t in before.items() if "raw" in n}, {n: t for n, t in found.items() if "raw" in n})
+    batches = task.batches(3, 0, Share(0, 1, 8, 2))
+    hidden = [x @ found["ema.0.weight"].T + found["ema.0.bias"] for x, _ in (next(batches) for _ in range(5))]
+    torch.testing.assert_close(found["ema.1.running_mean"], torch.stack([h.mean(0) for h in hidden]).mean(0))
+    torch.testing.assert_close(found["ema.1.running_var"], torch.stack([h.var(0) for h in hidden]).mean(0))
+    assert not torch.equal(found["ema.1.running_mean"], before["ema.1.running_mean"])
+    for step in (6, 9, 24):  # at an evaluation, between two of them, and before the last
+        parts = settings(f"parts{step}", recalibrate=5)
+        fit(Numbers(dropout=0.0), parts, watch=StopAt(step, event="tick"))
+        fit(Numbers(dropout=0.0), parts, resume=True)
+        assert same(found, final(parts.out))

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from lambdanets.train.config import Ema, Optimizer, Schedule
+from lambdanets.train.distributed import World
 from lambdanets.train.ema import MovingAverage, decay_of_step
 from lambdanets.train.optim import make_optimizer, parameter_groups, step
 from lambdanets.train.schedule import learning_rate
@@ -233,3 +234,18 @@ def test_frozen_parts_do_not_learn_and_their_statistics_stay(part, frozen):
 def test_a_part_that_is_not_there_cannot_be_frozen():
     with pytest.raises(ValueError, match="freeze 'layer9': this network has stem, layer1, layer2, layer3, layer4, and"):
         small().freeze("layer9")
+
+
+def test_recalibration_leaves_frozen_statistics():
+    network = small()
+    network.freeze("layer1")
+    with torch.no_grad():
+        for name, buffer in network.named_buffers():
+            if "running" in name:
+                buffer.fill_(2.0)
+    average = MovingAverage(network)
+    average.recalibrate([torch.randn(4, 3, 16, 16)], lambda model, batch: model(batch), World())
+    for name, buffer in average.network().named_buffers():
+        if "running" in name:
+            assert torch.equal(buffer, torch.full_like(buffer, 2.0)) == name.startswith(("bn1", "layer1")), name
+    assert not average.module.training
