@@ -60,7 +60,7 @@ def embedding(result: Row, where: str) -> str:
 
 
 def engine(result: Row, where: str) -> str:
-    """What `lambdanets bench engine` wrote."""
+    """What benchmarks/loop_overhead.py wrote."""
     used = result["settings"]
     spans = {name: f"{min(rates):,.0f} to {max(rates):,.0f}" for name, rates in result["windows"].items()}
     quartiles = " to ".join(f"{100 * one:+.1f}" for one in result["overhead_quartiles"])
@@ -152,7 +152,7 @@ def pseudo_hours(results: Path, images: int = 130_000_000) -> str:
 
 
 def detect(result: Row, where: str) -> str:
-    """What `lambdanets detect bench` wrote: a table for each size, beside its first backbone."""
+    """What benchmarks/detector_step.py wrote: a table for each size, beside its first backbone."""
     lines = [f"{where}. Medians, and in brackets beside the first row.\n"]
     kinds = ("width", "height", "batch", "precision", "compiled")
     for kind in dict.fromkeys(tuple(row[key] for key in kinds) for row in result["rows"]):

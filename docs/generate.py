@@ -16,6 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # blocks.py, readings.py
 
+import paper_tables
 import readings
 from blocks import Row, comparison, detect, embedding, engine, kernels, loader, pseudo, pseudo_hours, sets
 
@@ -92,13 +93,11 @@ def reproduced(name: str, results: Path) -> str:
     path = results / folder / "reproduce.json"
     if not path.exists():
         return f"No measurement yet: `lambdanets reproduce all --out benchmarks/results/{folder}` writes it.\n"
-    from lambdanets.experiments.reproduce.document import summary, tables
-
     result = json.loads(path.read_text())
     if folder != name:
-        return tables(result)
+        return paper_tables.tables(result)
     picture = "\n![Time for 1024 images against published accuracy](figures/pareto.svg)\n"
-    return summary(result) + (picture if result["headlines"] else "")
+    return paper_tables.summary(result) + (picture if result["headlines"] else "")
 
 
 def exports(result: Row, where: str) -> str:
@@ -211,7 +210,7 @@ def language(result: Row, where: str) -> str:
 OTHERS = {"language": language, "compare": comparison, "networks": networks, "engine": engine, "pseudo": pseudo}
 OTHERS |= {"detect": detect, "sets": sets, "steps": steps, "loader": loader, "guard": readings.guard}
 OTHERS |= {"roofline": kernels, "embedding": embedding}
-WRITERS = {"detect-cuda": "lambdanets detect bench", "detect-sets": "benchmarks/detect_sets.py"}
+WRITERS = {"detect-cuda": "benchmarks/detector_step.py", "detect-sets": "benchmarks/detect_sets.py"}
 WRITERS |= {"guard-imagenette": "benchmarks/guard_hashes.py", "kernels-h200": "lambdanets bench kernels"}
 WRITERS |= {"steps-cuda": "benchmarks/step_profile.py", "compare-imagenette": "lambdanets experiments compare"}
 WRITERS |= {"embedding-std": "benchmarks/embedding_std.py"}

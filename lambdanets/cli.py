@@ -95,7 +95,10 @@ EXPERIMENTS = {
 GROUP = "experiments"
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
 MOVED = {
+    "bench engine": "`python benchmarks/loop_overhead.py`, in the repository",
+    "bench plot": "`python benchmarks/plot_results.py`, in the repository",
     "compare": "`lambdanets experiments compare`",
+    "detect bench": "`python benchmarks/detector_step.py`, in the repository",
     "digits": "`lambdanets demo`",
     "language": "`lambdanets experiments language`",
     "pseudo-label": "`lambdanets pseudo label`",

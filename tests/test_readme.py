@@ -161,7 +161,7 @@ def test_steps_of_detectors_are_shown_beside_the_first(tmp_path: Path):
     result = {"name": "detect", "date": "2021-02-17T00:00:00", "rows": rows, "versions": {"torch": "2.11"}}
     result["machine"] = {"cpu": "A chip", "cores": 1, "gpu": "A GPU"}
     block = "<!-- bench:detect-cuda -->\n<!-- /bench -->"
-    assert "`lambdanets detect bench` writes detect-cuda.json" in generate.filled(block, tmp_path)
+    assert "`benchmarks/detector_step.py` writes detect-cuda.json" in generate.filled(block, tmp_path)
     (tmp_path / "detect-cuda.json").write_text(json.dumps(result))
     text = generate.filled(block, tmp_path)
     assert "A training step, 4 pictures of 1333x800, bfloat16:\n" in text

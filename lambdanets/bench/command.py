@@ -5,11 +5,9 @@ from typing import Annotated
 
 import tyro
 
-from lambdanets.bench.engine import BenchEngine
 from lambdanets.bench.kernels import BenchKernels
 from lambdanets.bench.layers import BenchLayer, BenchOp
 from lambdanets.bench.networks import BenchNetwork
-from lambdanets.bench.plot import BenchPlot
 
 
 @dataclass(frozen=True)
@@ -20,9 +18,7 @@ class Bench:
         Annotated[BenchOp, tyro.conf.subcommand("op")]
         | Annotated[BenchLayer, tyro.conf.subcommand("layer")]
         | Annotated[BenchKernels, tyro.conf.subcommand("kernels")]
-        | Annotated[BenchNetwork, tyro.conf.subcommand("network")]
-        | Annotated[BenchEngine, tyro.conf.subcommand("engine")]
-        | Annotated[BenchPlot, tyro.conf.subcommand("plot")],
+        | Annotated[BenchNetwork, tyro.conf.subcommand("network")],
         tyro.conf.arg(name=""),
     ]
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from torch import Tensor, nn
 
-from lambdanets.bench import plot, show
+from lambdanets.bench import show
 from lambdanets.bench.cases import (
     DOWNSAMPLING,
     SCOPES,
@@ -78,8 +78,6 @@ class BenchLayer:
     """A tiny shape and few repeats: does it run?"""
     output: Annotated[Path | None, optional("PATH")] = None
     """The JSON file; runs/bench/NAME.json by default."""
-    plot: Annotated[Path | None, optional("PATH")] = None
-    """Also draw the times, to this picture (needs matplotlib)."""
 
     def run(self) -> int:
         if self.pooled and self.against != ("convolution",):
@@ -310,8 +308,6 @@ def bench(options: BenchLayer, what: str, *, operation: bool, layers: bool, cons
     device = chosen_device(options.device)
     check_positive(batch=options.batch, heads=options.heads, key_depth=options.key_depth, repeats=options.repeats)
     options = with_defaults(options, device)
-    if options.plot is not None:
-        plot.check_plotting(options.plot)
     cases = make_cases(
         tuple(map(Shape.parse, options.shapes)),
         tuple(map(parse_scope, options.scopes)),
@@ -338,9 +334,6 @@ def bench(options: BenchLayer, what: str, *, operation: bool, layers: bool, cons
                 write_json(output, as_json(options, what, device, runner))
     show.tables(runner.rows, runner.left_out, console)
     console.print(f"written to {output}", highlight=False, soft_wrap=True)
-    if options.plot is not None:
-        plot.draw(as_json(options, what, device, runner), options.plot)
-        console.print(f"drawn in {options.plot}", highlight=False, soft_wrap=True)
     for mismatch in runner.mismatches:
         console.print(f"no number, the check failed: {mismatch}", style="red", markup=False, soft_wrap=True)
     return 1 if runner.mismatches else 0
@@ -370,7 +363,7 @@ def result_name(options: BenchLayer, what: str, device: torch.device) -> str:
 
 
 def as_json(options: BenchLayer, what: str, device: torch.device, runner: Runner) -> dict[str, Any]:
-    settings = {name: value for name, value in asdict(options).items() if name not in ("output", "plot")}
+    settings = {name: value for name, value in asdict(options).items() if name != "output"}
     own = [{name: value for name, value in asdict(row).items() if name != "case"} for row in runner.rows]
     return {
         "name": result_name(options, what, device),

@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lambdanets.detect.bench import BenchDetector
 from lambdanets.detect.config import DetectConfig
 from lambdanets.options import check_numbers, chosen_device, optional
 from lambdanets.recipes.coco import coco_mask_rcnn, coco_one_gpu, debug, shapes, small_set
@@ -415,8 +414,7 @@ def detect_command(arguments: Sequence[str] = ()) -> Any:
             | Annotated[PredictObjects, tyro.conf.subcommand("predict")]
             | Annotated[CheckAnnotations, tyro.conf.subcommand("check")]
             | Annotated[ScoreResults, tyro.conf.subcommand("score")]
-            | Annotated[ReportDetector, tyro.conf.subcommand("report")]
-            | Annotated[BenchDetector, tyro.conf.subcommand("bench")],
+            | Annotated[ReportDetector, tyro.conf.subcommand("report")],
             tyro.conf.arg(name=""),
         ]
 

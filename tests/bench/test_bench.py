@@ -13,14 +13,15 @@ from lambdanets import machine
 from lambdanets.bench import check, layers, peers
 from lambdanets.bench.cases import BenchCase, Shape, op_inputs, parse_scope
 from lambdanets.bench.check import MismatchError, check_operation, check_pooled, check_twin
-from lambdanets.bench.engine import BenchEngine
 from lambdanets.bench.timing import peak_bytes
 from lambdanets.cli import main
 from lambdanets.experiments.language.twins import CompareLanguage
 from lambdanets.ops import choose
 from tests.support.broken_backend import break_backend
+from tests.support.scripts import script
 
 CPU = torch.device("cpu")
+plot_results = script("benchmarks/plot_results.py")
 
 
 def quick(tmp_path, *arguments, what="op"):
@@ -44,14 +45,16 @@ def test_the_documents_are_made_from_nothing_that_is_tried(words, name, tmp_path
 
 
 def test_nor_from_what_takes_long():
-    assert BenchEngine(data="mnist").output == Path("runs/bench/engine.json")
+    assert script("benchmarks/loop_overhead.py").BenchEngine(data="mnist").output == Path("runs/bench/engine.json")
     assert CompareLanguage().output == Path("runs/bench/language-cpu.json")
 
 
 def test_op_writes_times_of_backends_and_layers(tmp_path, capsys):
-    code, result = quick(tmp_path, "--plot", str(tmp_path / "plot.png"))
+    code, result = quick(tmp_path)
     assert code == 0
-    assert (tmp_path / "plot.png").stat().st_size > 1000
+    picture = tmp_path / "plot.png"
+    assert plot_results.main([str(tmp_path / "deep" / "result.json"), str(picture)]) == 0
+    assert picture.stat().st_size > 1000
     assert {"name", "date", "commit", "machine", "versions", "settings", "rows", "left_out"} <= set(result)
     assert {"cpu", "cores", "gpu"} <= set(result["machine"])
     assert {"python", "torch", "triton", "timm", "lambda-networks"} <= set(result["versions"])
@@ -254,7 +257,7 @@ def test_growth_is_drawn_against_the_side(tmp_path):
         {**row, "shape": f"{n}x{n}x8", "contender": name} for n in (4, 8, 16, 32) for name in ("ours", "conv3x3 + BN")
     ]
     (tmp_path / "result.json").write_text(json.dumps({"rows": rows}))
-    assert main(["bench", "plot", str(tmp_path / "result.json"), str(tmp_path / "growth.svg")]) == 0
+    assert plot_results.main([str(tmp_path / "result.json"), str(tmp_path / "growth.svg")]) == 0
     assert "side of the map" in (tmp_path / "growth.svg").read_text()
 
 
@@ -266,18 +269,26 @@ def test_growth_is_drawn_against_the_side(tmp_path):
         (["op", "--key-depth", "0"], "--key-depth must be more than 0, got 0"),
         (["layer", "--pooled"], "--pooled is for blocks that halve their map: .* --against convolution"),
         (["op", "--pooled"], "--pooled is for whole layers: lambdanets bench layer --pooled"),
-        (["op", "--plot", "times.xyz"], "times.xyz: a picture's name ends in .*, .png, .*, .svg"),
-        (["plot", "networks.json", "a.png"], "networks.json is no result of `bench op`, `bench layer`"),
-        (["plot", "kernels.json", "a.png"], "kernels.json is no result of `bench op`, `bench layer`"),
-        (["plot", "broken.json", "a.png"], "broken.json is not usable JSON"),
+        (["plot", "a.json", "a.png"], r"`lambdanets bench plot` is now `python benchmarks/plot_results.py`"),
+        (["engine", "--data", "mnist"], r"`lambdanets bench engine` is now `python benchmarks/loop_overhead.py`"),
     ],
 )
 def test_refusals(arguments, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "networks.json").write_text(json.dumps({"rows": [{"network": "resnet50"}]}))
-    (tmp_path / "kernels.json").write_text(json.dumps({"rows": [{"shape": "7x7x512", "group": "forward"}]}))
-    (tmp_path / "broken.json").write_text("{")
-    quickly = [] if arguments[0] == "plot" else ["--device", "cpu", "--quick"]
-    assert main(["bench", *arguments, *quickly]) == 2
+    assert main(["bench", *arguments, "--device", "cpu", "--quick"]) == 2
     assert re.search(words, capsys.readouterr().err)
     assert not (tmp_path / "benchmarks").exists()  # before anything is measured
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"rows": [{"network": "resnet50"}]}', "no result of `bench op`, `bench layer`"),
+        ('{"rows": [{"shape": "7x7x512", "group": "forward"}]}', "no result of `bench op`, `bench layer`"),
+        ("{", "is not usable JSON"),
+    ],
+)
+def test_plots_of_something_else_are_refused(text, said, tmp_path):
+    (tmp_path / "result.json").write_text(text)
+    with pytest.raises(ValueError, match=said):
+        plot_results.main([str(tmp_path / "result.json"), str(tmp_path / "a.png")])

@@ -9,15 +9,16 @@ import torch
 from PIL import Image
 
 from lambdanets.cli import main
-from lambdanets.detect import bench as bench_module
 from lambdanets.detect.config import Heads, Jitter
-from lambdanets.detect.flex import FlexAttention2d
 from lambdanets.detect.network import make_backbone
 from lambdanets.detect.rle import encode
 from lambdanets.detect.weights import read_about
 from lambdanets.layers import GlobalAttention2d
 from lambdanets.train.config import ModelConfig
 from tests.detect.helpers import write_shapes
+from tests.support.scripts import script
+
+detector_step = script("benchmarks/detector_step.py")
 
 QUICK = ["--device", "cpu", "--data.workers", "0", "--epochs", "0.25"]
 
@@ -207,8 +208,7 @@ def test_a_picture_of_a_telephone_is_looked_at_upright(run, tmp_path):
         (["evaluate", "nowhere"], "neither the folder of a run"),
         (["train", "debug", "--data.path", "nowhere"], "no such folder or COCO file"),
         (["train", "debug", "--data.std", "0", "0", "0"], "std[0] must be from"),
-        (["bench", "resnet50", "--sizes", "big"], "WIDTHxHEIGHT"),
-        (["bench", "resnet51"], "resnet51"),
+        (["bench", "resnet50"], "is now `python benchmarks/detector_step.py`"),
         (["report", "nowhere"], "not a folder"),
     ],
 )
@@ -268,7 +268,7 @@ def test_flex_attention_is_global_attention():
     """Torch has no gradients of it on a CPU: on a GPU the benchmark compares those, too, before it measures."""
     torch.manual_seed(0)
     plain = GlobalAttention2d(16, input_size=(7, 5), heads=2).double()
-    flex = FlexAttention2d(16, input_size=(7, 5), heads=2).double()
+    flex = detector_step.FlexAttention2d(16, input_size=(7, 5), heads=2).double()
     flex.load_state_dict(plain.state_dict())
     x = torch.randn(2, 16, 6, 5, dtype=torch.float64)
     with torch.no_grad():
@@ -276,16 +276,23 @@ def test_flex_attention_is_global_attention():
 
 
 def test_bench_measures_every_row(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(bench_module, "WARM_UP", 1)
-    usual = bench_module.Heads
-    monkeypatch.setattr(bench_module, "Heads", lambda **o: replace(usual(**o), channels=8, hidden=8, proposals=20))
+    monkeypatch.setattr(detector_step, "WARM_UP", 1)
+    usual = detector_step.Heads
+    monkeypatch.setattr(detector_step, "Heads", lambda **o: replace(usual(**o), channels=8, hidden=8, proposals=20))
     tiny = "lambda_resnet_tiny,stem='strided',widths=(8,8,8,8),depths=(1,1,1,1)"
     names = [f"{tiny},scope=5", f"{tiny},layer=global_attention"]
-    words = ["detect", "bench", *names, "--sizes", "64x48", "--batch", "2", "--objects", "2", "--repeats", "1"]
+    words = [*names, "--sizes", "64x48", "--batch", "2", "--objects", "2", "--repeats", "1"]
     monkeypatch.chdir(tmp_path)
-    assert main([*words, "--padded", "--device", "cpu", "--dtype", "float32"]) == 0
+    assert detector_step.main([*words, "--padded", "--device", "cpu", "--dtype", "float32"]) == 0
     rows = json.loads((tmp_path / "runs/bench/detect-cpu.json").read_text())["rows"]
     assert [row["network"] for row in rows] == names
     assert all((row["height"], row["width"]) == (48, 64) for row in rows)
     assert all(row["seconds"] > 0 and row["backbone_seconds"] > 0 and row["peak_bytes"] > 0 for row in rows)
     assert "1.00" in capsys.readouterr().out
+
+
+def test_bench_refuses_sizes_and_networks_that_it_does_not_know():
+    with pytest.raises(ValueError, match="WIDTHxHEIGHT"):
+        detector_step.main(["resnet50", "--sizes", "big"])
+    with pytest.raises(ValueError, match="resnet51"):
+        detector_step.main(["resnet51"])

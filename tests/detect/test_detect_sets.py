@@ -1,6 +1,5 @@
 """benchmarks/detect_sets.py in miniature: weights, training without an evaluator, scores elsewhere, the table."""
 
-import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -14,15 +13,9 @@ from lambdanets.detect import precision
 from lambdanets.detect.coco import splits_of
 from tests.detect.helpers import write_shapes
 from tests.support.documents import generate
+from tests.support.scripts import script
 
-spec = importlib.util.spec_from_file_location(
-    "detect_sets", Path(__file__).resolve().parents[2] / "benchmarks" / "detect_sets.py"
-)
-assert spec is not None
-assert spec.loader is not None
-detect_sets = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(detect_sets)
-
+detect_sets = script("benchmarks/detect_sets.py")
 BACKBONES = ("lambda_resnet50", "resnet_rs50")
 TINY = ["--tiny", "--device", "cpu", "--workers", "0"]
 

@@ -1,9 +1,7 @@
 """Validation images among the others are found: the same file, and one that looks the same."""
 
-import importlib.util
 import io
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,14 +14,9 @@ from lambdanets.pseudo.label import LabelOptions
 from tests.data.helpers import encoded, samples, write_folder, write_tar
 from tests.pseudo.made import label_all, make_teacher
 from tests.support.documents import generate
+from tests.support.scripts import script
 
-spec = importlib.util.spec_from_file_location(
-    "guard_hashes", Path(__file__).resolve().parents[2] / "benchmarks" / "guard_hashes.py"
-)
-assert spec is not None
-assert spec.loader is not None
-guard_hashes = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(guard_hashes)
+guard_hashes = script("benchmarks/guard_hashes.py")
 
 SIDE = (96, 80)
 

@@ -197,7 +197,7 @@ def detection_cells() -> tuple[Cell, ...]:
         numbers += [("mask AP", row.mask), *zip((f"mask AP, {s}" for s in sizes), row.mask_sizes, strict=True)]
         cells += [Cell(row.label, quantity, "", printed, "paper") for quantity, printed in numbers]
         job = NetworkJob(network, DETECTION_SIZE, "inference", half=True)
-        note = f"the backbone alone at {DETECTION_SIZE} px; whole detectors: `lambdanets detect bench`"
+        note = f"the backbone alone at {DETECTION_SIZE} px; whole detectors: `benchmarks/detector_step.py`"
         cells.append(Cell(row.label, "inference", SPEED, None, "measured", job=job, note=note))
     return tuple(cells)
 

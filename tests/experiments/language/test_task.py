@@ -12,7 +12,6 @@ import pytest
 import torch
 from rich.console import Console
 
-from lambdanets.bench.plot import draw
 from lambdanets.cli import main
 from lambdanets.experiments.language.corpus import Corpus, python_files, read_corpus
 from lambdanets.experiments.language.network import ByteModelConfig
@@ -22,6 +21,7 @@ from lambdanets.train.config import Schedule
 from lambdanets.train.distributed import World
 from lambdanets.train.loop import fit
 from lambdanets.train.task import Share
+from tests.support.scripts import script
 
 SENTENCE = b"the quick brown fox jumps over the lazy dog and the cat sat on the mat. "
 SMALL = ByteModelConfig(width=16, depth=1, attention_heads=2, key_depth=4, reach=7)
@@ -202,7 +202,7 @@ def test_compare(tmp_path, corpus):
         assert row[kind]["state_bytes"] > 0
     assert row["lambda"]["state_bytes"] < row["attention"]["state_bytes"]
     assert [row["length"] for row in result["context"]] == [16, 32]
-    draw(result, tmp_path / "language.svg")
+    script("benchmarks/plot_results.py").draw(result, tmp_path / "language.svg")
     assert "<svg" in (tmp_path / "language.svg").read_text()
 
 

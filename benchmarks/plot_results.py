@@ -1,6 +1,10 @@
-"""Pictures of what `bench` measured, from its JSON: `lambdanets bench plot RESULT.json PICTURE.png`."""
+"""Plots of benchmark results, from their JSON.
 
-import importlib.util
+python benchmarks/plot_results.py benchmarks/results/layer-cuda-growth.json docs/figures/growth.svg
+"""
+
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,7 +30,6 @@ class BenchPlot:
     """Where to draw, such as growth.png or growth.svg."""
 
     def run(self) -> int:
-        check_plotting(self.picture)
         result = read_object(self.result)
         layers = all({"shape", "contender"} <= set(row) for row in result.get("rows", [{}]))
         if "generation" not in result and not layers:
@@ -36,17 +39,6 @@ class BenchPlot:
         draw(result, self.picture)
         print(f"drawn in {self.picture}")
         return 0
-
-
-def check_plotting(picture: Path) -> None:
-    """Refuses what cannot be drawn, before anything is measured."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ValueError("a plot needs matplotlib: pip install 'lambdanets[bench]'")
-    from matplotlib.backend_bases import FigureCanvasBase
-
-    known = FigureCanvasBase.get_supported_filetypes()
-    if picture.suffix.removeprefix(".").lower() not in known:
-        raise ValueError(f"{picture}: a picture's name ends in .{', .'.join(sorted(known))}")
 
 
 def draw(result: dict[str, Any], path: Path) -> None:
@@ -151,3 +143,11 @@ def growth(rows: list[dict[str, Any]], pyplot: Any) -> Any:
             axis.legend(fontsize=8)
     figure.supxlabel("dotted: linear and quadratic in the number of positions", fontsize=8)
     return figure
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    return tyro.cli(BenchPlot, args=words).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,15 +1,19 @@
-"""`lambdanets bench engine`: what the training loop costs beside a bare one with the same network and images."""
+"""Overhead of the training loop: ours against a bare loop with the same network and images.
+
+python benchmarks/loop_overhead.py --data imagenette2-160 --output benchmarks/results/engine.json
+"""
 
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
+import tyro
 from rich.console import Console
 
 from lambdanets.files import write_json
@@ -227,3 +231,11 @@ def endless(task: "Classify", config: TrainConfig) -> Any:
             epoch += 1
 
     return batches()
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    return tyro.cli(BenchEngine, args=words).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Documents from a reproduce.json: headlines, and one table for each of the paper's."""
+"""The blocks of the documents from a reproduce.json: headlines, and one table for each of the paper's."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,8 +1,13 @@
-"""`lambdanets detect bench`: time and memory of a training step of Mask R-CNN with several backbones, in one run."""
+"""Time and memory of a training step of Mask R-CNN with several backbones, in one run.
 
+python benchmarks/detector_step.py --output benchmarks/results/detect-cuda.json
+"""
+
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Annotated, Any, Literal
@@ -12,13 +17,19 @@ import tyro
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from torch import Tensor
+from torch.nn.attention.flex_attention import flex_attention
 
 from lambdanets.bench.networks import Entry, cuda_lost
 from lambdanets.bench.throughput import free_memory
 from lambdanets.bench.timing import once, peak_bytes
 from lambdanets.detect.config import Heads
+from lambdanets.detect.network import LEVELS, assemble
 from lambdanets.files import write_json
+from lambdanets.layers import GlobalAttention2d
+from lambdanets.layers.attention import keep_format, to_image
 from lambdanets.machine import describe
+from lambdanets.models.registry import create_model
 from lambdanets.options import BENCHES, chosen_device, optional
 from lambdanets.tables import wide
 
@@ -139,10 +150,6 @@ def without_layer(entry: Entry) -> Entry:
 
 
 def make(entry: Entry, size: tuple[int, int]) -> Any:
-    from lambdanets.detect.flex import FlexAttention2d
-    from lambdanets.detect.network import LEVELS, assemble
-    from lambdanets.models.registry import create_model
-
     arguments: dict[str, Any] = dict(entry.arguments)
     if arguments.get("layer") == FLEX:
         largest = tuple(-(-side // 8) for side in size)  # the input of c4
@@ -210,11 +217,35 @@ def timed(entry: Entry, row: BenchRow, options: BenchDetector, device: torch.dev
     }
 
 
+@cache
+def compiled() -> Any:
+    return torch.compile(flex_attention, dynamic=False)
+
+
+class FlexAttention2d(GlobalAttention2d):
+    """GlobalAttention2d by PyTorch's flex_attention, compiled on a GPU.
+
+    The kernels of GlobalAttention2d write out a bias for every pair of positions; here the two relative logits of a
+    pair are looked up inside the kernel.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        queries, keys, values = self.project(x)
+        width = x.shape[3]
+        rows = torch.einsum("bhyxk,yik->bhyxi", queries, self.height(x.shape[2])).flatten(2, 3).contiguous()
+        columns = torch.einsum("bhyxk,xjk->bhyxj", queries, self.width(width)).flatten(2, 3).contiguous()
+
+        def with_positions(score: Tensor, b: Tensor, h: Tensor, n: Tensor, m: Tensor) -> Tensor:
+            return score + rows[b, h, n, m // width] + columns[b, h, n, m % width]
+
+        attend = compiled() if x.is_cuda else flex_attention
+        flat = [part.flatten(2, 3) for part in (queries, keys, values)]
+        output = attend(*flat, score_mod=with_positions, scale=1.0)
+        return keep_format(to_image(output.unflatten(2, x.shape[2:])), x)
+
+
 def check_flex(device: torch.device) -> None:
     """No number without a right result: values and every gradient are those of the plain layer."""
-    from lambdanets.detect.flex import FlexAttention2d
-    from lambdanets.layers import GlobalAttention2d
-
     plain = GlobalAttention2d(256, input_size=(24, 20)).to(device)
     flex = FlexAttention2d(256, input_size=(24, 20)).to(device)
     flex.load_state_dict(plain.state_dict())
@@ -306,3 +337,11 @@ def tables(rows: Sequence[BenchRow]) -> list[Table]:
 
 def ratio(value: float, first: float | None) -> str:
     return "-" if not first else f"{value / first:.2f}"
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    return tyro.cli(BenchDetector, args=words).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

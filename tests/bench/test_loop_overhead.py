@@ -8,17 +8,18 @@ from statistics import median
 import pytest
 import torch
 
-from lambdanets.bench import engine
-from lambdanets.cli import main
 from lambdanets.recipes import debug
 from lambdanets.train.classify import Classify
 from lambdanets.train.engine import Engine
 from lambdanets.train.signals import SIGNAL_STATUS
+from tests.support.scripts import script
+
+loop_overhead = script("benchmarks/loop_overhead.py")
 
 
 @pytest.fixture
 def config(monkeypatch):
-    monkeypatch.setattr(engine, "TIMED_STEPS", 2)
+    monkeypatch.setattr(loop_overhead, "TIMED_STEPS", 2)
     config = debug()
     options = ("widths=(4,4,8,8)", "depths=(1,1,1,1)", "scope=3")
     config = replace(config, model=replace(config.model, options=options, drop_path_rate=0.0), batch_size=16)
@@ -26,7 +27,7 @@ def config(monkeypatch):
 
 
 def test_both_loops_run_and_are_compared(config):
-    result = engine.compare_loops(config, turns=3)
+    result = loop_overhead.compare_loops(config, turns=3)
     windows = result["windows"]
     assert {name: len(rates) for name, rates in windows.items()} == {"bare": 3, "ours": 3}  # the first pair warms up
     neighbours = sorted(theirs / ours - 1 for theirs, ours in zip(windows["bare"], windows["ours"], strict=True))
@@ -44,9 +45,9 @@ def test_loops_take_turns_of_as_many_steps(config, monkeypatch):
             yield
 
     step = Engine.step
-    monkeypatch.setattr(engine, "bare_steps", bare)
+    monkeypatch.setattr(loop_overhead, "bare_steps", bare)
     monkeypatch.setattr(Engine, "step", lambda *arguments: (calls.append("ours"), step(*arguments))[1])
-    engine.compare_loops(config, turns=2)
+    loop_overhead.compare_loops(config, turns=2)
     assert calls == (["ours"] * 2 + ["bare"] * 2) * 3
 
 
@@ -54,7 +55,7 @@ def test_the_bare_loop_learns_the_same_network_from_the_same_images(config, monk
     seen = []
     loss = Classify.loss
     monkeypatch.setattr(Classify, "loss", lambda self, *given: (seen.append((self, *given)), loss(self, *given))[1])
-    steps = engine.bare_steps(config, torch.device("cpu"))
+    steps = loop_overhead.bare_steps(config, torch.device("cpu"))
     next(steps)
     before = [p.detach().clone() for p in seen[0][1].parameters()]
     next(steps)
@@ -81,10 +82,12 @@ def test_a_signal_ends_it_there_with_a_sentence(moment, name, config, tmp_path, 
 
         return run
 
-    monkeypatch.setattr(engine, "imagenette", lambda: config)
+    monkeypatch.setattr(loop_overhead, "imagenette", lambda: config)
     monkeypatch.setattr(Engine, "step", lambda *a, step=Engine.step: (steps.append("ours"), step(*a))[1])
     if moment == "bare loop":
-        monkeypatch.setattr(engine, "moved", signal_after(engine.moved))  # its first step, after two of ours
+        monkeypatch.setattr(
+            loop_overhead, "moved", signal_after(loop_overhead.moved)
+        )  # its first step, after two of ours
     elif moment == "backward pass":  # it ends before anything is raised: torch would crash at exit
         loss = Classify.loss
 
@@ -102,7 +105,7 @@ def test_a_signal_ends_it_there_with_a_sentence(moment, name, config, tmp_path, 
         monkeypatch.setattr(Classify, "evaluate", signal_after(Classify.evaluate))
     before, output = signal.getsignal(signal.SIGTERM), tmp_path / "results" / "engine.json"
     words = ["--data", "mnist", "--placement", "CCCL", "--turns", "2", "--workers", "0", "--device", "cpu"]
-    assert main(["bench", "engine", *words, "--output", str(output)]) == SIGNAL_STATUS[name]
+    assert loop_overhead.main([*words, "--output", str(output)]) == SIGNAL_STATUS[name]
     said = capsys.readouterr().err
     if moment == "evaluation at the end of ours":  # all turns are over
         assert f"lambdanets: {name} ended the measurement: {output} has 2 of 2 turns" in said
@@ -115,12 +118,12 @@ def test_a_signal_ends_it_there_with_a_sentence(moment, name, config, tmp_path, 
 
 
 def test_the_size_of_the_images_can_be_chosen_and_is_written(config, tmp_path, monkeypatch):
-    monkeypatch.setattr(engine, "imagenette", lambda: config)
+    monkeypatch.setattr(loop_overhead, "imagenette", lambda: config)
     output = tmp_path / "engine.json"
-    words = ["bench", "engine", "--data", "mnist", "--placement", "CCCL", "--turns", "2", "--workers", "0"]
+    words = ["--data", "mnist", "--placement", "CCCL", "--turns", "2", "--workers", "0"]
     for size in (None, 12):
         chosen = [] if size is None else ["--image-size", str(size)]
-        assert main([*words, "--device", "cpu", "--output", str(output), *chosen]) == 0
+        assert loop_overhead.main([*words, "--device", "cpu", "--output", str(output), *chosen]) == 0
         assert json.loads(output.read_text())["settings"]["image_size"] == (size or config.model.image_size)
 
 
@@ -132,6 +135,6 @@ def test_the_size_of_the_images_can_be_chosen_and_is_written(config, tmp_path, m
         (["--image-size", "0"], "--image-size must be more than 0, got 0"),
     ],
 )
-def test_nothing_to_measure_is_refused_with_a_sentence(words, said, tmp_path, capsys):
-    assert main(["bench", "engine", "--data", "mnist", "--output", str(tmp_path / "engine.json"), *words]) == 2
-    assert said in capsys.readouterr().err
+def test_nothing_to_measure_is_refused_with_a_sentence(words, said, tmp_path):
+    with pytest.raises(ValueError, match=said):
+        loop_overhead.main(["--data", "mnist", "--output", str(tmp_path / "engine.json"), *words])
