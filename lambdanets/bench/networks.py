@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 from torch import nn
 
+from lambdanets.accelerate import accelerate
 from lambdanets.bench.compiled import Way, compilation
 from lambdanets.bench.throughput import Precision, Protocol, Throughput, free_memory, measure_network
 from lambdanets.files import write_json
@@ -25,7 +26,7 @@ from lambdanets.models.registry import configure
 from lambdanets.options import BENCHES, check_positive, chosen_device, optional
 from lambdanets.tables import wide
 
-TIMM = "timm:"
+TIMM, ACCELERATED = "timm:", "accelerate:"
 ATTENTION = ("axial_attention", "local_attention")
 DEPTHS = (50, 101, 152, 350)
 PRESETS = {
@@ -40,21 +41,32 @@ PRESETS = {
         *(f"resnet50,placement=LLLL,layer={layer}" for layer in ATTENTION),
         "resnet50",  # again: has the machine changed meanwhile?
     ),
+    "timm-lambda": (
+        *(
+            f"{prefix}timm:{name}"
+            for name in ("lambda_resnet26t", "lambda_resnet26rpt_256", "lambda_resnet50ts")
+            for prefix in ("", ACCELERATED)
+        ),
+        "timm:halonet50ts",
+        "timm:botnet26t_256",
+        "timm:lambda_resnet26t",  # again
+    ),
 }
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A network to measure: one of ours with arguments, or one of timm's."""
+    """A network to measure: one of ours with arguments, or one of timm's, as it is or with our lambda layers."""
 
     text: str  # as it was given
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    accelerated: bool = False
 
     @classmethod
     def parse(cls, text: str) -> "Entry":
         """`NAME` or `NAME,argument=value,...`; a value is a Python literal or else a word."""
-        name, *parts = re.split(r",(?=\w+=)", text)
+        name, *parts = re.split(r",(?=\w+=)", text.removeprefix(ACCELERATED))
         arguments = {}
         for part in parts:
             key, _, value = part.partition("=")
@@ -62,7 +74,7 @@ class Entry:
                 arguments[key] = ast.literal_eval(value)
             except (ValueError, SyntaxError):
                 arguments[key] = value
-        return cls(text, name, arguments)
+        return cls(text, name, arguments, text.startswith(ACCELERATED))
 
     @property
     def from_timm(self) -> bool:
@@ -70,6 +82,8 @@ class Entry:
 
     def check(self) -> None:
         """Refuses what cannot be built, before anything is measured."""
+        if self.accelerated and not self.from_timm:
+            raise ValueError(f"{self.text}: {ACCELERATED} is for timm's networks (timm:NAME), leave it out")
         if not self.from_timm:
             try:
                 meta_network(self.name, **self.arguments)
@@ -89,7 +103,12 @@ class Entry:
             return create_model(self.name, **{**self.arguments, **image_size})
         import timm
 
-        return timm.create_model(self.name.removeprefix(TIMM), **self.arguments)
+        name = self.name.removeprefix(TIMM)
+        configuration = timm.get_pretrained_cfg(name)
+        fixed = configuration is not None and configuration.fixed_input_size
+        other_size = {"img_size": size} if fixed and size not in (None, self.image_size()) else {}
+        network = timm.create_model(name, **{**other_size, **self.arguments})
+        return accelerate(network).model if self.accelerated else network
 
     def image_size(self) -> tuple[int, int]:
         """Height and width of the images that the network is meant for."""
@@ -124,9 +143,11 @@ class BenchNetwork:
     """
 
     names: Annotated[tuple[str, ...], tyro.conf.Positional, optional("NAME ...")] = ()
-    """Networks: ours, such as resnet50 or resnet50,placement=CCLL,scope=7, and timm's, such as timm:resnet50."""
-    preset: Annotated[Literal["resnet50-placements"] | None, optional("NAME")] = None
-    """resnet50-placements: ResNet-50 and lambda layers in its stages, LambdaResNets beside ResNet-RS, attention."""
+    """Networks: ours, such as resnet50 or resnet50,placement=CCLL,scope=7, and timm's, such as timm:resnet50 or, with
+    our lambda layers in place of timm's, accelerate:timm:lambda_resnet26t."""
+    preset: Annotated[Literal["resnet50-placements", "timm-lambda"] | None, optional("NAME")] = None
+    """resnet50-placements: ResNet-50 and lambda layers in its stages, LambdaResNets and ResNet-RS, attention.
+    timm-lambda: timm's lambda networks before and after lambdanets.accelerate, halonet50ts and botnet26t."""
     dtype: tuple[Precision, ...] = ("float32",)
     """float32, tf32 (float32 tensors, products in TF32) and bfloat16 (training: autocast over float32 weights)."""
     compile: Way | Literal["both", "all"] = "no"

@@ -23,6 +23,7 @@ from lambdanets.bench.check import MismatchError, relative_error
 from lambdanets.bench.compiled import TOLERANCE, Compiled, as_graph, check_compiled, compile_blocks, many_variants
 from lambdanets.bench.timing import fastest_convolutions, once, peak_bytes, synchronize
 from lambdanets.models.fold import fold_batch_norm
+from lambdanets.models.memory_format import to_channels_last
 from lambdanets.models.untrained import settle, some_images
 
 NORMAL_BATCH = 1024  # the paper gives latencies for this many images
@@ -119,7 +120,7 @@ def measure_network(
             if protocol.precision == "bfloat16":
                 network = network.to(torch.bfloat16)
         if protocol.channels_last:
-            network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            network = to_channels_last(network)
         steps = Steps(network, (channels, *size), protocol, device)
         times: list[float] = []
         latency = None

@@ -7,10 +7,10 @@ from functools import partial
 from torch import Tensor
 
 from lambdanets.convert import networks
-from lambdanets.convert.keys import COUNTER
-from lambdanets.convert.layers import D_LI14, LUCIDRAINS, TIMM, LayerNames, build_layer, read_layer
 from lambdanets.layers import LambdaLayer2d
 from lambdanets.models import Network
+from lambdanets.models.foreign import D_LI14, LUCIDRAINS, TIMM, LayerNames, build_layer, read_layer
+from lambdanets.models.keys import COUNTER
 from lambdanets.models.stored import SPARE, SPARE_TENSORS, Budget, shorten, unwrapped
 
 Module = LambdaLayer2d | Network

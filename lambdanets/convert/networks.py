@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from lambdanets.convert.keys import State, load
-from lambdanets.convert.layers import D_LI14, LayerWeights, read_layer
 from lambdanets.models import ROWS, Network, ResNetConfig, create_model
+from lambdanets.models.foreign import D_LI14, LayerWeights, read_layer
+from lambdanets.models.keys import State, load
 from lambdanets.models.registry import changes
 from lambdanets.models.resnet import EXPANSION, STAGES
 

@@ -18,8 +18,13 @@ def fold_batch_norm(network: nn.Module, shape: tuple[int, ...]) -> tuple[nn.Modu
 
     Who follows whom is seen in a forward pass of zeros [`shape`], not read from names: it works for any network.
     """
-    network = copy.deepcopy(network).eval()
-    pairs = followers(network, shape)
+    network = copy.deepcopy(network)
+    return network, fold_in_place(network, shape)
+
+
+def fold_in_place(network: nn.Module, shape: tuple[int, ...]) -> int:
+    """`fold_batch_norm` of the network itself: how many norms there were."""
+    pairs = followers(network.eval(), shape)
     for norm_name, conv_name in pairs.items():
         conv, norm = network.get_submodule(conv_name), network.get_submodule(norm_name)
         assert isinstance(conv, nn.Conv2d)
@@ -35,7 +40,7 @@ def fold_batch_norm(network: nn.Module, shape: tuple[int, ...]) -> tuple[nn.Modu
     for module in network.modules():
         if isinstance(module, LambdaLayer):
             module.fuse()
-    return network, len(pairs)
+    return len(pairs)
 
 
 class Uses(TorchFunctionMode):

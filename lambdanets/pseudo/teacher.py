@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lambdanets.data.preprocessing import Preprocessing
 from lambdanets.data.source import open_source
 from lambdanets.data.transforms import Transform, evaluation, normalize
+from lambdanets.models.memory_format import to_channels_last
 from lambdanets.models.stored import read_state
 from lambdanets.options import chosen_device
 from lambdanets.train.inference.command import Using
@@ -167,7 +168,7 @@ def open_foreign(library: str, name: str, path: Path, using: Using, device: torc
     if using.image_size is not None:
         preprocessing = replace(preprocessing, size=using.image_size)
     dtype = torch.float64 if using.precision == "float64" else torch.float32
-    network = network.eval().to(device, dtype, memory_format=torch.channels_last)  # type: ignore[call-overload]
+    network = to_channels_last(network.eval().to(device, dtype))
     names = tuple(map(str, range(classes)))
     return Teacher(f"{library}:{name}@{path.name}", network, preprocessing, channels, names, weights_hash(network))
 

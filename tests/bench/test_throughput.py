@@ -215,6 +215,19 @@ def test_entries():
     assert entry.arguments == {"placement": "CCLL", "scope": (7, 7, 23, 23), "se": False, "layer": "lambda"}
     assert Entry.parse("lambda_resnet152").image_size() == (256, 256)
     assert Entry.parse("timm:resnetrs152").image_size() == (256, 256)
+    entry = Entry.parse("accelerate:timm:lambda_resnet26t,num_classes=3")
+    assert (entry.name, entry.arguments, entry.accelerated) == ("timm:lambda_resnet26t", {"num_classes": 3}, True)
+    with pytest.raises(ValueError, match="is for timm's networks"):
+        Entry.parse("accelerate:resnet26").check()
+
+
+@pytest.mark.parametrize("mode", ["training", "inference"])
+def test_timm_networks_with_lambda_layers_are_measured(mode):
+    """Their weights of five axes have no channels-last format; those of networks for one size follow --image-size."""
+    for text in ("timm:lambda_resnet26rpt_256", "accelerate:timm:lambda_resnet26rpt_256"):
+        build = partial(Entry.parse(text).build, (32, 32))
+        found = measure_network(build, (32, 32), Protocol(mode, batch=2, repeats=1), CPU)
+        assert found.batch == 2
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -222,7 +235,7 @@ def test_presets_can_be_built(preset):
     for text in PRESETS[preset]:
         entry = Entry.parse(text)
         entry.check()
-        with torch.device("meta"):
+        with torch.device("cpu" if entry.accelerated else "meta"):
             assert entry.build(entry.image_size())
 
 

@@ -1,4 +1,4 @@
-"""Other people's lambda layers as ours.
+"""Weights of other people's lambda layers as ours, and ours as theirs.
 
 Letters: K key depth, V value depth, H heads, U intra-depth, C channels.
 They store [U, K] and [U, V] where we store [K, U] and [V, U], and add a bias to the position lambdas (a convolution's),
@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lambdanets.convert.keys import State, check_names, load
 from lambdanets.layers import LambdaLayer2d
+from lambdanets.models.keys import COUNTER, State, check_names, load
 
 NORM = ("weight", "bias", "running_mean", "running_var")
 
@@ -25,12 +25,14 @@ class LayerNames:
     what: str
     projections: tuple[str, ...]  # queries, keys, values in this order, in one convolution or three
     convolution: str  # of position lambdas, [K, U, r, r] with an axis of size 1 somewhere
+    axis: int  # where that axis is
     table: str | None = None  # of a global scope, [2h - 1, 2w - 1, K(, U)]
+    table_ndim: int = 3  # 4: it has the axis U even where U is 1
 
 
-LUCIDRAINS = LayerNames("lucidrains' LambdaLayer", ("to_q", "to_k", "to_v"), "pos_conv", "rel_pos_emb")
-TIMM = LayerNames("timm's LambdaLayer", ("qkv",), "conv_lambda", "pos_emb")
-D_LI14 = LayerNames("d-li14's LambdaLayer", ("conv_qkv",), "lambda_conv")
+LUCIDRAINS = LayerNames("lucidrains' LambdaLayer", ("to_q", "to_k", "to_v"), "pos_conv", 2, "rel_pos_emb", 4)
+TIMM = LayerNames("timm's LambdaLayer", ("qkv",), "conv_lambda", 4, "pos_emb")
+D_LI14 = LayerNames("d-li14's LambdaLayer", ("conv_qkv",), "lambda_conv", 2)
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,9 @@ def read_layer(names: LayerNames, state: Mapping[str, Tensor]) -> LayerWeights:
         **{f"norm_values.{name}": ours(state[f"norm_v.{name}"], U) for name in NORM},
         "positions.table": table.squeeze(-1) if U == 1 else table,
     }
+    for ours_name, theirs_name in (("norm_queries", "norm_q"), ("norm_values", "norm_v")):
+        if f"{theirs_name}.{COUNTER}" in state:
+            found[f"{ours_name}.{COUNTER}"] = state[f"{theirs_name}.{COUNTER}"]
     absorb_biases(found, state, names, rows, U)
     arguments = {
         "channels": weight.shape[1],
@@ -83,6 +88,41 @@ def read_layer(names: LayerNames, state: Mapping[str, Tensor]) -> LayerWeights:
     return LayerWeights(arguments, {name: tensor.contiguous() for name, tensor in found.items()}, bias)
 
 
+def write_layer(names: LayerNames, layer: LambdaLayer2d, projection_bias: bool = False) -> State:
+    """The state dict of their layer that computes what ours does: the inverse of `read_layer`.
+
+    `projection_bias`: theirs has biases of projections, which are then zero.
+    """
+    assert layer.to_keys is not None
+    assert layer.positions is not None
+    U, found = layer.intra_depth, layer.state_dict()
+    parts = [
+        found["to_queries.weight"],
+        theirs(found["to_keys.weight"], U),
+        theirs(found["to_values.weight"], U),
+    ]
+    if len(names.projections) == 1:
+        parts = [torch.cat(parts)]
+    state: State = {}
+    for name, weight in zip(names.projections, parts, strict=True):
+        state[f"{name}.weight"] = weight[:, :, None, None]
+        if projection_bias:
+            state[f"{name}.bias"] = weight.new_zeros(len(weight))
+    for name in (*NORM, COUNTER):
+        state[f"norm_q.{name}"] = found[f"norm_queries.{name}"]
+        values = found[f"norm_values.{name}"]
+        state[f"norm_v.{name}"] = values if name == COUNTER else theirs(values, U)
+    table = found["positions.table"]
+    table = table if U > 1 else table.unsqueeze(-1)  # [h, w, K, U]
+    if layer.positions.is_global:
+        state[str(names.table)] = table if names.table_ndim == 4 else table.squeeze(-1)
+    else:
+        state[f"{names.convolution}.weight"] = table.permute(2, 3, 0, 1).unsqueeze(names.axis)
+        bias = found.get("position_bias")
+        state[f"{names.convolution}.bias"] = table.new_zeros(layer.key_depth) if bias is None else bias
+    return {name: tensor.contiguous() for name, tensor in state.items()}
+
+
 def expected_names(names: LayerNames, state: Mapping[str, Tensor], is_global: bool) -> list[str]:
     expected = [f"{name}.weight" for name in names.projections]
     expected += [f"{name}.bias" for name in names.projections if f"{name}.bias" in state]
@@ -95,6 +135,11 @@ def expected_names(names: LayerNames, state: Mapping[str, Tensor], is_global: bo
 def ours(tensor: Tensor, U: int) -> Tensor:
     """[U * depth, ...] -> [depth * U, ...]."""
     return tensor.unflatten(0, (U, -1)).transpose(0, 1).flatten(0, 1)
+
+
+def theirs(tensor: Tensor, U: int) -> Tensor:
+    """[depth * U, ...] -> [U * depth, ...]: the inverse of `ours`."""
+    return tensor.unflatten(0, (-1, U)).transpose(0, 1).flatten(0, 1)
 
 
 def global_table(table: Tensor) -> Tensor:

@@ -1,0 +1,269 @@
+"""Other implementations' lambda layers replaced by ours, inside any network.
+
+`accelerate(model)` finds the layers of timm, lucidrains and d-li14 by the names of their parameters, and replaces each
+one by a layer of ours with its weights. Both are then run on random input in float64: a layer whose outputs differ is
+not replaced. State dicts fit in both directions: an accelerated model loads the original's, and `original_state`
+returns its weights under the original names.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lambdanets.layers import LambdaLayer2d
+from lambdanets.layers.lambda_layer import LambdaLayer
+from lambdanets.layers.pool import AveragePool
+from lambdanets.models.fold import fold_in_place
+from lambdanets.models.foreign import D_LI14, LUCIDRAINS, TIMM, LayerNames, LayerWeights, read_layer, write_layer
+from lambdanets.models.keys import State
+
+SOURCES = (TIMM, LUCIDRAINS, D_LI14)
+NORMS = ("norm_q", "norm_v")
+PROBE = (6, 7)  # a map on which every kind of pooling gives another size
+TOLERANCE = 1e-9  # relative, in float64
+WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+
+
+@dataclass
+class Acceleration:
+    """What `accelerate` did. It unpacks as `model, summary = accelerate(model)`.
+
+    Attributes:
+        model: the model that was given, changed in place (a new one if the model itself was a lambda layer).
+        replaced: name of each replaced layer: what it was.
+        left: name of each layer that stayed: why.
+        folded: how many batch norms became part of a convolution (`inference=True`).
+    """
+
+    model: nn.Module
+    replaced: dict[str, str] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+    folded: int = 0
+
+    def __iter__(self) -> Any:
+        return iter((self.model, self))
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.replaced)} lambda layers replaced, {len(self.left)} left"]
+        lines += [f"  {name}: was {what}" for name, what in self.replaced.items()]
+        lines += [f"  {name}: left, {why}" for name, why in self.left.items()]
+        if self.folded:
+            lines.append(f"{self.folded} batch norms folded into convolutions")
+        return "\n".join(lines)
+
+
+class AcceleratedLayer(LambdaLayer2d):
+    """Our layer in the place of another implementation's. It loads the state dicts of both."""
+
+    def __init__(self, names: LayerNames, arguments: dict[str, Any], pool: nn.Module | None = None, **more: Any):
+        super().__init__(**arguments, **more)
+        self.names = names
+        self.projection_bias = False  # whether theirs has biases of projections
+        self.pool = nn.Identity() if pool is None else pool
+
+    def forward(self, x: Tensor, *arguments: Any, **options: Any) -> Tensor:
+        return self.pool(super().forward(x, *arguments, **options))
+
+    def _load_from_state_dict(self, state_dict, prefix, metadata, strict, missing, unexpected, errors) -> None:
+        own = {name.removeprefix(prefix): t for name, t in state_dict.items() if name.startswith(prefix)}
+        if f"{self.names.projections[0]}.weight" in own:
+            try:
+                state = state_of(read_layer(self.names, own), self.position_bias is not None)
+            except ValueError as error:
+                errors.append(f"{prefix.rstrip('.')}: {error}")
+            else:
+                for name in own:
+                    del state_dict[prefix + name]
+                state_dict.update({prefix + name: tensor for name, tensor in state.items()})
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, unexpected, errors)
+
+    def original_state(self) -> State:
+        """The weights under the names, and in the order, of the layer that was replaced."""
+        return write_layer(self.names, self, self.projection_bias)
+
+
+def accelerate(model: nn.Module, *, inference: bool = False, input_shape: Sequence[int] | None = None) -> Acceleration:
+    """Replace the lambda layers of timm, lucidrains and d-li14 in a network by ours, with equal outputs and gradients.
+
+    Weights keep their device, dtype and `requires_grad`; new parameters take the place of the old ones, so call it
+    before an optimizer, torch.compile or DistributedDataParallel takes the model.
+
+    Args:
+        model: any module; it is changed in place.
+        inference: also set eval mode, merge the projections of each layer (`LambdaLayer.fuse`) and fold batch norms
+            into the convolutions before them. The result cannot be trained further.
+        input_shape: of a batch, [batch, channels, height, width], to see which norm follows which convolution; for
+            timm's models that of their configuration by default. Without one convolutions keep their norms.
+
+    Returns:
+        The model and what was replaced, left (and why) and folded.
+
+    >>> import timm, lambdanets
+    >>> model, summary = lambdanets.accelerate(timm.create_model("lambda_resnet26t"))  # doctest: +SKIP
+    """
+    if isinstance(model, WRAPPERS):
+        raise TypeError(f"{type(model).__name__} holds the parameters already: accelerate the model before wrapping it")
+    done = Acceleration(model)
+    layers: dict[int, nn.Module | str] = {}
+    owners = owners_of_parameters(model)
+    for name, module in list(model.named_modules(remove_duplicate=False)):
+        if isinstance(module, LambdaLayer) or not is_lambda_layer(module):
+            continue
+        if id(module) not in layers:  # one module may have several names
+            layers[id(module)] = replacement(module, owners)
+        found = layers[id(module)]
+        if isinstance(found, str):
+            done.left[name] = found
+            continue
+        assert isinstance(found, AcceleratedLayer)
+        if name:
+            model.set_submodule(name, found)
+        else:
+            done.model = found
+        done.replaced[name] = found.names.what
+    if inference:
+        done.folded = prepare_inference(done.model, input_shape)
+    return done
+
+
+def original_state(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict of an accelerated model with the names and shapes of the model that it was made of.
+
+    Biases of projections (timm's `qkv_bias`), which have no effect, come back as zeros.
+    """
+    state = dict(model.state_dict())
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, AcceleratedLayer):
+            prefix = f"{name}." if name else ""
+            state = {key: tensor for key, tensor in state.items() if not key.startswith(prefix)}
+            state.update({prefix + key: tensor for key, tensor in module.original_state().items()})
+    return state
+
+
+def prepare_inference(model: nn.Module, input_shape: Sequence[int] | None) -> int:
+    configuration = getattr(model, "pretrained_cfg", None) or {}
+    shape = input_shape or ((1, *configuration["input_size"]) if "input_size" in configuration else None)
+    if shape is not None:
+        return fold_in_place(model, tuple(shape))
+    for module in model.eval().modules():
+        if isinstance(module, LambdaLayer):
+            module.fuse()
+    return 0
+
+
+def is_lambda_layer(module: nn.Module) -> bool:
+    return type(module).__name__ == "LambdaLayer" or names_of(module) is not None
+
+
+def names_of(module: nn.Module) -> LayerNames | None:
+    present = {name for name, _ in module.named_parameters()}
+    for names in SOURCES:
+        if {f"{names.projections[0]}.weight", *(f"{norm}.weight" for norm in NORMS)} <= present:
+            return names
+    return None
+
+
+def owners_of_parameters(model: nn.Module) -> dict[int, int]:
+    """How many modules have each parameter as their own."""
+    owners: dict[int, int] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            owners[id(parameter)] = owners.get(id(parameter), 0) + 1
+    return owners
+
+
+def replacement(module: nn.Module, owners: dict[int, int]) -> AcceleratedLayer | str:
+    """Our layer with the weights of theirs, or why there is none."""
+    names = names_of(module)
+    if names is None:
+        return f"its parameters are not those of {', '.join(one.what for one in SOURCES)}"
+    why = why_not(module, owners)
+    if why is not None:
+        return why
+    with torch.no_grad():
+        try:
+            weights = read_layer(names, module.state_dict())
+        except ValueError as error:
+            return str(error)
+        outcome = "its outputs are not those of our layer with its weights"
+        for downsample, pool in ((None, None), ("avg", None), (None, AveragePool(2, 2))):
+            layer = build(module, names, weights, downsample, pool)
+            try:
+                if equal_outputs(module, layer):
+                    return layer
+            except Exception as error:  # of their code
+                outcome = f"it failed on random input ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
+    return outcome
+
+
+def why_not(module: nn.Module, owners: dict[int, int]) -> str | None:
+    if any(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks for part in module.modules()):
+        return "it has hooks, which ours would not call: remove them first"
+    parameters = list(module.parameters())
+    if any(p.is_meta for p in parameters):
+        return "it is on the meta device, without weights to compare: move the model to a device first"
+    if any(owners[id(p)] > 1 for p in parameters):
+        return "it shares parameters with another module"
+    for norm in NORMS:
+        found = getattr(module, norm)
+        if type(found) is not nn.BatchNorm2d or found.running_var is None:
+            kind = type(found).__name__
+            return f"{norm} is {kind}, expected nn.BatchNorm2d with running statistics: replace it after accelerate()"
+    return None
+
+
+def build(
+    module: nn.Module, names: LayerNames, weights: LayerWeights, downsample: str | None, pool: nn.Module | None
+) -> AcceleratedLayer:
+    like = module.get_parameter(f"{names.projections[0]}.weight")
+    local = "input_size" not in weights.arguments
+    options = {"downsample": downsample, "position_bias": local, "device": "meta", "dtype": like.dtype}
+    layer = AcceleratedLayer(names, weights.arguments, pool, **options)  # on the meta device it draws no numbers
+    layer.to_empty(device=like.device).load_state_dict(state_of(weights, local))
+    layer.projection_bias = f"{names.projections[0]}.bias" in module.state_dict()
+    theirs = dict(module.named_parameters())
+    for name, parameter in layer.named_parameters():
+        parameter.requires_grad_(theirs[source_of(name, names, local)].requires_grad)
+    for norm, source in zip((layer.norm_queries, layer.norm_values), NORMS, strict=True):
+        assert isinstance(norm, nn.BatchNorm2d)
+        original = getattr(module, source)
+        norm.eps, norm.momentum = original.eps, original.momentum
+    layer.train(module.training)
+    for norm, source in zip((layer.norm_queries, layer.norm_values), NORMS, strict=True):
+        norm.train(getattr(module, source).training)  # somebody may have frozen its statistics
+    return layer
+
+
+def source_of(name: str, names: LayerNames, local: bool) -> str:
+    """The parameter of theirs that a parameter of ours comes from."""
+    first = {"to_queries": 0, "to_keys": 1, "to_values": 2}
+    module, _, kind = name.rpartition(".")
+    if module in first:
+        return f"{names.projections[min(first[module], len(names.projections) - 1)]}.weight"
+    if module in ("norm_queries", "norm_values"):
+        return f"{'norm_q' if module == 'norm_queries' else 'norm_v'}.{kind}"
+    if kind == "position_bias":
+        return f"{names.convolution}.bias"
+    return f"{names.convolution}.weight" if local else str(names.table)
+
+
+def state_of(weights: LayerWeights, with_bias: bool) -> State:
+    return weights.with_bias() if with_bias else weights.state
+
+
+def equal_outputs(theirs: nn.Module, ours: AcceleratedLayer) -> bool:
+    """Whether both compute the same for random input, with batch statistics and without."""
+    grid = PROBE
+    if ours.positions is not None and ours.positions.input_size is not None:
+        grid = ours.positions.input_size
+    x = torch.randn(2, ours.channels, *grid, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    pair = [copy.deepcopy(one).cpu().double() for one in (theirs, ours)]
+    for training in (False, True):
+        expected, found = (one.train(training)(x) for one in pair)
+        if found.shape != expected.shape or not (found - expected).abs().max() <= TOLERANCE * expected.abs().max():
+            return False
+    return True
