@@ -14,10 +14,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # blocks.py, readings.py
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # blocks.py, readings.py, summary.py
 
 import paper_tables
 import readings
+import summary
 from blocks import Row, comparison, detect, embedding, engine, kernels, loader, pseudo, pseudo_hours, sets
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -39,6 +40,8 @@ def body(name: str, results: Path) -> str:
         return reproduced(name, results)
     if name == "pseudo-hours":
         return pseudo_hours(results)
+    if name == "summary":
+        return summary.summary(results)
     if name == "pseudo-select":
         return readings.selection(results)
     file, _, kind = name.rpartition("-")
@@ -52,19 +55,20 @@ def body(name: str, results: Path) -> str:
     result = json.loads(path.read_text())
     machine = result["machine"]
     versions = ", ".join(f"{package} {version}" for package, version in result["versions"].items() if version)
+    measured = f"{versions}. Measured {result['date'][:10]}{commit_of(result)}"
     if "files" in result:
-        return exports(result, f"{machine['cpu']}. {versions}. Measured {result['date'][:10]}")
+        return exports(result, f"{machine['cpu']}. {measured}")
     kind = "roofline" if "peaks" in result else result.get("name", name).partition("-")[0]
     if kind in OTHERS:
         note = f"\n{result['note']}\n" if "note" in result else ""
         threads = f", {machine['cores']} thread{'s' if machine['cores'] > 1 else ''}"
-        where = f"{machine['gpu'] or machine['cpu'] + threads}. {versions}. Measured {result['date'][:10]}"
+        where = f"{machine['gpu'] or machine['cpu'] + threads}. {measured}"
         return OTHERS[kind](result, where) + note
     rows = result["rows"]
     where = machine["gpu"] or f"{machine['cpu']}, {machine['cores']} threads"
     first = rows[0]
     parts = [
-        f"{where}. {versions}. Measured {result['date'][:10]}; medians, batch {first['batch']}, {first['dtype']}, "
+        f"{where}. {measured}; medians, batch {first['batch']}, {first['dtype']}, "
         f"{first['heads']} heads, key depth {first['key_depth']}.\n"
     ]
     if "note" in result:
@@ -82,9 +86,15 @@ def body(name: str, results: Path) -> str:
                 )
                 parts.append(table(layers, memory_cell(layers)))
         if operations:
-            parts.append(f"\nThe operation alone, {mode}: milliseconds, with * for what `auto` chooses.\n\n")
+            parts.append(f"\nThe operation alone, {mode}: milliseconds; `auto` chooses the one marked with *.\n\n")
             parts.append(table(operations, operation_cell))
     return "".join(parts)
+
+
+def commit_of(result: Row) -> str:
+    """The commit of a measurement; "+changes" becomes a plus."""
+    commit = result.get("commit")
+    return f" at {commit[:7]}{'+' if '+' in commit else ''}" if commit else ""
 
 
 def reproduced(name: str, results: Path) -> str:
@@ -118,7 +128,7 @@ def exports(result: Row, where: str) -> str:
 
 
 def networks(result: Row, where: str) -> str:
-    """What `lambdanets bench network` wrote: examples a second, and in brackets beside the first of the same size."""
+    """What `lambdanets bench network` wrote: images per second and the ratio to the first network of the resolution."""
     kinds = list(dict.fromkeys(kind_of(row["protocol"]) for row in result["rows"]))
     found: dict[str, Row] = {}
     for row in result["rows"]:
@@ -127,8 +137,8 @@ def networks(result: Row, where: str) -> str:
     training = next((kind for kind in kinds if kind.startswith("training")), None)  # the one whose memory is shown
     protocol = result["rows"][0]["protocol"]
     lines = [
-        f"{where}; {protocol['precision']}, examples a second with a batch of {protocol['batch']} (in brackets beside "
-        f"the first network at as many pixels), batch norm folded for inference.\n\n"
+        f"{where}; {protocol['precision']}, images per second with a batch of {protocol['batch']} (in brackets: "
+        f"relative to the first network at that resolution), batch norm folded for inference.\n\n"
     ]
     titles = ["network", "pixels", "parameters", *kinds]
     if training:
@@ -217,12 +227,12 @@ WRITERS |= {"embedding-std": "benchmarks/embedding_std.py"}
 
 
 def hard_baseline(rows: list[Row]) -> str:
-    """Ours over the convolution, each in its fastest form: as it is, folded (inference) or compiled (training)."""
+    """Ours over the convolution, each in its fastest form: eager, folded (inference) or compiled (training)."""
     lines = []
     for shape, scope in dict.fromkeys((row["shape"], row["scope"]) for row in rows):
         found = [row for row in rows if (row["shape"], row["scope"]) == (shape, scope)]
         both = [[row for row in found if row["contender"].startswith(name)] for name in ("ours", "conv3x3")]
-        if not all(both) or any(row["memory_format"] != "channels_last" for row in (*both[0], *both[1])):
+        if not all(both):  # a run without one of the two
             continue
         mine, other = (min(side, key=lambda row: row["milliseconds"]) for side in both)
         times = [f"{one['milliseconds']:.3g}{form(one)}" for one in (mine, other)]
@@ -230,13 +240,14 @@ def hard_baseline(rows: list[Row]) -> str:
         lines.append(f"| {shape} | {scope or 'global'} | {' | '.join(times)} | {ratio:.2f} |\n")
     if not lines:
         return ""
-    title = f"\nThe fastest of each, {rows[0]['mode']}: milliseconds, and ours over the convolution.\n"
+    title = f"\nBoth in their fastest form, {rows[0]['mode']}: milliseconds, and the ratio of times.\n"
     return title + "\n| map | scope | ours | conv3x3 | ratio |\n| --- | --- | ---: | ---: | ---: |\n" + "".join(lines)
 
 
 def form(row: Row) -> str:
-    """How a layer ran, if not as it is."""
-    return next((f", {word}" for word in ("folded", "compiled") if word in row["contender"]), "")
+    """How a layer ran, if not eager and channels-last (on a CPU the format is not chosen)."""
+    contiguous = ", contiguous" if row["memory_format"] == "contiguous" else ""
+    return next((f", {word}" for word in ("folded", "compiled") if word in row["contender"]), "") + contiguous
 
 
 def layer_cell(row: Row) -> str:

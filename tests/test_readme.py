@@ -281,7 +281,25 @@ def test_a_layer_is_compared_with_the_fastest_form_of_the_convolution():
     rows = [one("ours", 4.0), one("ours, folded", 2.0), one("conv3x3 + BN", 1.6), one("conv3x3, BN folded", 3.0)]
     assert "| 7x7x8 | 23 | 2, folded | 1.6 | 1.25 |\n" in generate.hard_baseline(rows)
     assert generate.hard_baseline(rows[:2]) == ""
-    assert generate.hard_baseline([*rows[:3], one("conv3x3, BN folded", 9.0, memory_format="contiguous")]) == ""
+    rows[3] = one("conv3x3, BN folded", 1.0, memory_format="contiguous")
+    assert "| 7x7x8 | 23 | 2, folded | 1, folded, contiguous | 2.00 |\n" in generate.hard_baseline(rows)
+
+
+def test_the_summary_compares_the_fastest_forms(tmp_path: Path):
+    def row(contender: str, mode: str, milliseconds: float, shape: str, scope: int = 23):
+        about = {"kind": "layer", "contender": contender, "mode": mode, "milliseconds": milliseconds}
+        return about | {"shape": shape, "scope": scope}
+
+    rows = []
+    for shape in generate.summary.MAPS:
+        rows += [row("ours", "inference", 4.0, shape), row("ours, folded", "inference", 2.0, shape)]
+        rows += [row("conv3x3 + BN", "inference", 3.0, shape), row("ours", "inference", 0.1, shape, scope=7)]
+        rows += [row("ours", "training", 3.0, shape), row("conv3x3 + BN", "training", 2.0, shape)]
+    result = {"machine": {"gpu": "TESTGPU"}, "rows": rows}
+    (tmp_path / "layer-cuda-convolution.json").write_text(json.dumps(result))
+    text = generate.filled("<!-- bench:summary -->\n<!-- /bench -->", tmp_path)
+    assert "| layer, 7x7x512 (stage c5 of ResNet-50) | 1.50x faster | 1.50x slower | TESTGPU, batch 256" in text
+    assert "network" not in text  # not measured
 
 
 def test_what_choosing_takes_is_shown_and_computed_for_more(tmp_path: Path):

@@ -19,13 +19,17 @@ from lambdanets.bench.memory import GB, RESNET50, global_attention_bytes, lambda
 from lambdanets.experiments.reproduce.pareto import published
 
 HERE = Path(__file__).resolve().parent
-REPRODUCED = HERE.parent.parent / "benchmarks" / "results" / "reproduce-h200" / "reproduce.json"
+RESULTS = HERE.parent.parent / "benchmarks" / "results"
+REPRODUCED = RESULTS / "reproduce-h200" / "reproduce.json"
+LAYERS = RESULTS / "layer-cuda.json"
 STYLE = """
   .card { fill: #fbfbfd; stroke: #d5d7de }  .text { fill: #1f2430 }  .quiet { fill: #5b6270 }  .line { stroke: #5b6270 }
   .query { fill: #e8853d }  .key { fill: #3d7fd9 }  .value { fill: #2f9e77 }  .place { fill: #8a63d2 }
   .query-line { stroke: #e8853d }  .key-line { stroke: #3d7fd9 }  .place-line { stroke: #8a63d2 }
   .value-line { stroke: #2f9e77 }
   .cell { fill: #eceef3; stroke: #c9ccd6 }  .pale { fill-opacity: 0.28 }
+  .hollow { fill-opacity: 0.15; stroke-width: 2 }  .value.hollow { stroke: #2f9e77 }
+  .key.hollow { stroke: #3d7fd9 }  .place.hollow { stroke: #8a63d2 }
   text { font: 14px system-ui, sans-serif }  .title { font-weight: 600 }  .small { font-size: 12px }
   @media (prefers-color-scheme: dark) {
     .card { fill: #1b1d22; stroke: #3a3e48 }  .text { fill: #e6e8ee }
@@ -224,11 +228,62 @@ def panel(points: list[tuple[str, float | None, float]], left: float) -> list[st
     return parts
 
 
+# In the legend's order: name in the measurements, in the figure, colour.
+CONTENDERS = (
+    ("ours", "lambda layer (this package)", "query"),
+    ("conv3x3", "3x3 convolution", "key"),
+    ("attention (SDPA)", "global attention (SDPA)", "value"),
+    ("axial attention", "axial attention", "value hollow"),
+    ("halo attention", "halo attention (timm)", "key hollow"),
+    ("timm", "lambda layer (timm)", "place"),
+    ("lucidrains", "lambda layer (lucidrains)", "place hollow"),
+)
+
+
+def speed() -> str:
+    """Time of a layer by map, for every contender in its fastest form, on a logarithmic axis."""
+    data = json.loads(LAYERS.read_text())
+    title = f"time of one layer, {data['machine']['gpu']}, batch 256, bfloat16, scope 23"
+    parts = [text(24, 34, title, "text title", "start")]
+    for number, mode in enumerate(("training", "inference")):
+        left = 110 + 390 * number
+        parts.append(text(left + 160, 62, f"{mode}, milliseconds", "quiet"))
+        for power in range(-1, 4):
+            x = left + 80 * (power + 1)
+            parts.append(text(x, 272, f"{10.0**power:g}", "quiet small"))
+            parts.append(f'<line class="line" x1="{x}" y1="76" x2="{x}" y2="254" stroke-opacity="0.25"/>')
+        for line, shape in enumerate(("56x56x64", "28x28x128", "14x14x256", "7x7x512")):
+            y = 98 + 46 * line
+            if not number:
+                parts.append(text(left - 12, y + 5, shape.replace("x", " × "), "text small", "end"))
+            rows = [row for row in data["rows"] if (row["shape"], row["mode"]) == (shape, mode)]
+            for name, _, kind in reversed(CONTENDERS):
+                times = [row["milliseconds"] for row in rows if row["contender"] in forms(name)]
+                if times:
+                    parts.append(dot(left + 80 * (log10(min(times)) + 1), y, kind))
+    for number, (_, name, kind) in enumerate(CONTENDERS):
+        x, y = 40 + 208 * (number % 4), 306 + 24 * (number // 4)
+        parts += [dot(x, y - 4, kind), text(x + 12, y, name, "quiet small", "start")]
+    return picture(880, 348, "Time of one layer", parts)
+
+
+def forms(name: str) -> tuple[str, ...]:
+    """A contender as it is, folded or compiled; the convolution with batch norm."""
+    base = f"{name} + BN" if name == "conv3x3" else name
+    return base, f"{base}, compiled", f"{name}, folded", f"{name}, BN folded"
+
+
+def dot(x: float, y: float, kind: str) -> str:
+    return f'<circle class="{kind}" cx="{x:.1f}" cy="{y:g}" r="5"/>'
+
+
 def reproduced() -> dict[str, Any]:
     return json.loads(REPRODUCED.read_text()) if REPRODUCED.exists() else {"headlines": []}
 
 
 FIGURES: dict[str, Callable[[], str]] = {"layer.svg": layer, "memory.svg": memory, "scope.svg": scope}
+if LAYERS.exists():
+    FIGURES["speed.svg"] = speed
 if reproduced()["headlines"]:
     FIGURES["pareto.svg"] = pareto
 

@@ -1,0 +1,51 @@
+"""The summary of docs/benchmarks.md: one line for each question, from the newest measurement of each."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+MAPS = {"56x56x64": "c2", "28x28x128": "c3", "14x14x256": "c4", "7x7x512": "c5"}  # of ResNet-50 at 224 pixels
+
+
+def summary(results: Path) -> str:
+    """Layers by map, then networks: the fastest form of each contender in one run."""
+    lines = ["| 3x3 convolution replaced by a lambda layer, scope 23 | inference | training | measured with |\n"]
+    lines.append("| --- | --- | --- | --- |\n")
+    for name, where in (("layer-cuda-convolution", "batch 256, bfloat16"), ("op-cpu", "batch 8, float32, one thread")):
+        path = results / f"{name}.json"
+        if not path.exists():
+            continue
+        result = json.loads(path.read_text())
+        device = result["machine"]["gpu"] or f"CPU ({result['machine']['cpu']})"
+        for shape, stage in MAPS.items():
+            cells = [faster(fastest(result, shape, mode)) for mode in ("inference", "training")]
+            lines.append(f"| layer, {shape} (stage {stage} of ResNet-50) | {' | '.join(cells)} | {device}, {where} |\n")
+    path = results / "networks-cuda-blocks-again.json"
+    if path.exists():
+        result = json.loads(path.read_text())
+        speeds = {(row["network"], row["protocol"]["mode"]): row["result"] for row in reversed(result["rows"])}
+        for placement in ("CCLL", "CLLL", "LLLL"):
+            both = []
+            for mode in ("inference", "training"):
+                ours, theirs = speeds[f"resnet50,placement={placement}", mode], speeds["resnet50", mode]
+                both.append(faster(theirs["examples_per_second"] / ours["examples_per_second"]))
+            lines.append(
+                f"| network, ResNet-50 with placement {placement}, 224 pixels | {' | '.join(both)} | "
+                f"{result['machine']['gpu']}, batch 256, bfloat16, compiled |\n"
+            )
+    return "".join(lines)
+
+
+def fastest(result: Row, shape: str, mode: str) -> float:
+    """Time of our layer over that of the convolution, each in its fastest form."""
+    rows = [row for row in result["rows"] if row["kind"] == "layer" and (row["shape"], row["mode"]) == (shape, mode)]
+    rows = [row for row in rows if row["scope"] == 23]
+    times = [
+        min(row["milliseconds"] for row in rows if row["contender"].startswith(name)) for name in ("ours", "conv3x3")
+    ]
+    return times[0] / times[1]
+
+
+def faster(ratio: float) -> str:
+    return f"{ratio:.2f}x slower" if ratio >= 1 else f"{1 / ratio:.2f}x faster"
