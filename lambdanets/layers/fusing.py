@@ -7,7 +7,7 @@ from torch import nn
 
 from lambdanets.layers.arguments import NotTraceable
 from lambdanets.layers.positions import RelativePositions
-from lambdanets.layers.projection import Projection, merged
+from lambdanets.layers.projection import Projection, is_plain, merged
 from lambdanets.ops.positions import Kept
 
 
@@ -33,9 +33,12 @@ class Fusing(NotTraceable):
         weights are asked for. After any other change of weights (an optimiser, an EMA copy) call `fuse` again.
         """
         self.eval()
-        if self.channels == self.context_channels:  # else queries and context never come from one input
+        self.fused_projection = None
+        projections = self._projections()
+        one_input = self.channels == self.context_channels  # else queries and context never come from one input
+        if one_input and all(is_plain(linear, norm) for linear, norm in projections):
             with torch.inference_mode(False), torch.no_grad():
-                self.fused_projection = merged([Projection.of(linear, norm) for linear, norm in self._projections()])
+                self.fused_projection = merged([Projection.of(linear, norm) for linear, norm in projections])
         self.kept = None if self.positions is None else Kept(self.positions.table)
         return self
 

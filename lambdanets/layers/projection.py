@@ -1,7 +1,7 @@
 """Projections of a layer's input: linear maps with the norms behind them, several of them as one product.
 
-Only plain `nn.Linear`s are merged. One with hooks, or something else in its place (an adapter, a quantised layer),
-is called as the module that it is.
+Only plain `nn.Linear`s are merged. One with hooks, one whose weight is a tensor of another kind (torchao's quantised
+ones), or something else in its place (an adapter) is called as the module that it is.
 """
 
 from collections.abc import Callable
@@ -59,7 +59,11 @@ def merged(projections: list[Projection]) -> Projection:
 
 def is_plain(linear: nn.Module, norm: nn.Module | None) -> bool:
     """Whether reading the weight does what calling the module would do."""
-    if type(linear) is not nn.Linear or linear.bias is not None or not isinstance(linear.weight, nn.Parameter):
+    if type(linear) is not nn.Linear or linear.bias is not None:
+        return False
+    weight = linear.weight
+    # a class that wraps other tensors need not know our operators; torch.compile sees the attribute on the type alone
+    if not isinstance(weight, nn.Parameter) or hasattr(type(weight), "__tensor_flatten__"):
         return False
     return not norms.is_hooked(linear) and (norm is None or not norms.is_hooked(norm))
 
