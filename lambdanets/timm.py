@@ -19,6 +19,7 @@ from lambdanets.models import FeatureNetwork, Network, create_model, list_models
 from lambdanets.models.pretrained import WEIGHTS, WIDEST, default_card, locate, timm_configuration, timm_name
 from lambdanets.models.stored import within_size_of
 
+SAVED = ("hf-hub", "local-dir")  # a configuration of these sources is a saved one
 USAGE = "usage: python -m lambdanets.timm SCRIPT [arguments of the script], for example timm's train.py or validate.py"
 
 
@@ -44,10 +45,14 @@ def entrypoint(name: str) -> Callable[..., Network | FeatureNetwork]:
             arguments["image_size"] = img_size
         weights = pretrained and (weights_of(given, pretrained_cfg_overlay or {}) or True)
         bounded: Any = nullcontext()
-        if pretrained_model_args and isinstance(weights, str):  # the weights' own description asks for this network
+        described = given.get("source") in SAVED
+        said = (pretrained_model_args or {}).get("num_classes", given.get("num_classes") if described else None)
+        if said is not None:
+            arguments.setdefault("num_classes", said)
+        if (described or pretrained_model_args) and isinstance(weights, str):  # the weights' own description asks
             weights = str(locate(weights, WEIGHTS))
             classes = arguments.get("num_classes")
-            by_caller = classes if classes != pretrained_model_args.get("num_classes") else None
+            by_caller = classes if classes != said else None
             bounded = within_size_of(Path(weights), (by_caller or 0) * WIDEST)
         with bounded:
             model = create_model(name, weights, **arguments)

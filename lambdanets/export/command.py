@@ -31,7 +31,7 @@ class Export:
     """Where the files go; made if it is not there."""
     formats: tuple[Literal["onnx", "program", "aoti", "safetensors"], ...] = ("onnx", "program", "safetensors")
     """onnx: model.onnx. program: torch.export, model.pt2. aoti: compiled for this machine's kind of processor, in
-    minutes, model_aoti.pt2. safetensors: config.json and model.safetensors."""
+    minutes, model_aoti.pt2. safetensors: config.json, README.md and model.safetensors."""
     size: Literal["fixed", "dynamic"] = "fixed"
     """fixed: images of one size, faster. dynamic: any size; lambda layers with a global scope have none to offer."""
     image_size: Annotated[int | None, optional("PIXELS")] = None

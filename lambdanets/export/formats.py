@@ -21,6 +21,7 @@ from lambdanets.export.check import ROUNDINGS, TOLERANCE, Latency, compare, late
 from lambdanets.export.plain import plain_network
 from lambdanets.layers import AugmentedConvolution2d, AxialAttention2d, GlobalAttention2d
 from lambdanets.layers.lambda_layer import LambdaLayer
+from lambdanets.models.model_card import README, may_replace
 from lambdanets.models.network import Network
 from lambdanets.models.pretrained import (
     CONFIG,
@@ -78,7 +79,7 @@ def export(
         folder: made if it is not there. Files of earlier exports are replaced, but for those of other formats, which
             stay and are named in the result's `left`.
         formats: of FORMATS: "onnx" (model.onnx), "program" (torch.export, model.pt2), "aoti" (compiled by AOTInductor,
-            model_aoti.pt2) and "safetensors" (config.json and model.safetensors, for the hub).
+            model_aoti.pt2) and "safetensors" (config.json, README.md and model.safetensors, for the hub).
         size: "fixed" for images of one size, which is faster, or "dynamic" for any.
         image_size: the fixed size, and the one that is timed; by default what the weights were trained with.
         rounds: how often each is timed.
@@ -116,7 +117,8 @@ def export(
                 )
             written = sorted(Path(part).iterdir(), key=lambda file: file.suffix == ".safetensors")
             for file in written:  # weights last
-                os.replace(file, folder / file.name)
+                if file.name != README or may_replace(folder):
+                    os.replace(file, folder / file.name)
             final = folder if path == Path(part) else folder / path.name
             made.append((name, final, sum((folder / file.name).stat().st_size for file in written), difference))
             runners[name] = runner
@@ -265,7 +267,7 @@ FORMATS = {
     "onnx": Format(write_onnx, read_onnx, ("model.onnx", "model.onnx.data")),
     "program": Format(write_program, read_program, ("model.pt2",)),
     "aoti": Format(write_aoti, read_aoti, ("model_aoti.pt2",)),
-    "safetensors": Format(write_safetensors, read_safetensors, (CONFIG, WEIGHTS)),
+    "safetensors": Format(write_safetensors, read_safetensors, (CONFIG, README, WEIGHTS)),
 }
 
 

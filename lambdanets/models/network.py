@@ -205,7 +205,7 @@ class Network(SharesParameters, ABC):
     # Weights on disk and on the hub
 
     def save_pretrained(self, folder: str | Path, card: "Card | None" = None) -> Path:
-        """Writes config.json and model.safetensors; `card` says preprocessing, class names, metrics and recipe."""
+        """Writes config.json, README.md and model.safetensors; `card`: preprocessing, class names, metrics, recipe."""
         from lambdanets.models import pretrained
 
         return pretrained.save_pretrained(self, folder, card)

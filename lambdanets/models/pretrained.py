@@ -1,8 +1,9 @@
 """Weights in files and on the Hugging Face hub: safetensors that say what they are.
 
-A folder holds `config.json` and `model.safetensors`, which is the layout of huggingface_hub's PyTorchModelHubMixin and
-of timm ("local-dir:" and "hf-hub:" names work after `import lambdanets.timm`). The header of the weights repeats our
-part of the configuration, so that the file alone is enough.
+A folder holds `config.json`, `model.safetensors` and a model card, `README.md`: the layout of huggingface_hub's
+PyTorchModelHubMixin, of timm ("local-dir:" and "hf-hub:" names) and of transformers, both after
+`import lambdanets.timm`. The header of the weights repeats our part of the configuration, so that the file alone is
+enough.
 """
 
 import json
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from lambdanets.data.preprocessing import Preprocessing
 from lambdanets.files import read_object, whole_path, write_json
+from lambdanets.models.model_card import README, write_model_card
 from lambdanets.models.shared import complete_shared
 from lambdanets.models.stored import (
     NonFiniteWeightsWarning,
@@ -113,15 +115,18 @@ def save_weights(network: "Network", path: str | Path, card: Card | None = None)
     return path
 
 
-def save_pretrained(network: "Network", folder: str | Path, card: Card | None = None) -> Path:
-    """Writes `folder`/config.json and `folder`/model.safetensors; the weights last."""
+def save_pretrained(
+    network: "Network", folder: str | Path, card: Card | None = None, repo_id: str | None = None
+) -> Path:
+    """Writes config.json, README.md (unless one is there that was changed) and model.safetensors; the weights last."""
     card = card or network.card or default_card(network)
     ours = describe_network(network, card)
     config = {
         "architecture": timm_name(ours["name"]),
         "num_classes": network.num_classes,
         "num_features": network.num_features,
-        "model_args": ours["arguments"],
+        # transformers passes the classes itself; timm finds them above
+        "model_args": {name: value for name, value in ours["arguments"].items() if name != "num_classes"},
         "pretrained_cfg": timm_configuration(network, card),
         KEY: ours,
     }
@@ -130,6 +135,7 @@ def save_pretrained(network: "Network", folder: str | Path, card: Card | None = 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / CONFIG, config, indent=2)
+    write_model_card(network, folder, card, repo_id)
     save_weights(network, folder / WEIGHTS, card)
     return folder
 
@@ -140,7 +146,9 @@ def push_to_hub(network: "Network", repo_id: str, card: Card | None = None, **op
     api = HfApi()
     api.create_repo(repo_id, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        save_pretrained(network, folder, card)
+        save_pretrained(network, folder, card, repo_id)
+        if api.file_exists(repo_id, README, revision=options.get("revision")):
+            (Path(folder) / README).unlink()  # it may have been written by hand
         return str(api.upload_folder(repo_id=repo_id, folder_path=folder, **options))
 
 

@@ -49,7 +49,8 @@ def network() -> Network:
 @torch.no_grad()
 def test_fixed_size(network: Network, tmp_path: Path) -> None:
     done = export(network, tmp_path, formats=("onnx", "program", "safetensors"), rounds=1)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.onnx", "model.pt2", "model.safetensors"]
+    written = ["README.md", "config.json", "model.onnx", "model.pt2", "model.safetensors"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == written
     assert [one.format for one in done.files] == ["onnx", "program", "safetensors"]
     assert all(one.difference < TOLERANCE and one.bytes > 1e4 and one.latency.cpu > 0 for one in done.files)
     images = torch.randn(5, 3, 32, 32)
@@ -190,7 +191,7 @@ def test_files_of_other_formats_are_named(network: Network, tmp_path: Path, caps
     said = " ".join(capsys.readouterr().out.split())
     assert "there from before: model.pt2. If that was another network, remove it" in said
     assert main([*arguments, "program", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["left"] == ["config.json", "model.safetensors"]
+    assert json.loads(capsys.readouterr().out)["left"] == ["config.json", "README.md", "model.safetensors"]
     assert main([*arguments, "program", "safetensors"]) == 0
     assert "from before" not in capsys.readouterr().out
 

@@ -30,7 +30,7 @@ CARD = Card(
 def test_round_trip_of_a_folder(case: str, tmp_path: Path) -> None:
     network, x = small(case).eval(), images(case)
     folder = network.save_pretrained(tmp_path / "weights")
-    assert sorted(p.name for p in folder.iterdir()) == ["config.json", "model.safetensors"]
+    assert sorted(p.name for p in folder.iterdir()) == ["README.md", "config.json", "model.safetensors"]
     again = from_pretrained(folder).eval()
     assert (again.name, again.config) == (network.name, network.config)
     assert again.state_dict().keys() == network.state_dict().keys()
@@ -259,7 +259,8 @@ def test_configuration_is_what_timm_reads(tmp_path: Path) -> None:
     small("vanilla").save_pretrained(tmp_path, CARD)
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["architecture"] == "lambdanets_resnet26"
-    assert config["model_args"] == {"num_classes": 7, "placement": "CLLL"}
+    assert config["model_args"] == {"placement": "CLLL"}
+    assert config["num_classes"] == 7
     assert config["pretrained_cfg"]["input_size"] == [3, 31, 21]
     assert config["label_names"] == list(CARD.class_names)
 
