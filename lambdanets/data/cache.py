@@ -5,23 +5,48 @@ Worker processes share the pixels, since they are forked after the cache is fill
 """
 
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+from PIL import Image
 
-from lambdanets.data.decode import BrokenImageError, Limits, decode, open_image
+from lambdanets.data.decode import (
+    TRANSPOSED,
+    BrokenImageError,
+    Limits,
+    decode,
+    load,
+    open_image,
+    orientation_of,
+    turned,
+)
 from lambdanets.data.source import ArraySource, Source
 
-CHANNELS = 3
+Size = tuple[int, int]  # height, width
 
 
 class CachedSource:
-    """A source whose pixels are in memory: [H, W, 3] of every index in `indices`, the original for others."""
+    """A source whose pixels are in memory: [H, W, channels] of every index in `indices`, the original for others.
+
+    `stored` says at which size an image of a size is kept, by default as it is; the result may not depend on which
+    of the two sides is the height. Such images are resized with `resample`.
+    """
 
     def __init__(
-        self, source: Source, indices: np.ndarray, budget: int, limits: Limits, exif_orientation: bool
+        self,
+        source: Source,
+        indices: np.ndarray,
+        budget: int,
+        limits: Limits,
+        exif_orientation: bool,
+        *,
+        channels: int = 3,
+        stored: Callable[[int, int], Size] | None = None,
+        resample: Image.Resampling = Image.Resampling.BICUBIC,
     ) -> None:
         self.source, self.limits, self.exif_orientation = source, limits, exif_orientation
+        self.channels, self.stored, self.resample = channels, stored, resample
         self.class_names, self.labels = source.class_names, source.labels
         self.shapes = np.full((len(source), 2), -1, np.int32)  # -1: not kept
         self.starts = np.zeros(len(source), np.int64)
@@ -30,7 +55,7 @@ class CachedSource:
         with ThreadPoolExecutor(processors()) as pool:  # Pillow decodes outside of Python's lock
             for index, shape in zip(indices, pool.map(self.shape, indices), strict=True):
                 self.shapes[index] = shape
-            sizes = self.shapes[indices].astype(np.int64).prod(axis=1) * CHANNELS
+            sizes = self.shapes[indices].astype(np.int64).prod(axis=1) * channels
             total = int(sizes.sum())
             check_room(len(indices), total, budget)
             self.starts[indices] = np.cumsum(sizes) - sizes
@@ -50,34 +75,58 @@ class CachedSource:
         if height < 0:
             return self.source.read(index)
         start = self.starts[index]
-        return self.pixels[start : start + height * width * CHANNELS].reshape(height, width, CHANNELS)
+        return self.pixels[start : start + height * width * self.channels].reshape(height, width, self.channels)
 
-    def shape(self, index: int) -> tuple[int, int]:
+    def shape(self, index: int) -> Size:
         """(height, width) by the header, before the image is turned; (0, 0) if it cannot be read."""
         try:
-            data = self.source.read(index)
-            if isinstance(data, np.ndarray):
-                return data.shape[0], data.shape[1]
-            width, height = open_image(data, self.limits).size
-            return height, width
+            size = header_size(self.source, index, self.limits)
         except (BrokenImageError, OSError) as error:
             self.reasons[int(index)] = str(error)
             return 0, 0
+        return self.stored(*size) if self.stored else size
 
     def fill(self, index: int) -> None:
         if int(index) in self.reasons:
             return
         try:
-            data = self.source.read(index)
-            if not isinstance(data, np.ndarray):
-                data = np.asarray(decode(data, self.limits, exif_orientation=self.exif_orientation))
+            data = self.decoded(self.source.read(index))
         except (BrokenImageError, OSError) as error:
             self.reasons[int(index)] = str(error)
             return
         height, width = self.shapes[index]
-        place = self.pixels[self.starts[index] : self.starts[index] + int(height) * int(width) * CHANNELS]
+        place = self.pixels[self.starts[index] : self.starts[index] + int(height) * int(width) * self.channels]
         self.shapes[index] = height, width = data.shape[:2]
-        place.reshape(height, width, CHANNELS)[:] = data if data.ndim == 3 else data[:, :, None]
+        place.reshape(height, width, self.channels)[:] = data if data.ndim == 3 else data[:, :, None]
+
+    def decoded(self, data: bytes | np.ndarray) -> np.ndarray:
+        if self.stored is None and self.channels == 3:
+            if isinstance(data, np.ndarray):
+                return data
+            return np.asarray(decode(data, self.limits, exif_orientation=self.exif_orientation))
+        image = Image.fromarray(data) if isinstance(data, np.ndarray) else open_image(data, self.limits)
+        orientation = orientation_of(image) if self.exif_orientation else 1
+        wanted = None
+        if self.stored is not None:
+            height, width = self.stored(image.height, image.width)
+            least = 2 * width, 2 * height
+            if orientation in TRANSPOSED:
+                height, width = self.stored(image.width, image.height)
+            wanted = width, height
+            image.draft(image.mode, least)  # a JPEG is decoded smaller, which costs less
+        image = turned(load(image, "RGB" if self.channels == 3 else "L"), orientation)
+        if wanted is not None and image.size != wanted:
+            image = image.resize(wanted, self.resample)
+        return np.asarray(image)
+
+
+def header_size(source: Source, index: int, limits: Limits) -> Size:
+    """The height and width of an image as it is stored, without decoding it."""
+    data = source.read(index)
+    if isinstance(data, np.ndarray):
+        return data.shape[0], data.shape[1]
+    width, height = open_image(data, limits).size
+    return height, width
 
 
 def cached(source: Source, indices: np.ndarray, budget: int, limits: Limits, exif_orientation: bool) -> Source:

@@ -180,6 +180,15 @@ class Positions(Sampler):
             yield [(epoch, position, int(indices[position])) for position in places]
 
 
+def check_enough(images: int, sampler: Positions) -> None:
+    """Raise a ValueError if the training images do not fill a step."""
+    if images < sampler.epochs.step:
+        raise ValueError(
+            f"{images} training images do not fill a batch of {sampler.options.batch_size} in each of "
+            f"{sampler.options.world} processes: use a smaller batch"
+        )
+
+
 class Loader:
     """Batches of a source.
 
@@ -208,11 +217,8 @@ class Loader:
         self.count = BrokenCount(options.broken, len(self.indices))
         self.examples = Examples(source, transform, self.indices, options, training)
         self.running: tuple[int, Iterator[Batch]] | None = None  # the number of the next batch, and where it comes from
-        if training and len(self.indices) < self.sampler.epochs.step:
-            raise ValueError(
-                f"{len(self.indices)} training images do not fill a batch of {options.batch_size} in each of "
-                f"{options.world} processes: use a smaller batch"
-            )
+        if training:
+            check_enough(len(self.indices), self.sampler)
 
     def __len__(self) -> int:
         """Batches of this process in the first epoch; with "carry" later ones may have a step less."""

@@ -31,8 +31,8 @@ def mix(*numbers: int) -> int:
     return state
 
 
-def mixed(key: int, numbers: np.ndarray) -> np.ndarray:
-    """`mix(number)` with `key` in front, for an array: uint64."""
+def mixed(key: int | np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """`mix(number)` with `key` in front, for an array: uint64. Arrays of keys are broadcast against the numbers."""
     state = numbers.astype(np.uint64) ^ np.uint64(key)
     with np.errstate(over="ignore"):
         state += np.uint64(INCREMENT)
@@ -93,6 +93,11 @@ class Epochs:
                     now, order = epoch, permutation(self.examples, seed, epoch)
                 batch.append((epoch, position, int(order[position])))
             yield batch
+
+    def places(self, batch: int, batch_size: int, rank: int, world: int) -> tuple[np.ndarray, np.ndarray]:
+        """The epochs and positions of a process's batch: two int64 [batch_size]."""
+        places = training_positions(batch, batch_size, rank, world)
+        return np.divmod(np.arange(places.start, places.stop), self.used)
 
 
 def training_positions(batch: int, batch_size: int, rank: int, world: int) -> range:

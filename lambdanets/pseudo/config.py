@@ -50,6 +50,14 @@ class CoTrainConfig(TrainConfig):
 
     pseudo: PseudoData = PseudoData()
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.augment.on_batches:
+            raise ValueError(
+                "co-training has no color_jitter, erasing, mixup and cutmix, which would mix labels of two kinds: set "
+                "them to 0"
+            )
+
     def make_task(self) -> "CoTrain":
         from lambdanets.pseudo.cotrain import CoTrain
 

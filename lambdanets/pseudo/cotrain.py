@@ -28,8 +28,11 @@ class CoTrain(Classify):
     the number of processes, micro-batches and workers, and wherever the run was resumed.
     """
 
+    not_resident = "co-training reads two sets of images"
+
     def __init__(self, config: CoTrainConfig) -> None:
         super().__init__(config)
+        _ = self.data_path  # refuses data.cache device
         self.pseudo = config.pseudo
         self.unlabelled = PseudoSource(self.pseudo.path, self.source.class_names, images=self.pseudo.images)
         if self.pseudo.soft and not self.unlabelled.soft:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -11,8 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lambdanets.data.batch_augment import BatchAugment, Mixed
 from lambdanets.data.broken import BrokenImages, TooManyBrokenError
 from lambdanets.data.loader import Batch, Loader, LoaderOptions
+from lambdanets.data.resident import ResidentImages, ResidentLoader, estimated_bytes
 from lambdanets.data.source import Source, notes_on, open_source, splits_of, unlabelled_note
 from lambdanets.data.split import held_out
 from lambdanets.data.transforms import evaluation, normalize, training
@@ -25,6 +28,7 @@ from lambdanets.models.stored import shorten
 from lambdanets.options import chosen_device
 from lambdanets.runs import RAW_WEIGHTS, WEIGHTS
 from lambdanets.train.config import RunConfig, TrainConfig
+from lambdanets.train.data_path import DEVICE, DataPath, choose_data_path, free_memory
 from lambdanets.train.distributed import World
 from lambdanets.train.identity import labels_digest, names_digest
 from lambdanets.train.task import Outcome, Share, Task
@@ -41,7 +45,7 @@ class ReadingConfig(Protocol):
     @property
     def workers(self) -> int | None: ...
     @property
-    def cache(self) -> Literal["none", "memory"]: ...
+    def cache(self) -> Literal["auto", "none", "memory", "device"]: ...
     @property
     def max_broken(self) -> float: ...
 
@@ -50,6 +54,8 @@ class Classify(Task):
     """Images of a source into its classes."""
 
     score = "top1"
+    not_resident: str | None = None
+    """Why a task cannot keep its training images on the device, if so."""
 
     def __init__(self, config: TrainConfig) -> None:
         self.config, data = config, config.data
@@ -81,7 +87,8 @@ class Classify(Task):
             if not len(with_label):
                 raise ValueError(f"{validation} has no labelled images to validate on")
             self.parts["validation"] = (source, None if len(with_label) == len(source) else with_label)
-        self.loaders: dict[Any, Loader] = {}
+        self.loaders: dict[Any, Any] = {}
+        self.kept: dict[str, list[Batch]] = {}  # evaluation batches that stay on the device
         self.noticed: list[dict[str, Any]] = []
         self.predictions: dict[str, Tensor] = {}
 
@@ -100,25 +107,92 @@ class Classify(Task):
             network.freeze(config.freeze)
         return network
 
+    @cached_property
+    def data_path(self) -> DataPath:
+        """Whether the training images are kept on the device; it is part of a run."""
+        return choose_data_path(self.config, self.estimated_bytes, self.not_resident)
+
+    def estimated_bytes(self) -> int:
+        """What the decoded images take on the device, those of the evaluation included."""
+        channels = self.config.data.channels
+        shape = self.size, self.size
+        training_images = estimated_bytes(self.source, self.indices, shape, self.config.augment, channels)
+        evaluated = sum(len(source) if chosen is None else len(chosen) for source, chosen in self.parts.values())
+        return training_images + evaluated * self.size**2 * channels
+
+    @cached_property
+    def resident(self) -> ResidentImages:
+        """The training images on the device."""
+        data, device = self.config.data, chosen_device(self.config.device)
+        return ResidentImages(
+            self.source,
+            self.indices,
+            (self.size, self.size),
+            self.config.augment,
+            device,
+            free_memory(device),
+            channels=data.channels,
+            exif_orientation=data.exif_orientation,
+        )
+
+    @cached_property
+    def variation(self) -> BatchAugment | None:
+        """What is done to batches on the device, if anything."""
+        augment, resident = self.config.augment, self.data_path.on_device
+        if not resident and not augment.on_batches:
+            return None
+        return BatchAugment(augment, (self.size, self.size), self.config.data.mean, whole=resident)
+
     def batches(self, epoch: int, first_step: int, share: Share) -> Iterator[Any]:
+        """(images, labels), with batch augmentation also its random numbers.
+
+        `images` are pixels, or the numbers of images on the device.
+        """
+        first = (share.epochs(self.examples).first(epoch) + first_step) * share.parts
+        batches = self.training_loader(share).epoch(epoch, first_step * share.parts)
+        for number, batch in enumerate(batches, first):
+            self.notice(batch)
+            if self.variation is None:
+                yield batch.images, batch.labels
+            else:
+                places = share.epochs(self.examples).places(number, share.micro_batch, share.rank, share.world)
+                yield batch.images, batch.labels, *self.variation.numbers(self.config.seed, *places)
+
+    def training_loader(self, share: Share) -> Loader | ResidentLoader:
         key = ("train", share.micro_batch)
         if key not in self.loaders:
             data = self.config.data
-            transform = training(self.size, self.config.augment, data.channels, exif_orientation=data.exif_orientation)
             options = self.loader_options(share.rank, share.world, share.micro_batch)
             options = replace(options, parts=share.parts, remainder=share.remainder)
+            if self.data_path.on_device:
+                self.loaders[key] = ResidentLoader(self.resident, options)
+                return self.loaders[key]
+            transform = training(self.size, self.config.augment, data.channels, exif_orientation=data.exif_orientation)
             self.loaders[key] = Loader(self.source, transform, options, indices=self.indices)
-        for batch in self.loaders[key].epoch(epoch, first_step * share.parts):
-            self.notice(batch)
-            yield batch.images, batch.labels
+        return self.loaders[key]
 
     def loss(self, model: nn.Module, batch: Any) -> Outcome:
-        images, labels = batch
-        logits = model(self.inputs(images))
-        loss = F.cross_entropy(logits.float(), labels, label_smoothing=self.config.label_smoothing)
+        images, labels, *numbers = batch
+        mixed = self.varied(images, *numbers) if numbers else None
+        logits = model(self.inputs(images if mixed is None else mixed.images)).float()
+        smoothing = self.config.label_smoothing
+        loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
+        if mixed is not None and self.config.augment.mixes:
+            others = labels[mixed.partner_B]
+            loss = mixed.weight * loss + (1 - mixed.weight) * F.cross_entropy(logits, others, label_smoothing=smoothing)
+            labels = torch.where(mixed.weight >= 0.5, labels, others)  # top-1 counts the class with the larger part
         with torch.no_grad():
             right = (logits.argmax(1) == labels).sum()
         return Outcome(loss, {"top1": right}, len(labels))
+
+    @torch.no_grad()
+    def varied(self, images: Tensor, numbers: Tensor, how: Tensor) -> Mixed:
+        """A batch after crops and augmentation on the device, in float32 also under autocast."""
+        assert self.variation is not None
+        with torch.autocast(images.device.type, enabled=False):
+            if self.data_path.on_device:
+                images = self.resident.cropped(images, self.variation, numbers)
+            return self.variation(images, numbers, how)
 
     def inputs(self, images: Tensor) -> Tensor:
         dtype = torch.float64 if self.config.precision == "float64" else torch.float32
@@ -136,8 +210,7 @@ class Classify(Task):
         sums = torch.zeros(4, dtype=torch.float64, device=world.device)
         kept: list[tuple[Tensor, ...]] = []
         loader = self.evaluation_loader(split, world)
-        for batch in loader.epoch(0):
-            self.notice(batch)
+        for batch in self.evaluation_batches(split, world):
             if not len(batch):  # none of its images could be read
                 continue
             images, labels = (t.to(world.device, non_blocking=True) for t in (batch.images, batch.labels))
@@ -147,7 +220,7 @@ class Classify(Task):
             sums[:3] += torch.stack([loss, right[:, 0].sum(), right.sum()])
             sums[3] += len(labels)
             if keep:
-                kept.append((logits.half().cpu(), batch.labels, batch.indices))
+                kept.append((logits.half().cpu(), batch.labels.cpu(), batch.indices))
         loss, top1, top5, examples = world.sum_(sums).tolist()
         if not examples and loader.broken:
             raise TooManyBrokenError(list(loader.broken), len(loader.broken), loader.options.broken)
@@ -174,6 +247,24 @@ class Classify(Task):
             self.loaders[split] = Loader(source, transform, options, indices=indices, training=False)
         return self.loaders[split]
 
+    def evaluation_batches(self, split: str, world: World) -> Iterator[Batch]:
+        """The batches of a split; where training images are on the device, these stay there as well."""
+        if split in self.kept:
+            yield from self.kept[split]
+            return
+        seen = []
+        loader = self.evaluation_loader(split, world)
+        for batch in loader.epoch(0):
+            self.notice(batch)
+            if self.data_path.on_device:
+                images, labels = (t.to(world.device, non_blocking=True) for t in (batch.images, batch.labels))
+                batch = replace(batch, images=images, labels=labels)
+                seen.append(batch)
+            yield batch
+        if self.data_path.on_device:
+            self.kept[split] = seen
+            loader.close()
+
     # What the loop asks
 
     def loader_options(self, rank: int, world: int, batch_size: int, others: int = 0) -> LoaderOptions:
@@ -190,7 +281,8 @@ class Classify(Task):
         sizes = {
             split: len(source) if indices is None else len(indices) for split, (source, indices) in self.parts.items()
         }
-        return {"classes": len(self.source.class_names), "evaluated": sizes}
+        path = DEVICE if self.data_path.on_device else "workers"
+        return {"classes": len(self.source.class_names), "evaluated": sizes, "data_path": path}
 
     def notes(self) -> list[str]:
         every = {"training": self.source} | {name: source for name, (source, _) in self.parts.items()}
@@ -198,6 +290,7 @@ class Classify(Task):
         found = [note for split, source in every.items() if (note := unlabelled_note(split, source))]
         if self.config.model.freeze and not self.config.model.pretrained:
             found.append("model.freeze keeps random weights: start from trained ones with --model.pretrained")
+        found += [self.data_path.note] if self.data_path.note else []
         return found + notes_on(every.values())
 
     def identity(self) -> dict[str, Any]:
@@ -207,6 +300,7 @@ class Classify(Task):
             "images": len(labels),
             "labels": labels_digest(labels),
             "names": names_digest(names),
+            **({"data_path": DEVICE} if self.data_path.on_device else {}),
         }
 
     def save(
@@ -237,6 +331,8 @@ class Classify(Task):
 
     def close(self) -> None:
         self.loaders.clear()  # and with them their worker processes
+        self.kept.clear()
+        self.__dict__.pop("resident", None)
 
 
 def reader_options(
@@ -254,7 +350,7 @@ def reader_options(
         seed=config.seed,
         rank=rank,
         world=world,
-        cache=data.cache,
+        cache="memory" if data.cache == "memory" else "none",
         broken=BrokenImages(data.max_broken, others=others),
     )
 

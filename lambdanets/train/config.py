@@ -155,12 +155,15 @@ class DataConfig:
     """Turn photographs as their EXIF orientation says, in training and evaluation."""
     workers: Annotated[int | None, optional("N")] = None
     """Processes of each training process that read images; by default its share of the cores; 0: none."""
-    cache: Literal["none", "memory"] = "none"
-    """memory: decode every image once and keep its pixels, for data sets that fit."""
+    cache: Literal["auto", "none", "memory", "device"] = "auto"
+    """device: decode every image once, keep its pixels on the training device, and augment batches there. memory: keep
+    them in this machine's memory; none: decode each time; workers augment. auto: device on a GPU, where the images take
+    at most a quarter of its free memory; else none. The log says which."""
     max_broken: float = 0.05
     """The fraction of unreadable images that stops the run; below it they are replaced, counted and named."""
 
-    WHEN_ABSENT: ClassVar[dict[str, Any]] = {"exif_orientation": False}  # runs from before this field go on without it
+    # What runs did before these fields existed.
+    WHEN_ABSENT: ClassVar[dict[str, Any]] = {"exif_orientation": False, "cache": "none"}
 
     def __post_init__(self) -> None:
         if not 0 <= self.held_out < 1:
