@@ -184,19 +184,20 @@ class DataConfig:
 class Optimizer:
     """How a gradient becomes a step. Weight decay is L2 in the gradient, and spares batch norm and biases."""
 
-    kind: Literal["sgd", "rmsprop", "adamw", "lamb"] = "sgd"
+    kind: Literal["sgd", "rmsprop", "adamw", "lamb", "muon"] = "sgd"
     """rmsprop is TensorFlow's: epsilon inside the root, squares that start at 1. adamw uses decoupled weight decay.
-    lamb scales the step of each tensor to the norm of its weights: for very large batches."""
+    lamb scales the step of each tensor to the norm of its weights: for very large batches. muon orthogonalises the
+    steps of kernels and projections, at learning rates like those of adamw, which moves the rest."""
     momentum: float = 0.9
-    """Of all kinds."""
+    """Of all kinds; usually 0.95 for Muon."""
     weight_decay: float = 1e-4
     """Position embeddings decay too."""
     nesterov: bool = False
-    """SGD only."""
+    """SGD and Muon."""
     alpha: float = 0.9
-    """RMSProp, AdamW and LAMB: decay of the mean of squares; for AdamW and LAMB usually 0.99 or more."""
+    """RMSProp, AdamW, LAMB and Muon: decay of the mean of squares; except for RMSProp usually 0.99 or more."""
     eps: float = 1e-3
-    """RMSProp, AdamW and LAMB; usually 1e-8 for AdamW and 1e-6 for LAMB."""
+    """RMSProp, AdamW, LAMB and Muon; usually 1e-8 for AdamW and Muon and 1e-6 for LAMB."""
     layer_decay: float = 1.0
     """Layer-wise learning rates, for fine-tuning: each block learns at this fraction of the rate of the next one, the
     classifier at the full rate. 1: all at the same rate; usually 0.65 to 0.9."""

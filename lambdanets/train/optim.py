@@ -70,9 +70,29 @@ def make_optimizer(model: nn.Module, config: Optimizer) -> torch.optim.Optimizer
             for parameter in group["params"]:
                 optimizer.state[parameter] = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
         return optimizer
+    if config.kind == "muon":
+        try:
+            from timm.optim.muon import Muon
+        except ImportError as error:
+            raise ValueError("optimizer.kind muon needs a newer timm: pip install --upgrade timm") from error
+        matrices = {p for name, p in model.named_parameters() if is_matrix(name, p, model)}
+        betas = (config.momentum, config.alpha)
+        split = [
+            group | {"params": [p for p in group["params"] if (p in matrices) == chosen], "use_fallback": not chosen}
+            for group in groups
+            for chosen in (True, False)
+        ]
+        split = [group for group in split if group["params"]]
+        return Muon(split, lr=0.0, momentum=config.momentum, nesterov=config.nesterov, betas=betas, eps=config.eps)
     return RMSpropTF(
         groups, lr=0.0, alpha=config.alpha, eps=config.eps, momentum=config.momentum, decoupled_decay=False
     )
+
+
+def is_matrix(name: str, parameter: nn.Parameter, model: nn.Module) -> bool:
+    """Whether Muon orthogonalises its steps: kernels and projections, but no position tables and no classifier."""
+    classifier = getattr(model, "classifier_name", None)
+    return parameter.ndim >= 2 and name.endswith(".weight") and name.split(".")[0] != classifier
 
 
 def load(optimizer: torch.optim.Optimizer, state: Any) -> None:

@@ -165,6 +165,26 @@ def test_lamb_scales_the_step_to_the_weights():
         torch.testing.assert_close(p.detach(), weight)
 
 
+def test_muon_orthogonalises_the_steps_of_matrices_and_moves_the_rest_as_adamw():
+    network = small(heads=1)  # with four heads the values have two channels, too few for Muon
+    rate, scale = 1e-3, 0.2  # steps have the root mean square of AdamW's, about 0.2
+    settings = Optimizer(kind="muon", momentum=0.9, alpha=0.99, eps=1e-8, weight_decay=0.0)
+    optimizer = make_optimizer(network, settings)
+    before = {name: p.detach().clone() for name, p in network.named_parameters()}
+    for i, p in enumerate(network.parameters()):
+        p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(i))
+    step(optimizer, rate, skip=torch.tensor(0.0))
+    moved = {name: (p.detach() - before[name]) / rate for name, p in network.named_parameters()}
+    signs = {name for name, change in moved.items() if torch.allclose(change.abs(), torch.ones(()), atol=1e-3)}
+    tables = {name for name in before if name.endswith("positions.table")}
+    assert tables
+    assert signs == tables | network.no_weight_decay() | {"fc.weight"}  # AdamW's first step is the sign
+    for name in before.keys() - signs:
+        matrix = moved[name].flatten(1)
+        singular = torch.linalg.svdvals(matrix) / (scale * max(matrix.shape) ** 0.5)
+        assert 0.5 < singular.min() <= singular.max() < 1.5
+
+
 def small(**changes):
     from lambdanets import create_model
 
