@@ -1,5 +1,7 @@
 """The paper's tables of LambdaResNets and MobileNets, and memory in its text. What the paper prints, unchanged."""
 
+from functools import partial
+
 from lambdanets.bench import memory
 from lambdanets.bench.memory import BFLOAT16, MB, Maps
 from lambdanets.experiments.reproduce.rows import DetectionRow, OtherReading, Row
@@ -10,9 +12,9 @@ NO_SE = (
     "other blocks of c4 would have it: then {}M"
 )
 
+extra = partial(Row, table="tab:pseudo_labels")
 PSEUDO_LABELS = (
-    Row(
-        table="tab:pseudo_labels",
+    extra(
         label="LambdaResNet-152",
         model="lambda_resnet152",
         image_size=288,
@@ -22,8 +24,7 @@ PSEUDO_LABELS = (
         infer="6100",
         pseudo_top1="86.7",
     ),
-    Row(
-        table="tab:pseudo_labels",
+    extra(
         label="EfficientNet-B7, Noisy Student",
         params="66",
         counted=("flops",),
@@ -33,8 +34,7 @@ PSEUDO_LABELS = (
         pseudo_top1="86.7",
         cited="Xie et al. 2020",
     ),
-    Row(
-        table="tab:pseudo_labels",
+    extra(
         label="ViT-L/16",
         image_size=384,
         params="307",
@@ -75,6 +75,7 @@ C4_HYBRIDS = tuple(
 C4_OF_420 = (Maps(20 * 20, 8),)
 ONE_LAYER = memory.lambda_bytes(C4_OF_420, shared=True, size=BFLOAT16)
 MAPS_OF_420 = memory.global_attention_bytes(C4_OF_420, batch=32, size=BFLOAT16)
+held = partial(Row, table="text:hybrid_attention")
 TEXT = (
     Row(
         table="text:introduction",
@@ -82,24 +83,21 @@ TEXT = (
         memory="64",
         memory_bytes=memory.global_attention_bytes([Maps(64 * 64, 1)], batch=128),
     ),
-    Row(
-        table="text:hybrid_attention",
+    held(
         label="LambdaResNet-420, 8 lambda layers in c4",
         memory="38.4",
         units={"memory": "MB"},
         memory_bytes=memory.lambda_bytes(C4_OF_420, size=BFLOAT16),
         reading=OtherReading(text="8 times the number below as it is printed, 4.8", value=8 * 4.8),
     ),
-    Row(
-        table="text:hybrid_attention",
+    held(
         label="LambdaResNet-420, shared embeddings",
         memory="4.8",
         units={"memory": "MB"},
         memory_bytes=ONE_LAYER,
         reading=OtherReading(text="4.88 cut off, not rounded", value=int(ONE_LAYER / MB * 10) / 10),
     ),
-    Row(
-        table="text:hybrid_attention",
+    held(
         label="LambdaResNet-420, attention in place of lambda layers",
         memory="0.625",
         memory_bytes=MAPS_OF_420,
@@ -107,27 +105,18 @@ TEXT = (
     ),
 )
 
+fewest_parameters = partial(Row, table="tab:parameter_efficient")
+fewest_flops = partial(Row, table="tab:flops_efficient")
 EFFICIENT = (
-    Row(table="tab:parameter_efficient", label="EfficientNet-B6", image_size=528, params="43", top1="84.0", cited=TAN),
-    Row(
-        table="tab:parameter_efficient",
-        label="LambdaResNet-152-C4",
-        model="lambda_resnet152_c4",
-        image_size=320,
-        params="35",
-        top1="84.0",
+    fewest_parameters(label="EfficientNet-B6", image_size=528, params="43", top1="84.0", cited=TAN),
+    fewest_parameters(
+        label="LambdaResNet-152-C4", model="lambda_resnet152_c4", image_size=320, params="35", top1="84.0"
     ),
-    Row(
-        table="tab:parameter_efficient",
-        label="LambdaResNet-200-C4",
-        model="lambda_resnet200_c4",
-        image_size=320,
-        params="42",
-        top1="84.3",
+    fewest_parameters(
+        label="LambdaResNet-200-C4", model="lambda_resnet200_c4", image_size=320, params="42", top1="84.3"
     ),
-    Row(table="tab:flops_efficient", label="EfficientNet-B6", image_size=528, flops="38", top1="84.0", cited=TAN),
-    Row(
-        table="tab:flops_efficient",
+    fewest_flops(label="EfficientNet-B6", image_size=528, flops="38", top1="84.0", cited=TAN),
+    fewest_flops(
         label="LambdaResNet-270-C4 (7x7)",
         model="lambda_resnet270_c4",
         arguments={"scope": 7},
@@ -140,9 +129,9 @@ EFFICIENT = (
     ),
 )
 
+mobile = partial(Row, table="tab:mobilenets")
 MOBILENETS = (
-    Row(
-        table="tab:mobilenets",
+    mobile(
         label="MobileNet-v2",
         model="mobilenet_v2",
         params="3.50",
@@ -151,8 +140,7 @@ MOBILENETS = (
         top1="72.7",
         reason="2 x 300.8M multiply-adds, the usual count; what the paper counts beside them is not said",
     ),
-    Row(
-        table="tab:mobilenets",
+    mobile(
         label="MobileNet-v2 with 2 lightweight lambda blocks",
         model="lambda_mobilenet_v2",
         params="3.21",

@@ -1,5 +1,7 @@
 """The paper's tables of layers and ablations in a vanilla ResNet-50 at 224x224. What the paper prints, unchanged."""
 
+from functools import partial
+
 from lambdanets.bench import memory
 from lambdanets.bench.memory import RESNET50
 from lambdanets.experiments.reproduce.rows import OtherReading, Row
@@ -10,29 +12,22 @@ NO_READING = "none of the readings that we tried gives the printed number"
 CUT_OFF = "would fit if it were cut off; the other rows are rounded"
 MISPRINTS = dict.fromkeys(((8, 2), (8, 16), (2, 4), (2, 8), (4, 8)), NO_READING) | {(32, 8): CUT_OFF}
 
+layer = partial(Row, table="tab:resnet50", model="resnet50")
 LAYERS = (
-    Row(table="tab:resnet50", label="Conv", model="resnet50", params="25.6", top1="76.9"),
-    Row(
-        table="tab:resnet50",
+    layer(label="Conv", params="25.6", top1="76.9"),
+    layer(
         label="Conv + channel attention",
-        model="resnet50",
         arguments={"se": True},
         params="28.1",
         top1="77.6",
         gain="+0.7",
         remark="squeeze ratio 16 (a hidden width of w/4 for the block's 4w channels), the text says 4: then 35.64M",
     ),
-    Row(
-        table="tab:resnet50",
-        label="Conv + linear attention (Chen et al.)",
-        params="33.0",
-        top1="77.0",
-        cited="Chen et al. 2018",
+    layer(
+        label="Conv + linear attention (Chen et al.)", params="33.0", top1="77.0", cited="Chen et al. 2018", model=None
     ),
-    Row(
-        table="tab:resnet50",
+    layer(
         label="Conv + linear attention (Shen et al.)",
-        model="resnet50",
         arguments={"placement": "CLLL", "layer": "convolution_linear_attention"},
         counted=("params",),
         top1="77.3",
@@ -41,36 +36,31 @@ LAYERS = (
         remark="the paper names no placement: ours has efficient attention after the 3x3 convolutions of c3 to c5; the "
         "gain is over a baseline of 76.1",
     ),
-    Row(
-        table="tab:resnet50",
+    layer(
         label="Conv + relative self-attention",
-        model="resnet50",
         arguments={"placement": "CLLL", "layer": "augmented_convolution"},
         params="25.8",
         top1="77.7",
         gain="+1.3",
         cited="Bello et al. 2019",
     ),
-    Row(
-        table="tab:resnet50",
+    layer(
         label="Local relative self-attention (Ramachandran et al.)",
-        model="resnet50",
         arguments={**ALL, "layer": "local_attention"},
         params="18.0",
         top1="77.4",
         gain="+0.5",
         cited=RAMACHANDRAN,
     ),
-    Row(
-        table="tab:resnet50",
+    layer(
         label="Local relative self-attention (Hu et al.)",
         params="23.3",
         top1="77.3",
         gain="+1.0",
         cited="Hu et al. 2019",
+        model=None,
     ),
-    Row(
-        table="tab:resnet50",
+    layer(
         label="Local relative self-attention (Zhao et al.)",
         model="san19",
         params="20.5",
@@ -80,41 +70,22 @@ LAYERS = (
         remark="SAN-19 with patchwise attention, a network of its own and no ResNet-50: a ResNet-50 with patchwise "
         "attention in place of its 3x3 convolutions has 19.18M",
     ),
-    Row(
-        table="tab:resnet50",
-        label="Lambda layer",
-        model="resnet50",
-        arguments=ALL,
-        params="15.0",
-        top1="78.4",
-        gain="+1.5",
-    ),
-    Row(
-        table="tab:resnet50",
-        label="Lambda layer (u=4)",
-        model="resnet50",
-        arguments={**ALL, "intra_depth": 4},
-        params="16.0",
-        top1="78.9",
-        gain="+2.0",
-    ),
+    layer(label="Lambda layer", arguments=ALL, params="15.0", top1="78.4", gain="+1.5"),
+    layer(label="Lambda layer (u=4)", arguments={**ALL, "intra_depth": 4}, params="16.0", top1="78.9", gain="+2.0"),
 )
 
+held = partial(Row, table="tab:memory_comparison", model="resnet50")
 MEMORY = (
-    Row(
-        table="tab:memory_comparison",
+    held(
         label="Global self-attention",
-        model="resnet50",
         arguments={**ALL, "layer": "global_attention"},
         space="Θ(blhn²)",
         our_space="Θ(blhn²)",
         memory="120",
         memory_bytes=memory.global_attention_bytes(RESNET50, batch=128),
     ),
-    Row(
-        table="tab:memory_comparison",
+    held(
         label="Axial self-attention",
-        model="resnet50",
         arguments={**ALL, "layer": "axial_attention"},
         space="Θ(blhn√n)",
         our_space="Θ(blhn√n)",
@@ -123,10 +94,8 @@ MEMORY = (
         infer="960",
         top1="77.5",
     ),
-    Row(
-        table="tab:memory_comparison",
+    held(
         label="Local self-attention (7x7)",
-        model="resnet50",
         arguments={**ALL, "layer": "local_attention"},
         space="Θ(blhnm)",
         our_space="Θ(blhnm)",
@@ -134,10 +103,8 @@ MEMORY = (
         top1="77.4",
         cited=RAMACHANDRAN,
     ),
-    Row(
-        table="tab:memory_comparison",
+    held(
         label="Lambda layer",
-        model="resnet50",
         arguments=ALL,
         space="Θ(lkn²)",
         our_space="Θ(lkn²)",
@@ -146,10 +113,8 @@ MEMORY = (
         infer="1160",
         top1="78.4",
     ),
-    Row(
-        table="tab:memory_comparison",
+    held(
         label="Lambda layer (k=8)",
-        model="resnet50",
         arguments={**ALL, "key_depth": 8},
         space="Θ(lkn²)",
         our_space="Θ(lkn²)",
@@ -159,10 +124,8 @@ MEMORY = (
         top1="77.9",
         reading=OtherReading(text="half of the row above as it is printed, 1.9", value=1.9 / 2),
     ),
-    Row(
-        table="tab:memory_comparison",
+    held(
         label="Lambda layer (shared embeddings)",
-        model="resnet50",
         arguments={**ALL, "share_positions": True},
         space="Θ(kn²)",
         our_space="Θ(kn²)",
@@ -171,10 +134,8 @@ MEMORY = (
         infer="1210",
         top1="78.0",
     ),
-    Row(
-        table="tab:memory_comparison",
+    held(
         label="Lambda convolution (7x7)",
-        model="resnet50",
         arguments={**ALL, "scope": 7},
         space="Θ(lknm)",
         our_space="Θ(lkr)",
