@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -10,7 +10,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from lambdanets.options import optional
+from lambdanets.train.inference.command import Using, Weights
 
 if TYPE_CHECKING:
     from lambdanets.export.formats import Export as Done
@@ -34,14 +34,8 @@ class Export:
     minutes, model_aoti.pt2. safetensors: config.json, README.md and model.safetensors."""
     size: Literal["fixed", "dynamic"] = "fixed"
     """fixed: images of one size, faster. dynamic: any size; lambda layers with a global scope have none to offer."""
-    image_size: Annotated[int | None, optional("PIXELS")] = None
-    """The fixed size, and the one that is timed; by default the one that the weights were trained with."""
-    weights: Literal["ema", "raw"] = "ema"
-    """Of a run: the average of the weights, or those of the last step."""
-    pretrained: Annotated[str | None, optional("WEIGHTS")] = None
-    """Where WHAT is the name of a network: its weights, a file, a folder or an id on the Hugging Face hub."""
-    options: tuple[str, ...] = ()
-    """Where WHAT is the name of a network: its arguments, as name=value: placement=CCLL scope=7 ..."""
+    using: Annotated[Weights, tyro.conf.arg(name="")] = field(default_factory=Weights)
+    """--image-size is the fixed size, and the one that is timed."""
     untrained: bool = False
     """Where WHAT is the name of a network: new weights, to see sizes and times before there are trained ones."""
     threads: int = 1
@@ -59,34 +53,32 @@ class Export:
 
         if self.rounds < 1:
             raise ValueError(f"--rounds {self.rounds}: at least 1")
-        network = new_network(self.what, self.options, self.image_size) if self.untrained else self.trained_network()
+        network = new_network(self.what, self.using) if self.untrained else self.trained_network()
         with threads(self.threads), Console(file=sys.stderr).status("exporting and comparing"):
             done = export(network, self.output, formats=self.formats, size=self.size, rounds=self.rounds)
         if self.json:
-            about = {"what": self.what, "options": self.options, "untrained": self.untrained, "threads": self.threads}
-            found = {**about, **asdict(done), **describe(torch.device("cpu"))}
+            about = {"what": self.what, "options": self.using.options}
+            found = {
+                **about,
+                "untrained": self.untrained,
+                "threads": self.threads,
+                **asdict(done),
+                **describe(torch.device("cpu")),
+            }
             print(json.dumps(found, indent=2, default=str))
         else:
             show(done, self.threads, Console())
         return 0
 
     def trained_network(self) -> "Network":
-        from lambdanets.train.inference.command import Using
         from lambdanets.train.inference.trained import open_trained
 
-        using = Using(
-            weights=self.weights,
-            pretrained=self.pretrained,
-            options=self.options,
-            image_size=self.image_size,
-            device="cpu",
-        )
-        trained = open_trained(self.what, using)
+        trained = open_trained(self.what, Using(**vars(self.using), device="cpu"))
         trained.network.card = trained.card
         return trained.network
 
 
-def new_network(name: str, options: tuple[str, ...], image_size: int | None) -> "Network":
+def new_network(name: str, using: Weights) -> "Network":
     """Random weights whose norms fit, so that scores are numbers of a usual size."""
     import torch
 
@@ -94,9 +86,9 @@ def new_network(name: str, options: tuple[str, ...], image_size: int | None) -> 
     from lambdanets.models.untrained import settle
     from lambdanets.train.config import parse_option
 
-    arguments = dict(parse_option(word) for word in options)
-    if image_size is not None:
-        arguments["image_size"] = image_size
+    arguments = dict(parse_option(word) for word in using.options)
+    if using.image_size is not None:
+        arguments["image_size"] = using.image_size
     torch.manual_seed(0)
     try:
         network = create_model(name, **arguments)

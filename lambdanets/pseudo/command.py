@@ -17,35 +17,16 @@ from rich.progress import TextColumn
 
 from lambdanets.files import RESTART_WAIT, locked
 from lambdanets.options import check_numbers, chosen_device, optional
+from lambdanets.pseudo.select import Selection
 from lambdanets.train.inference.command import Using
 
 if TYPE_CHECKING:
     from lambdanets.pseudo.label import Labelled
-    from lambdanets.pseudo.select import Counts, Selection
+    from lambdanets.pseudo.select import Counts
 
 SHOWN_FAILURES = 10
 SOFT = 10
-
-
-@dataclass(frozen=True, kw_only=True)
-class Choosing:
-    """What is kept of the labels."""
-
-    threshold: float = 0.3
-    """The least confidence."""
-    most: int = 0
-    """Images of a class, the most confident ones; 0: all. Noisy Student's is 130,000 of 300 million."""
-    least: int = 0
-    """Images of a class, by repeating the ones there are; 0: none is repeated."""
-    seed: int = 0
-    """Decides between equal confidences."""
-    partial: bool = False
-    """Also where some units are not labelled yet, or cannot be."""
-
-    def selection(self) -> "Selection":
-        from lambdanets.pseudo.select import Selection
-
-        return Selection(**asdict(self))
+CONFIDENT = Selection(threshold=0.3)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +93,7 @@ class PseudoLabel:
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
     """The folder for the labels."""
     labelling: Annotated[Labelling, tyro.conf.arg(name="")] = field(default_factory=Labelling)
-    choosing: Annotated[Choosing, tyro.conf.arg(name="")] = field(default_factory=Choosing)
+    choosing: Annotated[Selection, tyro.conf.arg(name="")] = CONFIDENT
     using: Annotated[Using, tyro.conf.arg(name="")] = field(default_factory=Using)
 
     def run(self) -> int:
@@ -123,7 +104,6 @@ class PseudoLabel:
 
         rank, world = who()
         using = own_gpu(self.using)
-        selection = self.choosing.selection()
         place = open_place(self.images, self.labelling.split, self.labelling.unit)
         for note in notes_on([place.source]) if place.source is not None and not rank else []:
             print(note, file=sys.stderr)
@@ -138,8 +118,8 @@ class PseudoLabel:
                     ensemble, place, self.out, options, workers=workers, rank=rank, world=world, progress=progress
                 )
             tell_labelled(done, console, rank, world)
-            if done.complete or (selection.partial and world == 1):
-                choose(self.out, selection)
+            if done.complete or (self.choosing.partial and world == 1):
+                choose(self.out, self.choosing)
         if not done.complete and not done.failed and world > 1:
             print(f"process {rank} is done; the last one chooses among the labels", file=sys.stderr)
         return 1 if done.failed else 0
@@ -151,13 +131,13 @@ class PseudoSelect:
 
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="LABELS")]
     """The folder of the labels."""
-    choosing: Annotated[Choosing, tyro.conf.arg(name="")] = field(default_factory=Choosing)
+    choosing: Annotated[Selection, tyro.conf.arg(name="")] = CONFIDENT
     json: bool = False
     """Print the counts as JSON."""
 
     def run(self) -> int:
         with own_labels(self.out, 0) if self.out.is_dir() else nullcontext():
-            counts = choose(self.out, self.choosing.selection(), quiet=self.json)
+            counts = choose(self.out, self.choosing, quiet=self.json)
         if self.json:
             print(json.dumps(asdict(counts)))
         return 0
@@ -184,7 +164,7 @@ def own_labels(folder: Path, rank: int) -> AbstractContextManager[None]:
     return locked(folder, wait=RESTART_WAIT if restarted else 0.0)
 
 
-def choose(folder: Path, selection: "Selection", *, quiet: bool = False) -> "Counts":
+def choose(folder: Path, selection: Selection, *, quiet: bool = False) -> "Counts":
     from lambdanets.pseudo.page import write_page
     from lambdanets.pseudo.select import select
 

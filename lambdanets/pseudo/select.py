@@ -48,9 +48,9 @@ class Selection:
     threshold: float = 0.0
     """The least confidence; Noisy Student's is 0.3."""
     most: int = 0
-    """Images of a class, the most confident ones; Noisy Student's is 130,000. 0: all."""
+    """Images of a class, the most confident ones; 0: all. Noisy Student's is 130,000 of 300 million."""
     least: int = 0
-    """Images of a class, by repeating them; 0: none is repeated."""
+    """Images of a class, by repeating the ones there are; 0: none is repeated."""
     seed: int = 0
     """Decides between equal confidences."""
     partial: bool = False

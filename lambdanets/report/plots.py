@@ -7,7 +7,7 @@ names that a user chose never reach matplotlib.
 import io
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,16 +43,9 @@ def curves(
     drawn = [one for one in series if one.points]
     if not drawn:
         return None
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-    # hashsalt: the same run gives the same file
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": label, "font.size": 10, "font.family": "DejaVu Sans"}):
-        figure = Figure(figsize=(5.6, 2.9), layout="constrained")
-        figure.patch.set_visible(False)
-        axis: Any = figure.add_subplot()
-        axis.patch.set_visible(False)
+    def fill(axis: Any) -> None:
         for step in marks:
             axis.axvline(step, color=WARN, linewidth=1, linestyle=":", zorder=1)
         for one in drawn:
@@ -73,9 +66,26 @@ def curves(
         axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: thousands(value)))
         axis.set_xlabel("step", color=INK)
         axis.grid(axis="y", color=LINE, linewidth=0.8)
-        axis.tick_params(which="both", colors=INK, length=0)
         for side, spine in axis.spines.items():
             spine.set_visible(side == "bottom")
+
+    return chart(fill, label, 2.9)
+
+
+def chart(fill: Callable[[Any], None], label: str, height: float) -> Markup:
+    """A chart as inline SVG; `fill` draws into matplotlib's axes."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    # hashsalt: the same run gives the same file
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": label, "font.size": 10, "font.family": "DejaVu Sans"}):
+        figure = Figure(figsize=(5.6, height), layout="constrained")
+        figure.patch.set_visible(False)
+        axis: Any = figure.add_subplot()
+        axis.patch.set_visible(False)
+        fill(axis)
+        axis.tick_params(which="both", colors=INK, length=0)
+        for spine in axis.spines.values():
             spine.set_color(LINE)
         file = io.StringIO()
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})

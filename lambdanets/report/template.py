@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 
 
 def rendered(place: Path, /, **values: Any) -> str:
-    """`place`/page.html as text, with `values`; the style sheet and the version are added."""
+    """`place`/page.html as text, with `values`; the style sheet (unless there is a `css`) and the version are added."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -25,5 +25,5 @@ def rendered(place: Path, /, **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    css = Markup((HERE / "page.css").read_text(encoding="utf-8"))
-    return environment.get_template("page.html").render(css=css, version=__version__, **values)
+    values = {"css": Markup((HERE / "page.css").read_text(encoding="utf-8")), "version": __version__} | values
+    return environment.get_template("page.html").render(values)

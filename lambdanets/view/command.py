@@ -1,15 +1,15 @@
 """`lambdanets view`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lambdanets.options import optional
+from lambdanets.train.inference.command import Using, Weights
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,27 +38,12 @@ class View:
     """The folder for the page and the picture."""
     layers: tuple[str, ...] = ()
     """Only layers whose name holds one of these words: layer4 (c5), layer3.0, ..."""
-    weights: Literal["ema", "raw"] = "ema"
-    """Of a run: the average of the weights, or those of the last step."""
-    pretrained: Annotated[str | None, optional("WEIGHTS")] = None
-    """Where WHAT is the name of a network: its weights, a file, a folder or an id on the Hugging Face hub."""
-    options: tuple[str, ...] = ()
-    """Where WHAT is the name of a network: its arguments, as name=value: placement=CCLL scope=7 ..."""
-    image_size: Annotated[int | None, optional("PIXELS")] = None
-    """Any size; by default the one that the weights were trained with."""
+    using: Annotated[Weights, tyro.conf.arg(name="")] = field(default_factory=Weights)
 
     def run(self) -> int:
-        from lambdanets.train.inference.command import Using
         from lambdanets.train.inference.trained import open_trained
 
-        using = Using(
-            weights=self.weights,
-            pretrained=self.pretrained,
-            options=self.options,
-            image_size=self.image_size,
-            device="cpu",
-        )
-        trained = open_trained(self.what, using)
+        trained = open_trained(self.what, Using(**vars(self.using), device="cpu"))
         write_view(trained, self.image, self.output, self.query, self.layers, trained.network.name or self.what)
         return 0
 

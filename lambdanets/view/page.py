@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lambdanets import __version__
 from lambdanets.files import write_text
 from lambdanets.report.pictures import address
+from lambdanets.report.template import rendered
 from lambdanets.view.capture import Captured, capture
 from lambdanets.view.draw import as_picture, coloured, table_channels, table_norm
 from lambdanets.view.look import Reach, checked, middle, reach
@@ -68,7 +68,6 @@ def interactive(
         picture: [height, width, channels] in uint8, shown in place of the normalised image.
         title, answers: what stands above it; answers are classes with their probability.
     """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
     found = [one for one in capture(model, image, layers) if one.allowed_NM is None]
@@ -84,15 +83,12 @@ def interactive(
             f"layers (--layers layer4), or a smaller image"
         )
     far = [reach(one, image.shape[1:]) for one in found]
-    environment = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    text = environment.get_template("page.html").render(
+    text = rendered(
+        HERE,
         css=Markup((HERE / "page.css").read_text(encoding="utf-8")),
         script=Markup((HERE / "page.js").read_text(encoding="utf-8")),
         title=title,
         answers=answers,
-        version=__version__,
         data={"image": list(image.shape[1:]), "query": list(query), "layers": data},
         source=picture_source(image, picture),
         size=tuple(image.shape[1:]),

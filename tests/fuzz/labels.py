@@ -14,7 +14,8 @@ CLASSES = ("ant", "bee", "cat")
 
 
 def run(case: FuzzCase) -> bool:
-    from lambdanets.pseudo.command import Choosing, PseudoSelect
+    from lambdanets.pseudo.command import PseudoSelect
+    from lambdanets.pseudo.select import Selection
     from lambdanets.pseudo.source import PseudoSource
 
     draw = case.random
@@ -46,7 +47,7 @@ def run(case: FuzzCase) -> bool:
     names = (path.name, str(case.folder), "labels.json", "selection.json")
     again = name not in ("selection.json",) and not name.startswith("selected/")
     if again:
-        found = case.command(PseudoSelect(case.folder, Choosing(threshold=0.1), json=True), names=names)
+        found = case.command(PseudoSelect(case.folder, Selection(threshold=0.1), json=True), names=names)
         if not found.refused and json.loads(found.out) != counted():
             raise silent(f"other counts: {found.out[:300]}")
         if found.refused and said == "nothing":

@@ -1,6 +1,5 @@
 """What was found, as Markdown and as one HTML page with plots: everything inside, no scripts, every name escaped."""
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan, nan
@@ -13,7 +12,7 @@ from lambdanets.experiments.reproduce.experiments import EXPERIMENTS, KINDS
 from lambdanets.experiments.reproduce.numbers import COLUMNS, QUICK, Number
 from lambdanets.experiments.reproduce.pareto import OTHERS, OURS, claims, published, published_headlines
 from lambdanets.files import write_text
-from lambdanets.report.plots import COLOURS, INK, LINE, inline
+from lambdanets.report.plots import COLOURS, INK, LINE, chart
 from lambdanets.report.template import rendered
 from lambdanets.tables import markdown_line
 
@@ -118,15 +117,9 @@ def pareto_charts(lines: Sequence[Number]) -> list[tuple[str, Markup]]:
 def pareto_chart(points: Mapping[str, Sequence[tuple[float, float]]], label: str) -> Markup | None:
     if all(isnan(seconds) for family in points.values() for seconds, _ in family):
         return None
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": label, "font.size": 10, "font.family": "DejaVu Sans"}):
-        figure = Figure(figsize=(5.6, 3.6), layout="constrained")
-        figure.patch.set_visible(False)
-        axis: Any = figure.add_subplot()
-        axis.patch.set_visible(False)
+    def fill(axis: Any) -> None:
         for colour, family in zip(COLOURS, FAMILIES, strict=True):
             if points[family]:
                 x, y = zip(*sorted(points[family], key=lambda p: p[1]), strict=True)
@@ -138,12 +131,8 @@ def pareto_chart(points: Mapping[str, Sequence[tuple[float, float]]], label: str
         axis.set_xlabel("seconds for 1024 images", color=INK)
         axis.set_ylabel("published top-1 (%)", color=INK)
         axis.grid(color=LINE, linewidth=0.8)
-        axis.tick_params(which="both", colors=INK, length=0)
-        for spine in axis.spines.values():
-            spine.set_color(LINE)
-        file = io.StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
-    return inline(file.getvalue(), f"pareto {label}")
+
+    return chart(fill, f"pareto {label}", 3.6)
 
 
 def page(found: Mapping[str, Sequence[Number]], headlines: Sequence[str]) -> str:

@@ -11,8 +11,9 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from lambdanets.pseudo.command import Choosing, Labelling, own_gpu, own_labels, progress_bar
+from lambdanets.pseudo.command import CONFIDENT, Labelling, own_gpu, own_labels, progress_bar
 from lambdanets.pseudo.config import CoTrainConfig
+from lambdanets.pseudo.select import Selection
 from lambdanets.train.command import RECIPES
 from lambdanets.train.inference.command import Using
 from lambdanets.train.signals import SIGNAL_STATUS
@@ -37,7 +38,7 @@ class PseudoRounds:
     rounds: int = 1
     """How many students, one after the other."""
     labelling: Annotated[Labelling, tyro.conf.arg(name="label")] = field(default_factory=Labelling)
-    choosing: Annotated[Choosing, tyro.conf.arg(name="choose")] = field(default_factory=Choosing)
+    choosing: Annotated[Selection, tyro.conf.arg(name="choose")] = CONFIDENT
     using: Annotated[Using, tyro.conf.arg(name="teacher-using")] = field(default_factory=Using)
 
     def run(self) -> int:
@@ -57,7 +58,7 @@ class PseudoRounds:
                 self.recipe,
                 rounds=self.rounds,
                 options=self.labelling.options(using.batch_size),
-                selection=self.choosing.selection(),
+                selection=self.choosing,
                 using=using,
                 class_names=self.labelling.class_names,
                 workers=using.loader_workers(sys.maxsize),

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from PIL import Image
 
@@ -45,54 +44,27 @@ class Answers:
     more: int = 0  # objects that are drawn but not listed
 
 
-class Model(Protocol):
-    """A network that the page can ask."""
+@dataclass(frozen=True, eq=False)
+class Classifier:
+    """A network with one answer for the whole picture."""
 
-    @property
-    def least_share(self) -> float | None:
-        """Where a slider starts, if what is less sure can be left out."""
-        ...
-
-    @property
-    def about(self) -> str:
-        """A sentence on what it is."""
-        ...
+    trained: train.Trained
+    least_share: None = None  # where a slider starts, if what is less sure can be left out
 
     @property
     def exif_orientation(self) -> bool:
         """Whether pictures are turned as their EXIF orientation says."""
-        ...
-
-    def answer(self, image: Image.Image, least_share: float = 0.0) -> Answers: ...
-
-    def look(self, image: Image.Image, layers: Sequence[str] = ()) -> Page:
-        """Where its lambda layers look; a ValueError says why it cannot be shown."""
-        ...
-
-    @property
-    def looks(self) -> bool:
-        """Whether it has lambda layers at all."""
-        ...
-
-
-@dataclass(frozen=True, eq=False)
-class Classifier:
-    """One answer for the whole picture."""
-
-    trained: train.Trained
-    least_share: None = None
-
-    @property
-    def exif_orientation(self) -> bool:
         return self.trained.card.preprocessing.exif_orientation
 
     @property
     def about(self) -> str:
+        """A sentence on what it is."""
         network = self.trained.network
         return describe(network.name or "a network", network, "class", "classes", self.trained.class_names)
 
     @property
     def looks(self) -> bool:
+        """Whether it has lambda layers at all."""
         return has_lambdas(self.trained.network)
 
     def answer(self, image: Image.Image, least_share: float = 0.0) -> Answers:
@@ -101,13 +73,14 @@ class Classifier:
         return Answers(shown(image), tuple(Answer(name, p) for name, p in found if p >= least_share))
 
     def look(self, image: Image.Image, layers: Sequence[str] = ()) -> Page:
+        """Where its lambda layers look; a ValueError says why it cannot be shown."""
         picture, given = as_input(self.trained, image)
         return interactive(self.trained.network, given, layers=layers, picture=picture)
 
 
 @dataclass(frozen=True, eq=False)
 class Finder:
-    """Boxes, and masks if it learned them."""
+    """A network that finds objects: boxes, and masks if it learned them. It answers as `Classifier` does."""
 
     trained: detect.Trained
     least_share: float = 0.5
@@ -137,6 +110,9 @@ class Finder:
         given = normalize(pixels[None].to(device), self.trained.about.preprocessing)[0]
         # The stages alone: what follows has no lambda layers. A picture fills its canvas, so nothing is masked.
         return interactive(detector.backbone.body, given, layers=layers, picture=pixels.permute(1, 2, 0))
+
+
+Model = Classifier | Finder
 
 
 def open_model(what: str, *, weights: str = "ema", device: str | None = None) -> Model:

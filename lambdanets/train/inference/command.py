@@ -21,8 +21,8 @@ Split = Literal["auto", "train", "validation", "test", "held_out"]
 
 
 @dataclass(frozen=True)
-class Using:
-    """Which weights, and how they run."""
+class Weights:
+    """Which weights."""
 
     weights: Literal["ema", "raw"] = "ema"
     """Of a run: the average of the weights, or those of the last step."""
@@ -32,6 +32,12 @@ class Using:
     """Where WHAT is the name of a network: its arguments, as name=value: placement=CCLL scope=7 ..."""
     image_size: Annotated[int | None, optional("PIXELS")] = None
     """Any size; by default the one that the weights were trained with."""
+
+
+@dataclass(frozen=True)
+class Using(Weights):
+    """Which weights, and how they run."""
+
     batch_size: int = 128
     """Images at once; it changes nothing but speed and memory."""
     precision: Precision = "float32"
