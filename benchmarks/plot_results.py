@@ -21,7 +21,7 @@ GROWTH_SIDES = 4  # from so many sides of the map on, cost is drawn against the 
 class BenchPlot:
     """Draws a result of `bench op` or `bench layer`: times by case or, for many map sizes, time and memory by size.
 
-    Also one of `experiments language compare`: bits per byte by time, and time and memory of a byte by length.
+    Also one of `benchmarks/language_models.py`: bits per byte by time, and time and memory of a byte by length.
     """
 
     result: Annotated[Path, tyro.conf.Positional]
@@ -33,9 +33,7 @@ class BenchPlot:
         result = read_object(self.result)
         layers = all({"shape", "contender"} <= set(row) for row in result.get("rows", [{}]))
         if "generation" not in result and not layers:
-            raise ValueError(
-                f"{self.result} is no result of `bench op`, `bench layer` or `experiments language compare`"
-            )
+            raise ValueError(f"{self.result} is no result of `bench op`, `bench layer` or `language_models.py`")
         draw(result, self.picture)
         print(f"drawn in {self.picture}")
         return 0

@@ -185,7 +185,7 @@ def steps(result: Row, where: str) -> str:
 
 
 def language(result: Row, where: str) -> str:
-    """What `lambdanets experiments language compare` wrote."""
+    """What benchmarks/language_models.py wrote."""
     text, training, settings = result["text"], result["training"], result["settings"]
     kinds, equal = list(training), result["equal_steps"]
     lines = [

@@ -105,12 +105,11 @@ def counts() -> str:
     from lambdanets.experiments.reproduce import TABLES, compare
     from lambdanets.experiments.reproduce.marks import MARKS
 
-    titles = {table.name: table.title for table in TABLES.values()}
     lines = ["| table | row | paper | as written | another reading | |", "| --- | --- | ---: | ---: | ---: | --- |"]
     for one in [*compare("params"), *compare("flops"), *compare("memory")]:
         if one.mark not in ("reading", "misprint"):
             continue
         ours, reading = (f"{value:.4g}" if value is not None else "" for value in (one.ours, one.reading))
         note = one.note or MARKS["misprint"]
-        lines.append(f"| {titles[one.table]} | {one.label} | {one.paper} {one.unit} | {ours} | {reading} | {note} |")
+        lines.append(f"| {TABLES[one.table]} | {one.label} | {one.paper} {one.unit} | {ours} | {reading} | {note} |")
     return "\n".join(lines) + "\n"

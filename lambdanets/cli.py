@@ -79,7 +79,7 @@ EXPERIMENTS = {
         "train several networks, each tuned with the same budget, over several seeds", "experiments.compare", "Compare"
     ),
     "language": Command(
-        "train a byte-level language model, and compare it with softmax attention",
+        "train a byte-level language model of lambda layers or softmax attention",
         "experiments.language.command",
         "LanguageCommand",
     ),
@@ -100,6 +100,7 @@ MOVED = {
     "compare": "`lambdanets experiments compare`",
     "detect bench": "`python benchmarks/detector_step.py`, in the repository",
     "digits": "`lambdanets demo`",
+    "experiments language compare": "`python benchmarks/language_models.py`, in the repository",
     "language": "`lambdanets experiments language`",
     "pseudo-label": "`lambdanets pseudo label`",
     "pseudo-rounds": "`lambdanets experiments rounds`",
@@ -146,7 +147,7 @@ def installed(commands: Mapping[str, Command]) -> dict[str, Command]:
 
 def check_moved(words: list[str]) -> None:
     """Refuse names that commands had before, with the new one."""
-    for old in (" ".join(words[:length]) for length in (1, 2)):
+    for old in (" ".join(words[:length]) for length in (1, 2, 3)):
         if old in MOVED:
             raise ValueError(f"`lambdanets {old}` is now {MOVED[old]}")
     if words[:1] == ["demo"] and words[1:] and words[1].partition("=")[0] not in DEMO_OPTIONS:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from math import nan
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -102,7 +103,7 @@ class BenchOp(BenchLayer):
         return bench(self, "op", operation=True, layers=on_cpu if self.layers is None else self.layers)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """One measurement."""
 
@@ -110,14 +111,14 @@ class Row:
     kind: str  # operation, layer
     mode: str
     contender: str
-    family: str
-    milliseconds: float  # the median
-    fastest_milliseconds: float
-    repeats: int
-    peak_bytes: int
-    memory_format: str
-    check: float | None  # relative error against the reference or, for a public layer, against ours
-    ratio: float | None  # time over ours; of an operation: over the backend that auto chooses
+    family: str = "ours"
+    milliseconds: float = nan  # the median
+    fastest_milliseconds: float = nan
+    repeats: int = 0
+    peak_bytes: int = 0
+    memory_format: str = "-"
+    check: float | None = None  # relative error against the reference or, for a public layer, against ours
+    ratio: float | None = None  # time over ours; of an operation: over the backend that auto chooses
     chosen: bool = False  # by auto
 
 
@@ -140,13 +141,22 @@ class Runner:
     left_out: list[LeftOut]
     mismatches: list[str]
 
-    def measure(self, functions: dict[str, Callable[[], object]]) -> dict[str, tuple[float, float, int, int]]:
-        """Median and fastest milliseconds, repeats, and peak bytes of each."""
+    def measure(self, rows: list[Row], functions: dict[str, Callable[[], object]], base: str) -> None:
+        """Time the contender of each row, and keep the rows with ratios to the time of `base`."""
         times = interleaved(functions, self.device, self.options.repeats, self.options.seconds)
-        return {
-            name: (t.median * 1e3, t.fastest * 1e3, len(t.seconds), peak_bytes(functions[name], self.device))
-            for name, t in times.items()
-        }
+        peaks = {name: peak_bytes(function, self.device) for name, function in functions.items()}
+        for row in rows:
+            found = times[row.contender]
+            self.rows.append(
+                replace(
+                    row,
+                    milliseconds=found.median * 1e3,
+                    fastest_milliseconds=found.fastest * 1e3,
+                    repeats=len(found.seconds),
+                    peak_bytes=peaks[row.contender],
+                    ratio=found.median / times[base].median if base in times else None,
+                )
+            )
 
     def operation(self, case: BenchCase, mode: str) -> None:
         """Every backend on the operation alone."""
@@ -156,7 +166,8 @@ class Runner:
             reasons = explain(inputs.queries, inputs.keys, inputs.values, inputs.positions)
         predicted = {name: said for name, said in reasons.items() if not isinstance(said, str)}
         chosen = min(predicted, key=predicted.__getitem__)
-        checks, functions = {}, {}
+        rows: list[Row] = []
+        functions: dict[str, Callable[[], object]] = {}
         for name, said in reasons.items():
             if not isinstance(said, str) and said > HOPELESS * predicted[chosen]:
                 said = f"predicted to take more than {HOPELESS} times as long as {chosen}"
@@ -164,46 +175,29 @@ class Runner:
                 self.left_out.append(LeftOut(case.name, name, said))
                 continue
             try:
-                checks[name] = check_operation(case, name, self.device, training)
+                error = check_operation(case, name, self.device, training)
             except MismatchError as mismatch:
                 self.mismatches.append(str(mismatch))
                 continue
+            rows.append(Row(case=case, kind="operation", mode=mode, contender=name, check=error, chosen=name == chosen))
             functions[name] = partial(operation_step, inputs, name, training)
             functions[name]()
-        found = self.measure(functions)
-        ours = found[chosen][0] if chosen in found else None
-        for name, (middle, fastest, repeats, peak) in found.items():
-            row = Row(
-                case,
-                "operation",
-                mode,
-                name,
-                "ours",
-                middle,
-                fastest,
-                repeats,
-                peak,
-                "-",
-                checks[name],
-                ratio_of(middle, ours),
-            )
-            self.rows.append(replace(row, chosen=name == chosen))
+        self.measure(rows, functions, chosen)
 
     def layer(self, case: BenchCase, mode: str) -> None:
         """Our layer and all others."""
-        checks: dict[str, float | None] = {}
+        rows: list[Row] = []
         functions: dict[str, Callable[[], object]] = {}
-        formats: dict[str, str] = {}
-        families: dict[str, str] = {}
         for contender in contenders(self.device, self.options.all_backends):
             if mode not in contender.modes or contender.family not in ("ours", *self.options.against):
                 continue
             reason = contender.why_not(case)
             if reason is None:
                 try:
-                    checks[contender.name] = self.check(contender, case, mode)
-                    formats[contender.name], functions[contender.name] = self.best_format(contender, case, mode)
-                    families[contender.name] = contender.family
+                    row = Row(case=case, kind="layer", mode=mode, contender=contender.name, family=contender.family)
+                    row = replace(row, check=self.check(contender, case, mode))
+                    memory_format, functions[row.contender] = self.best_format(contender, case, mode)
+                    rows.append(replace(row, memory_format=memory_format))
                     continue
                 except MismatchError as mismatch:
                     self.mismatches.append(str(mismatch))
@@ -213,25 +207,7 @@ class Runner:
                         raise
                     reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
             self.left_out.append(LeftOut(case.name, contender.name, reason))
-        found = self.measure(functions)
-        ours = found["ours"][0] if "ours" in found else None
-        for name, (middle, fastest, repeats, peak) in found.items():
-            self.rows.append(
-                Row(
-                    case,
-                    "layer",
-                    mode,
-                    name,
-                    families[name],
-                    middle,
-                    fastest,
-                    repeats,
-                    peak,
-                    formats[name],
-                    checks[name],
-                    ratio_of(middle, ours),
-                )
-            )
+        self.measure(rows, functions, "ours")
 
     def check(self, contender: Contender, case: BenchCase, mode: str) -> float | None:
         if contender.family == "ours":
@@ -264,10 +240,6 @@ class Runner:
         if self.device.type != "cuda" or min(twice) > LAUNCHES:
             return min(twice)
         return interleaved({"": step}, self.device, 1, 1.0)[""].median
-
-
-def ratio_of(time: float, ours: float | None) -> float | None:
-    return None if ours is None else time / ours
 
 
 def operation_step(inputs: OpInputs, backend: str, training: bool) -> object:

@@ -15,7 +15,6 @@ from lambdanets.bench.cases import BenchCase, Shape, op_inputs, parse_scope
 from lambdanets.bench.check import MismatchError, check_operation, check_pooled, check_twin
 from lambdanets.bench.timing import peak_bytes
 from lambdanets.cli import main
-from lambdanets.experiments.language.twins import CompareLanguage
 from lambdanets.ops import choose
 from tests.support.broken_backend import break_backend
 from tests.support.scripts import script
@@ -46,7 +45,7 @@ def test_the_documents_are_made_from_nothing_that_is_tried(words, name, tmp_path
 
 def test_nor_from_what_takes_long():
     assert script("benchmarks/loop_overhead.py").BenchEngine(data="mnist").output == Path("runs/bench/engine.json")
-    assert CompareLanguage().output == Path("runs/bench/language-cpu.json")
+    assert script("benchmarks/language_models.py").CompareLanguage().output == Path("runs/bench/language-cpu.json")
 
 
 def test_op_writes_times_of_backends_and_layers(tmp_path, capsys):

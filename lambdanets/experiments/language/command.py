@@ -1,4 +1,4 @@
-"""`lambdanets experiments language`: train a language model of lambda layers, generate text, compare it."""
+"""`lambdanets experiments language`: train a language model of lambda layers, and generate text."""
 
 import sys
 from dataclasses import dataclass, field
@@ -7,7 +7,6 @@ from typing import Annotated, cast
 import tyro
 
 from lambdanets.experiments.language.task import Language, LanguageConfig, load_language
-from lambdanets.experiments.language.twins import CompareLanguage
 from lambdanets.options import check_numbers
 from lambdanets.runs import read_config
 from lambdanets.train.command import RunFolder, train_task
@@ -76,8 +75,7 @@ class LanguageCommand:
 
     what: Annotated[
         Annotated[TrainLanguage, tyro.conf.subcommand("train")]
-        | Annotated[GenerateText, tyro.conf.subcommand("generate")]
-        | Annotated[CompareLanguage, tyro.conf.subcommand("compare")],
+        | Annotated[GenerateText, tyro.conf.subcommand("generate")],
         tyro.conf.arg(name=""),
     ]
 

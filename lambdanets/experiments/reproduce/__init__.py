@@ -1,7 +1,7 @@
 """The paper's numbers beside ours."""
 
 from lambdanets.experiments.reproduce.marks import Comparison, compare
-from lambdanets.experiments.reproduce.rows import DetectionRow, OtherReading, Row, Table
+from lambdanets.experiments.reproduce.rows import DetectionRow, OtherReading, Row
 from lambdanets.experiments.reproduce.tables import DETECTION, ROWS, TABLES
 
-__all__ = ["DETECTION", "ROWS", "TABLES", "Comparison", "DetectionRow", "OtherReading", "Row", "Table", "compare"]
+__all__ = ["DETECTION", "ROWS", "TABLES", "Comparison", "DetectionRow", "OtherReading", "Row", "compare"]

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any, Literal
 
 from lambdanets.experiments.reproduce.rows import Row
-from lambdanets.experiments.reproduce.tables import ROWS, TABLES, unit
+from lambdanets.experiments.reproduce.tables import ROWS, unit
 from lambdanets.models.counts import count_parameters, meta_network
 from lambdanets.models.flops import paper_flops
 
@@ -67,7 +67,7 @@ def compare_row(row: Row, quantity: Quantity) -> Comparison:
 
     def comparison(mark: str, note: str, reading: float | None = None) -> Comparison:
         found = None if ours is None else ours / size
-        return Comparison(TABLES[row.table].name, row.label, name, printed, found, reading, mark, note)
+        return Comparison(row.table, row.label, name, printed, found, reading, mark, note)
 
     if ours is None:
         return comparison("cited", cited)

@@ -6,14 +6,6 @@ from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
-    """A table, or a paragraph with numbers; `name` is its label in the paper's source."""
-
-    name: str
-    title: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class OtherReading:
     """What a printed number fits, where it does not fit what is written: other arguments, or another calculation."""
 

@@ -16,13 +16,13 @@ from lambdanets.cli import main
 from lambdanets.experiments.language.corpus import Corpus, python_files, read_corpus
 from lambdanets.experiments.language.network import ByteModelConfig
 from lambdanets.experiments.language.task import Language, LanguageConfig, bigram_bits, evaluate, load_language, regions
-from lambdanets.experiments.language.twins import CompareLanguage, compare, equal_steps
 from lambdanets.train.config import Schedule
 from lambdanets.train.distributed import World
 from lambdanets.train.loop import fit
 from lambdanets.train.task import Share
 from tests.support.scripts import script
 
+language_models = script("benchmarks/language_models.py")
 SENTENCE = b"the quick brown fox jumps over the lazy dog and the cat sat on the mat. "
 SMALL = ByteModelConfig(width=16, depth=1, attention_heads=2, key_depth=4, reach=7)
 
@@ -188,8 +188,10 @@ def test_commands(tmp_path, capsys, monkeypatch):
 
 
 def test_compare(tmp_path, corpus):
-    options = CompareLanguage(minutes=1e-9, turn=3, evaluations=2, context=(16, 32), lengths=(64,))
-    result = json.loads(json.dumps(compare(options, corpus, settings(tmp_path), Console(file=io.StringIO()))))
+    options = language_models.CompareLanguage(minutes=1e-9, turn=3, evaluations=2, context=(16, 32), lengths=(64,))
+    result = json.loads(
+        json.dumps(language_models.compare(options, corpus, settings(tmp_path), Console(file=io.StringIO())))
+    )
     for kind in ("lambda", "attention"):
         found = result["training"][kind]
         assert [point["step"] for point in found["curve"]] == [3, 6]
@@ -211,16 +213,22 @@ def test_compare(tmp_path, corpus):
     [("--minutes 0", "--minutes 0: above 0"), ("--lengths 64 0", "--lengths 0"), ("--context", "at least one"),
      ("--threads 0", "--threads 0")],
 )  # fmt: skip
-def test_a_comparison_that_cannot_be_is_refused_before_it_trains(tmp_path, wrong, sentence, capsys, monkeypatch):
-    monkeypatch.setattr("lambdanets.experiments.language.twins.train_in_turns", lambda *_: pytest.fail("it trains"))
-    assert main(["experiments", "language", "compare", "--output", str(tmp_path / "a.json"), *wrong.split()]) == 2
-    assert sentence in capsys.readouterr().err
+def test_a_comparison_that_cannot_be_is_refused_before_it_trains(tmp_path, wrong, sentence, monkeypatch):
+    monkeypatch.setattr(language_models, "train_in_turns", lambda *_: pytest.fail("it trains"))
+    with pytest.raises(ValueError, match=sentence):
+        language_models.main(["--output", str(tmp_path / "a.json"), *wrong.split()])
+
+
+def test_the_comparison_says_where_it_is_now(capsys):
+    assert main(["experiments", "language", "compare"]) == 2
+    assert "is now `python benchmarks/language_models.py`" in capsys.readouterr().err
 
 
 def test_equal_steps_are_between_evaluations():
     slow = [{"step": 10, "bits_per_byte": 5.0}, {"step": 20, "bits_per_byte": 4.0}]
     fast = [{"step": 15, "bits_per_byte": 4.0}, {"step": 25, "bits_per_byte": 2.0}]
-    assert equal_steps({"lambda": slow, "attention": fast}) == {"step": 20, "lambda": 4.0, "attention": 3.0}
+    found = language_models.equal_steps({"lambda": slow, "attention": fast})
+    assert found == {"step": 20, "lambda": 4.0, "attention": 3.0}
 
 
 @pytest.mark.slow

@@ -1,4 +1,6 @@
-"""`lambdanets experiments language compare`: lambda layers and softmax attention of one size, in turns, in one run.
+"""Compare language models of lambda layers and of softmax attention of one size, in turns, in one run.
+
+    python benchmarks/language_models.py --output benchmarks/results/language-cpu.json
 
 What is measured: bits per byte against steps and seconds, bytes per second in training, and for generation the time of
 a byte, the memory of the state and the growth of the process, against the length of the text.
@@ -17,6 +19,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
+import tyro
 from rich.console import Console
 from torch import Tensor
 
@@ -48,7 +51,7 @@ STEPS_TIMED = 16  # of generation, in one repeat
 REPEATS = 51
 WARM_UP = 32  # bytes that a process generates before its growth counts
 AGREED = 1e-4  # nats by which step by step and all at once may differ before nothing is measured
-GROW = "import sys; from lambdanets.experiments.language.twins import grow; grow(sys.argv[1], int(sys.argv[2]))"
+GROW = "grow"  # as the first argument: what the process that measures memory does
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,7 +271,7 @@ def process_growth(weights: Path, length: int) -> int | None:
     """By how much a process of its own grows while it generates; None where the system does not say."""
     if not sys.platform.startswith("linux"):
         return None
-    done = subprocess.run([sys.executable, "-c", GROW, str(weights), str(length)], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, __file__, GROW, str(weights), str(length)], capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"the process that measures memory failed: {done.stderr.strip()[-400:]}")
     return int(done.stdout)
@@ -289,3 +292,14 @@ def grow(weights: str, length: int) -> None:
 def peak_resident(process: Path) -> int:
     line = next(line for line in (process / "status").read_text().splitlines() if line.startswith("VmHWM"))
     return 1024 * int(line.split()[1])
+
+
+def main(words: Sequence[str]) -> int:
+    if words[:1] == [GROW]:
+        grow(words[1], int(words[2]))
+        return 0
+    return tyro.cli(CompareLanguage, args=words).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
