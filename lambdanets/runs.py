@@ -4,15 +4,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 from lambdanets.files import read_object, write_json
 from lambdanets.typed import from_json, to_json
 
 CONFIG, LOG, RUN, CHECKPOINTS = "config.json", "log.jsonl", "run.json", "checkpoints"
 TENSORBOARD, REPORT = "tensorboard", "report.html"
-WEIGHTS, RAW_WEIGHTS = "weights.safetensors", "weights_raw.safetensors"  # that a run ends with: averaged, and not
-RUN_WEIGHTS = {"ema": WEIGHTS, "raw": RAW_WEIGHTS}
+WEIGHTS, RAW_WEIGHTS = "weights.safetensors", "weights_raw.safetensors"  # averaged, and not (only at the end)
+BEST_WEIGHTS = "best.safetensors"  # of the evaluation with the best score
+RUN_WEIGHTS = {"ema": WEIGHTS, "raw": RAW_WEIGHTS, "best": BEST_WEIGHTS}
+RunWeights = Literal["ema", "raw", "best"]  # its keys
 TASK = "task"  # the key in config.json
 # The configuration of each task that a command resumes. It is imported only when such a run is read.
 TASKS = {

@@ -20,7 +20,7 @@ from rich.table import Table
 from lambdanets.detect.config import DetectConfig
 from lambdanets.options import check_numbers, chosen_device, optional
 from lambdanets.recipes.coco import coco_mask_rcnn, coco_one_gpu, debug, shapes, small_set
-from lambdanets.runs import read_config
+from lambdanets.runs import RunWeights, read_config
 from lambdanets.train.command import Recipe, RunFolder, check_recipe, train_task
 from lambdanets.train.config import LARGEST_BATCH, Precision
 from lambdanets.train.inference.command import STDIN
@@ -86,8 +86,9 @@ def train(config: DetectConfig, *, resume: bool = False, report: bool = True, co
 class Using:
     """Which weights, and how they run."""
 
-    weights: Literal["ema", "raw"] = "ema"
-    """Of a run: the average of the weights, or those of the last step."""
+    weights: RunWeights = "ema"
+    """Of a run: the average of the weights, those of the last step, or those of the best evaluation (early stopping or
+    --keep-best)."""
     size: Annotated[int | None, optional("PIXELS")] = None
     """The longer side of a picture for the network; by default the one that it was trained with."""
     precision: Precision = "float32"

@@ -207,18 +207,20 @@ class Detect(Task):
                 write_text(folder / PROBLEMS, "".join(f"{problem}\n" for problem in self.problems))
             return
         for name, model in models.items():
-            assert isinstance(model, Detector)
-            metrics = {
-                f"{split}_{key}": value
-                for split, numbers in scores[name].items()
-                for key, value in numbers.items()
-                if math.isfinite(value)
-            }
-            card = about(self.config, self.data.scenes.categories, self.masks, metrics)
-            save_detector(model, folder / RUN_WEIGHTS[name], card)
+            self.save_weights(model, folder / RUN_WEIGHTS[name], scores[name])
         if "ema" not in models:
             os.replace(folder / RUN_WEIGHTS["raw"], folder / RUN_WEIGHTS["ema"])
         write_results(folder / DETECTIONS, self.results or [])
+
+    def save_weights(self, model: nn.Module, path: Path, scores: dict[str, dict[str, float]]) -> None:
+        assert isinstance(model, Detector)
+        metrics = {
+            f"{split}_{key}": value
+            for split, numbers in scores.items()
+            for key, value in numbers.items()
+            if math.isfinite(value)
+        }
+        save_detector(model, path, about(self.config, self.data.scenes.categories, self.masks, metrics))
 
     def close(self) -> None:
         self.loaders.clear()  # and with them their worker processes

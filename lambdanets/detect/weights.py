@@ -88,7 +88,8 @@ def find_weights(what: str, weights: str = "ema") -> Path:
     if there:
         raise FileNotFoundError(f"{path} has no {wanted.name}, only {there[0]}: choose the other --weights")
     raise FileNotFoundError(
-        f"{path} has no weights: they are written when a run ends. `lambdanets detect train resume {path}` goes on"
+        f"{path} has no weights yet: they are written after each evaluation (--evaluate-every) and at the end. "
+        f"`lambdanets detect train resume {path}` goes on"
     )
 
 

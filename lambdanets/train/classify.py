@@ -26,7 +26,7 @@ from lambdanets.models.pretrained import Card, save_weights
 from lambdanets.models.registry import create_model
 from lambdanets.models.stored import shorten
 from lambdanets.options import chosen_device
-from lambdanets.runs import RAW_WEIGHTS, WEIGHTS
+from lambdanets.runs import RUN_WEIGHTS
 from lambdanets.train.config import RunConfig, TrainConfig
 from lambdanets.train.data_path import DEVICE, DataPath, choose_data_path, free_memory
 from lambdanets.train.distributed import World
@@ -317,13 +317,15 @@ class Classify(Task):
                 save_file(position_tables(models["raw"]), str(part))
             return
         for name, model in models.items():
-            assert isinstance(model, Network)
-            path = folder / (RAW_WEIGHTS if name == "raw" else WEIGHTS)
-            save_weights(model, path, self.card(scores[name]))
+            self.save_weights(model, folder / RUN_WEIGHTS[name], scores[name])
         if "ema" not in models:
-            os.replace(folder / RAW_WEIGHTS, folder / WEIGHTS)
+            os.replace(folder / RUN_WEIGHTS["raw"], folder / RUN_WEIGHTS["ema"])
         with whole_path(folder / PREDICTIONS) as part:
             save_file(self.predictions, str(part), metadata={"split": self.shown})
+
+    def save_weights(self, model: nn.Module, path: Path, scores: dict[str, dict[str, float]]) -> None:
+        assert isinstance(model, Network)
+        save_weights(model, path, self.card(scores))
 
     def card(self, scores: dict[str, dict[str, float]]) -> Card:
         metrics = {f"{split}_{name}": value for split, numbers in scores.items() for name, value in numbers.items()}

@@ -278,7 +278,7 @@ class RunConfig:
     COMMAND: ClassVar[str] = ""
     """`lambdanets COMMAND resume RUN` resumes a run of this task; "" if no command does."""
     RESUMABLE: ClassVar[frozenset[str]] = frozenset(
-        {"out", "micro_batch", "device", "compile", "channels_last", "evaluate_every", "log_every"}
+        {"out", "micro_batch", "device", "compile", "channels_last", "evaluate_every", "log_every", "keep_best"}
         | {"checkpoint_minutes", "keep", "max_skipped", "timeout_minutes"}
     )
     """Settings that may differ when a run resumes: where things are, and how they are computed or shown."""
@@ -318,6 +318,8 @@ class RunConfig:
     """Epochs; the last one always."""
     early_stopping: int = 0
     """Stop after so many evaluations without a better score, and keep the best weights; 0: keep the last."""
+    keep_best: bool = False
+    """Write best.safetensors, the weights of the best evaluation; early stopping always does."""
     log_every: int = 50
     """Steps."""
     checkpoint_minutes: float = 10.0

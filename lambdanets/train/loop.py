@@ -13,7 +13,7 @@ from torch import nn
 from lambdanets.data.broken import TooManyBrokenError
 from lambdanets.data.order import Epochs
 from lambdanets.machine import describe
-from lambdanets.runs import CHECKPOINTS, as_stored, write_config
+from lambdanets.runs import BEST_WEIGHTS, CHECKPOINTS, WEIGHTS, as_stored, write_config
 from lambdanets.train import checkpoint
 from lambdanets.train.config import RunConfig
 from lambdanets.train.distributed import World, join
@@ -295,8 +295,11 @@ class TrainingRun:
                         **numbers,
                     )
         self.report_events()
-        if not final and self.config.early_stopping:
-            self.note_best(next(iter(scores.values())))
+        if not final:
+            name = next(iter(scores))
+            self.save_weights(WEIGHTS, scores[name])
+            if self.config.early_stopping or self.config.keep_best:
+                self.note_best(scores[name])
         self.clock += time.monotonic() - paused
         return scores
 
@@ -311,8 +314,18 @@ class TrainingRun:
             model = next(iter(self.models().values()))
             state = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
             self.best, self.since_best = {"score": score, "step": self.step, "model": state}, 0
+            self.save_weights(BEST_WEIGHTS, scores)
         else:
             self.since_best += 1
+
+    def save_weights(self, file: str, scores: dict[str, dict[str, float]]) -> None:
+        """The weights that were evaluated, for use before the run ends."""
+        model = next(iter(self.models().values()))
+        if self.world.main:
+            try:
+                self.task.save_weights(model, self.config.out / file, scores)
+            except OSError as error:  # the checkpoints and the end of the run have them too
+                self.warn(f"{self.config.out / file} cannot be written: {error}")
 
     @property
     def stopped_early(self) -> bool:
@@ -382,9 +395,13 @@ class TrainingRun:
                 self.engine.average.fixed = True
         scores = self.evaluate(final=True)
         models = self.models()
+        if self.config.keep_best and not self.config.early_stopping:
+            self.note_best(next(iter(scores.values())))
         self.world.on_main(lambda: save_at_end(self.task, self.config.out, models, scores))
         result = self.result(None, scores)
-        reason = f"early stopping: the weights are those of step {self.best['step']}" if self.best else "finished"
+        reason = "finished"
+        if self.config.early_stopping and self.best is not None:
+            reason = f"early stopping: the weights are those of step {self.best['step']}"
         self.write(
             "end", step=self.step, reason=reason, scores=scores, skipped_steps=result.skipped, seconds=result.seconds
         )

@@ -99,5 +99,9 @@ class Task(Protocol):
     def save(self, folder: Path, moment: Literal["start", "end"], models: dict[str, nn.Module], scores: Any) -> None:
         """Files beside the log, on the main process: at step 0, and at the end ("ema" if there is one, and "raw")."""
 
+    def save_weights(self, model: nn.Module, path: Path, scores: dict[str, dict[str, float]]) -> None:
+        """Write a network to a file that says what it is, on the main process: after each evaluation, so that a run
+        that has not ended can be used. `scores` are those of `evaluate`."""
+
     def close(self) -> None:
         """Ends worker processes."""

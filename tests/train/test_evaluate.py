@@ -145,7 +145,7 @@ def test_matching():
         (["{tmp}/odd", "mnist"], ["odd/config.json is not usable JSON"]),
         (["{tmp}/odder", "mnist"], ["odder/config.json must contain a JSON object"]),
         (["{tmp}/run"], ["run/config.json is not usable JSON"]),
-        (["{tmp}/going", "mnist"], ["has not ended", "train resume"]),
+        (["{tmp}/going", "mnist"], ["has no weights yet", "after each evaluation", "train resume"]),
         (["resnet26", "mnist", "--pretrained", "{tmp}/w.safetensors", "--options", "scop=7"], ["scop", "scope"]),
         (["resnet26", "mnist", "--pretrained", "{tmp}/other.pt"], ["other.pt is not a whole torch file"]),
         (["resnet26", "mnist", "--pretrained", "{tmp}/evil.pt"], ["evil.pt is refused", "could run code"]),

@@ -14,14 +14,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from lambdanets.cli import main
 from lambdanets.data.broken import TooManyBrokenError
 from lambdanets.data.workers import loss_of_worker
 from lambdanets.files import FolderInUseError
+from lambdanets.models.pretrained import read_card
 from lambdanets.train.checkpoint import complete, load_newest
 from lambdanets.train.classify import Classify
-from lambdanets.train.config import DataConfig, Optimizer
+from lambdanets.train.config import DataConfig, Ema, Optimizer
 from lambdanets.train.loop import fit
 from lambdanets.train.lost import LostProcessError
 from tests.support.file_size import limit, unlimited_afterwards
@@ -413,3 +415,51 @@ def test_one_class_is_refused(tmp_path):
     images = folder_of_images(tmp_path / "images", 12, classes=1)
     with pytest.raises(ValueError, match="at least two"):
         Classify(image_config(images, tmp_path / "run"))
+
+
+def test_a_run_that_was_interrupted_can_be_used(tmp_path, capsys):
+    images, out = folder_of_images(tmp_path / "images"), tmp_path / "run"
+    config = image_config(images, out, ema=Ema(decay=0.9, recalibrate=2))
+    photo = str(next((images / "val").rglob("*.png")))
+    assert fit(Classify(config), config, watch=StopAt(4, event="tick")).step == 4
+    assert main(["predict", str(out), photo]) == 2
+    assert "has no weights yet: they are written after each evaluation" in capsys.readouterr().err
+    fit(Classify(config), config, resume=True, watch=StopAt(12, event="evaluation"))
+    state = torch.load(complete(out / "checkpoints")[-1], weights_only=True)
+    assert state["step"] == 12
+    assert same(load_file(str(out / "weights.safetensors")), state["engine"]["ema"])
+    (score,) = (record["top1"] for record in records(out, "evaluation") if record["step"] == 12)
+    assert read_card(out / "weights.safetensors").metrics["validation_top1"] == score
+    assert main(["evaluate", str(out), "--json", "--device", "cpu"]) == 0
+    assert json.loads(capsys.readouterr().out)["top1"] == pytest.approx(score)
+    assert main(["predict", str(out), photo, "--device", "cpu"]) == 0
+    assert main(["report", str(out)]) == 0
+    capsys.readouterr()
+    assert main(["predict", str(out), photo, "--weights", "best"]) == 2
+    assert "has no best.safetensors: choose --weights ema" in capsys.readouterr().err
+
+
+class Scored(Classify):
+    """Its evaluations have the given scores."""
+
+    def __init__(self, config, scores):
+        super().__init__(config)
+        self.scores = scores
+
+    def evaluate(self, model, world, final):
+        found = super().evaluate(model, world, final)
+        return {split: numbers | {"top1": self.scores.pop(0)} for split, numbers in found.items()}
+
+
+@pytest.mark.parametrize("early_stopping", [0, 9])
+def test_the_best_weights_are_kept(tmp_path, early_stopping):
+    images, out = folder_of_images(tmp_path / "images"), tmp_path / "run"
+    config = image_config(images, out, epochs=4.0, keep_best=True, early_stopping=early_stopping)
+    fit(Scored(config, [0.3]), config, watch=StopAt(6, event="evaluation"))
+    fit(Scored(config, [0.5]), config, resume=True, watch=StopAt(12, event="evaluation"))
+    best = load_file(str(out / "best.safetensors"))
+    assert same(best, torch.load(complete(out / "checkpoints")[-1], weights_only=True)["engine"]["ema"])
+    fit(Scored(config, [0.4, 0.4, 0.4, 0.4]), config, resume=True)
+    assert same(best, load_file(str(out / "best.safetensors")))
+    assert same(best, load_file(str(out / "weights.safetensors"))) == bool(early_stopping)
+    assert read_card(out / "best.safetensors").metrics["validation_top1"] == 0.5

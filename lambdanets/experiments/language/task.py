@@ -130,13 +130,16 @@ class Language(Task):
             return
         for name, model in models.items():
             raw = name == "raw" and "ema" in models
-            about = About(
-                model=self.config.model,
-                text=self.corpus.describe(),
-                metrics=scores[name]["validation"],
-                recipe=to_json(self.config),
-            )
-            save_language(model, folder / (RAW_WEIGHTS if raw else WEIGHTS), about)
+            self.save_weights(model, folder / (RAW_WEIGHTS if raw else WEIGHTS), scores[name])
+
+    def save_weights(self, model: nn.Module, path: Path, scores: dict[str, dict[str, float]]) -> None:
+        about = About(
+            model=self.config.model,
+            text=self.corpus.describe(),
+            metrics=scores["validation"],
+            recipe=to_json(self.config),
+        )
+        save_language(model, path, about)
 
 
 def regions(text: np.ndarray, length: int, most: int = 0) -> Tensor:

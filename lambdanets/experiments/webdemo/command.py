@@ -5,13 +5,14 @@ import webbrowser
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Annotated, Literal
+from typing import Annotated
 
 import tyro
 from rich.console import Console
 from rich.markup import escape
 
 from lambdanets.options import optional
+from lambdanets.runs import RunWeights
 
 MISSING = "the page needs gradio: pip install 'lambdanets[demo]'"
 
@@ -36,8 +37,9 @@ class WebDemo:
     """The largest picture: a small file can unpack into a huge one."""
     layers: tuple[str, ...] = ()
     """Only layers whose name holds one of these words: layer4 (c5), layer3.0, ..."""
-    weights: Literal["ema", "raw"] = "ema"
-    """Of a run: the average of the weights, or those of the last step."""
+    weights: RunWeights = "ema"
+    """Of a run: the average of the weights, those of the last step, or those of the best evaluation (early stopping or
+    --keep-best)."""
     device: Annotated[str | None, optional("DEVICE")] = None
     """cpu or cuda; by default a GPU if there is one."""
     browser: bool = True

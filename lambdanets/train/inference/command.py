@@ -13,6 +13,7 @@ from rich.console import Console
 
 from lambdanets.files import write_json
 from lambdanets.options import check_image_size, check_numbers, chosen_device, optional
+from lambdanets.runs import RunWeights
 from lambdanets.train.config import LARGEST_BATCH, Precision, parse_option
 
 SHOWN_CLASSES = 10
@@ -24,8 +25,9 @@ Split = Literal["auto", "train", "validation", "test", "held_out"]
 class Weights:
     """Which weights."""
 
-    weights: Literal["ema", "raw"] = "ema"
-    """Of a run: the average of the weights, or those of the last step."""
+    weights: RunWeights = "ema"
+    """Of a run: the average of the weights, those of the last step, or those of the best evaluation (early stopping or
+    --keep-best)."""
     pretrained: Annotated[str | None, optional("WEIGHTS")] = None
     """Where WHAT is the name of a network: its weights, a file, a folder or an id on the Hugging Face hub."""
     options: tuple[str, ...] = ()

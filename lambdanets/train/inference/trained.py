@@ -140,16 +140,18 @@ def weights_in(folder: Path, weights: str) -> Path:
     if wanted.is_file():
         return wanted
     if (folder / WEIGHTS).is_file():
-        if weights == "raw":
-            raise FileNotFoundError(f"{folder} is a model folder with one kind of weights: --weights raw is for runs")
+        if weights != "ema":
+            raise FileNotFoundError(
+                f"{folder} is a model folder with one kind of weights: --weights {weights} is for runs"
+            )
         return folder
-    there = [name for name in RUN_WEIGHTS.values() if (folder / name).is_file()]
+    there = [name for name, file in RUN_WEIGHTS.items() if (folder / file).is_file()]
     if there:
-        raise FileNotFoundError(f"{folder} has no {wanted.name}, only {there[0]}: choose the other --weights")
+        raise FileNotFoundError(f"{folder} has no {wanted.name}: choose --weights {' or '.join(there)}")
     if (folder / LOG).is_file():
         raise FileNotFoundError(
-            f"{folder} is a run that has not ended, and weights are written at its end: "
-            f"`lambdanets train resume {folder}` goes on with it"
+            f"{folder} has no weights yet: they are written after each evaluation (--evaluate-every) and at the end; "
+            f"`lambdanets train resume {folder}` goes on with the run"
         )
     described = (folder / CONFIG).is_file() and KEY in read_object(folder / CONFIG)
     missing = WEIGHTS if described else f"{wanted.name} (a run) or {WEIGHTS} (a model folder)"
