@@ -43,8 +43,8 @@ class Detect(Task):
         scenes = self.data.scenes
         self.masks = scenes.masks
         self.score = "mask_ap" if self.masks else "box_ap"
-        if config.early_stopping and not precision.available():
-            raise ValueError(f"early_stopping watches average precision, and {precision.MISSING}")
+        if (config.early_stopping or config.keep_best) and not precision.available():
+            raise ValueError(f"early_stopping and keep_best watch average precision, and {precision.MISSING}")
         chosen = np.array(
             [i for i, picture in enumerate(scenes.pictures) if data.empty or (~picture.crowd_N).any()], np.int64
         )
