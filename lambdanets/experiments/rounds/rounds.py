@@ -18,6 +18,7 @@ from lambdanets.pseudo.page import write_page
 from lambdanets.pseudo.select import Selection, select
 from lambdanets.pseudo.teacher import open_teachers
 from lambdanets.pseudo.units import STRETCH, open_place
+from lambdanets.runs import WEIGHTS
 from lambdanets.train.classify import PREDICTIONS
 from lambdanets.train.inference.command import Using
 from lambdanets.train.loop import Result, Watch, fit
@@ -66,7 +67,7 @@ def run_rounds(
         folder = out / f"round-{number}"
         labels, student = folder / "labels", folder / "student"
         result: Result | None = None
-        if not (student / PREDICTIONS).is_file():  # the last file that a run writes
+        if not all((student / name).is_file() for name in (WEIGHTS, PREDICTIONS)):  # written last: predictions
             tell(f"round {number}: {teacher} labels {images}")
             ensemble = open_teachers(teacher, using, class_names if number == 1 else None)
             done = label(
