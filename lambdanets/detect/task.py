@@ -37,6 +37,8 @@ SHOWN_PROBLEMS = 50  # in the log; the file has them all
 class Detect(Task):
     """Objects of a detection set: boxes, and outlines where the annotations have them."""
 
+    not_captured = "pictures differ in the number of their objects"
+
     def __init__(self, config: DetectConfig) -> None:
         self.config, data = config, config.data
         self.data = open_set(data.path, "train", images=data.images, masks=data.masks)

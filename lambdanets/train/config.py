@@ -278,7 +278,17 @@ class RunConfig:
     COMMAND: ClassVar[str] = ""
     """`lambdanets COMMAND resume RUN` resumes a run of this task; "" if no command does."""
     RESUMABLE: ClassVar[frozenset[str]] = frozenset(
-        {"out", "micro_batch", "device", "compile", "channels_last", "evaluate_every", "log_every", "keep_best"}
+        {
+            "out",
+            "micro_batch",
+            "device",
+            "compile",
+            "capture",
+            "channels_last",
+            "evaluate_every",
+            "log_every",
+            "keep_best",
+        }
         | {"checkpoint_minutes", "keep", "max_skipped", "timeout_minutes"}
     )
     """Settings that may differ when a run resumes: where things are, and how they are computed or shown."""
@@ -308,6 +318,9 @@ class RunConfig:
     """cpu or cuda; by default a GPU if there is one."""
     compile: bool = False
     """torch.compile: minutes at the start, faster steps."""
+    capture: Literal["auto", "on", "off"] = "auto"
+    """Record a whole training step as a CUDA graph and replay it: for small networks, whose launches take longer than
+    their computation. auto: off, until it has been measured; on: an error where it is not possible."""
     channels_last: bool = True
     """Images in memory as GPUs like them."""
     sync_batch_norm: bool = False

@@ -40,7 +40,7 @@ class MovingAverage:
                 group[1].append(theirs.detach())
 
     @torch.no_grad()
-    def update(self, weight: float, skip: Tensor) -> None:
+    def update(self, weight: float | Tensor, skip: Tensor) -> None:
         """Moves by `weight` (1 - decay), unless `skip` is 1 (a float32 on the device): a step that was undone."""
         self.fixed = False
         for mine, theirs in self.groups.values():

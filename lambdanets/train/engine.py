@@ -17,6 +17,7 @@ from lambdanets.train import foreach, optim
 from lambdanets.train.config import RunConfig
 from lambdanets.train.distributed import CPU, World
 from lambdanets.train.ema import MovingAverage, decay_of_step
+from lambdanets.train.fixed import FixedSteps
 from lambdanets.train.precision import LossScale, autocast
 from lambdanets.train.statistics import RunningStatistics
 from lambdanets.train.step_metrics import StepMetrics
@@ -79,6 +80,7 @@ class Engine:
         self.scale = LossScale(config.precision, device)
         self.metrics = StepMetrics(config.log_every, world)
         self.flying: deque[Any] = deque()
+        self.fixed: FixedSteps | None = None  # steps in fixed memory, as a CUDA graph needs them
 
     def wrap(self, model: nn.Module) -> nn.Module:
         if self.config.compile:
@@ -99,31 +101,48 @@ class Engine:
             self.model.train()
         self.statistics.begin()
         batch = None
-        for part in range(share.parts):
+        if self.fixed is not None:
             batch = next(batches)
-            self.metrics.note(self.backward(step, batch, part, share))
-            self.statistics.collect(last=part == share.parts - 1)
-        self.update(step, rate)
+            self.fixed.step(step, batch, share, rate)
+        else:
+            for part in range(share.parts):
+                batch = next(batches)
+                self.metrics.note(self.backward(step, batch, part, share))
+                self.statistics.collect(last=part == share.parts - 1)
+            self.update(step, rate)
         self.keep_pace()
         return batch
 
     def backward(self, step: int, batch: Any, part: int, share: Share) -> Outcome:
+        self.seed(step, part, share)
+        with nullcontext() if part == share.parts - 1 else self.without_sync():
+            return self.gradients(batch, share.parts)
+
+    def seed(self, step: int, part: int, share: Share) -> None:
         seed_all(self.config.seed, step, part * share.world + share.rank, device=self.world.device)
-        last = part == share.parts - 1
-        with nullcontext() if last else self.without_sync():
-            with autocast(self.config.precision, self.world.device):
-                outcome = self.task.loss(self.wrapped, batch)
-            self.scale.scaled(outcome.loss, share.parts).backward()
+
+    def gradients(self, batch: Any, parts: int) -> Outcome:
+        """Forward and backward pass of one of the `parts` of a step."""
+        with autocast(self.config.precision, self.world.device):
+            outcome = self.task.loss(self.wrapped, batch)
+        self.scale.scaled(outcome.loss, parts).backward()
         return outcome
 
     def without_sync(self) -> AbstractContextManager:
         return self.wrapped.no_sync() if isinstance(self.wrapped, DistributedDataParallel) else nullcontext()
 
-    @torch.no_grad()
     def update(self, step: int, rate: float) -> None:
+        finite, norm = self.move(rate, self.average_weight(step), self.norm_is_due(step))
+        self.metrics.end_step(step, finite, norm)
+        self.optimizer.zero_grad(set_to_none=True)
+
+    @torch.no_grad()
+    def move(self, rate: float | Tensor, weight: float | Tensor, with_norm: bool) -> tuple[Tensor, Tensor | None]:
+        """The update on the device, a function of its arguments and of what is on the device: weights, statistics and
+        averages move, if the gradients are finite. Returns whether they are, and their norm."""
         gradients = [gradient for p in self.parameters if (gradient := p.grad) is not None]
         finite = self.statistics.merged(foreach.unscaled_(gradients, 1 / self.scale.scale))
-        norm = foreach.total_norm(gradients) if self.norm_is_due(step) else None
+        norm = foreach.total_norm(gradients) if with_norm else None
         if norm is not None and self.config.clip_norm:
             foreach.mul_(gradients, (self.config.clip_norm / (norm + 1e-6)).clamp(max=1.0))
         skip = (~finite).to(torch.float32)
@@ -131,9 +150,12 @@ class Engine:
         self.statistics.commit(finite)
         self.scale.update(finite)
         if self.average is not None:
-            self.average.update(1 - decay_of_step(self.config.ema, step, self.steps), skip)
-        self.metrics.end_step(step, finite, norm)
-        self.optimizer.zero_grad(set_to_none=True)
+            self.average.update(weight, skip)
+        return finite, norm
+
+    def average_weight(self, step: int) -> float:
+        """How far the average moves towards the weights in a step."""
+        return 1 - decay_of_step(self.config.ema, step, self.steps) if self.average is not None else 0.0
 
     def norm_is_due(self, step: int) -> bool:
         """Where gradients are clipped; else once for each line of the log, since the host has much to do for it."""

@@ -40,7 +40,7 @@ def is_channels_last(tensor: Tensor) -> bool:
     return not tensor.is_contiguous() and tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
 
 
-def approach_(mine: list[Tensor], theirs: list[Tensor], weight: float, skip: Tensor) -> None:
+def approach_(mine: list[Tensor], theirs: list[Tensor], weight: float | Tensor, skip: Tensor) -> None:
     """mine += weight * (theirs - mine), unless `skip` is 1 (a float32 on the device).
 
     That is a step of SGD whose gradient is `theirs`, to be maximised, with a weight decay of 1: one kernel that needs

@@ -18,6 +18,7 @@ from lambdanets.train import checkpoint
 from lambdanets.train.config import RunConfig
 from lambdanets.train.distributed import World, join
 from lambdanets.train.engine import Engine, check_tensors, seed_all
+from lambdanets.train.fixed import FixedSteps, wanted, why_not
 from lambdanets.train.identity import check_processes, write_identity
 from lambdanets.train.log import RunLog
 from lambdanets.train.lost import LostProcessError, lost_process
@@ -96,9 +97,10 @@ class TrainingRun:
             self.share = make_share(self.world, self.config.batch_size, self.config.micro_batch, self.epochs.remainder)
         else:
             self.share = fitting_share(self.engine, self.config.batch_size, self.epochs.remainder)
+        capture = self.choose_steps()
         folder = self.config.out if self.world.main else None
         with RunLog(folder, loaded["seconds"] if loaded else 0.0, self.step, self.warn) as self.log:
-            self.report_start(loaded)
+            self.report_start(loaded, capture)
             self.clock = self.saved_at = time.monotonic()
             try:
                 while self.step < self.steps and not self.stopped_early:
@@ -131,13 +133,25 @@ class TrainingRun:
             micro = self.config.micro_batch
         self.share = make_share(self.world, self.config.batch_size, micro, self.epochs.remainder)
 
-    def report_start(self, loaded: dict[str, Any] | None) -> None:
+    def choose_steps(self) -> list[str]:
+        """Whether steps are captured as a CUDA graph; a sentence for the log if that is to be said."""
+        if not wanted(self.config):
+            return []
+        reason = why_not(self.task, self.config, self.world, self.share, self.engine)
+        if reason is None:
+            self.engine.fixed = FixedSteps(self.engine)
+            return ["Steps are captured as a CUDA graph"]
+        if self.config.capture == "on":
+            raise ValueError(f"capture on: a step cannot be a CUDA graph, because {reason}. Use --capture off")
+        return [f"Steps are not captured as a CUDA graph: {reason}"]
+
+    def report_start(self, loaded: dict[str, Any] | None, capture: list[str]) -> None:
         config, share = self.config, self.share
         if loaded is None:
             models = self.models()
             self.world.on_main(lambda: self.write_start(models))
         if loaded is not None:
-            note = "; ".join(loaded["damaged"])
+            note = "; ".join([*loaded["damaged"], *capture])
             self.write(
                 "resumed",
                 step=self.step,
@@ -159,7 +173,9 @@ class TrainingRun:
             launch=self.world.launch,
             micro_batch=share.micro_batch,
             accumulation=share.parts,
-            note=". ".join(notes(self.engine.model, config, share, self.steps, self.epochs) + self.task.notes()),
+            note=". ".join(
+                notes(self.engine.model, config, share, self.steps, self.epochs) + capture + self.task.notes()
+            ),
             **self.task.describe(),
             **describe(self.world.device),
         )

@@ -131,8 +131,9 @@ def skips_on_device(optimizer: torch.optim.Optimizer) -> bool:
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
-def step(optimizer: torch.optim.Optimizer, rate: float, skip: Tensor) -> None:
-    """One step, unless `skip` is 1 (a float32 on the device)."""
+def step(optimizer: torch.optim.Optimizer, rate: float | Tensor, skip: Tensor) -> None:
+    """One step, unless `skip` is 1 (a float32 on the device). A rate on the device makes it a function of the device
+    alone, if the optimizer `skips_on_device`."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("lr_scale", 1.0)
     if not skips_on_device(optimizer):
@@ -145,3 +146,6 @@ def step(optimizer: torch.optim.Optimizer, rate: float, skip: Tensor) -> None:
         optimizer.step()
     finally:
         del told.found_inf
+        if isinstance(rate, Tensor):
+            for group in optimizer.param_groups:
+                group["lr"] = 0.0  # for checkpoints: the tensor is not part of the state

@@ -36,8 +36,8 @@ class LossScale:
             good = torch.where(finite, self.good + 1, 0.0)
             grown = good >= GROWTH_INTERVAL
             factor = torch.where(finite, torch.where(grown, 2.0, 1.0), 0.5)
-            self.scale = (self.scale * factor).clamp(SMALLEST, LARGEST)
-            self.good = torch.where(grown, 0.0, good)
+            self.scale.mul_(factor).clamp_(SMALLEST, LARGEST)
+            self.good.copy_(torch.where(grown, 0.0, good))
 
     def state(self) -> dict[str, Tensor]:
         return {"scale": self.scale, "good": self.good}

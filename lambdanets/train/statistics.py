@@ -21,6 +21,7 @@ class RunningStatistics:
     def __init__(self, model: nn.Module, world: World) -> None:
         self.model, self.world = model, world
         self.groups: list[Group] = []
+        self.released = False
 
     def begin(self) -> None:
         """Before the first micro-batch of a step."""
@@ -30,16 +31,21 @@ class RunningStatistics:
                 if buffer.numel():
                     by_kind.setdefault(buffer.dtype, []).append(buffer)
             self.groups = [Group(tensors) for tensors in by_kind.values()]
+        elif self.released:
+            for group in self.groups:
+                group.gather()
+        self.released = False
         for group in self.groups:
             group.parts = 0
 
     def release(self) -> None:
         """Gives each buffer memory of its own, until the next step: others may write the network to a file (safetensors
         takes no piece of a larger tensor) or load it."""
-        for group in self.groups:
-            for tensor in group.tensors:
-                tensor.data = tensor.clone()
-        self.groups = []
+        if not self.released:
+            for group in self.groups:
+                for tensor in group.tensors:
+                    tensor.data = tensor.clone()
+        self.released = True
 
     def collect(self, last: bool) -> None:
         """After a micro-batch."""
@@ -74,12 +80,20 @@ class Group:
         step = ALIGNED // tensors[0].element_size()
         sizes = [-(-tensor.numel() // step) * step for tensor in tensors]
         self.flat = tensors[0].new_zeros(sum(sizes))
-        for tensor, piece in zip(tensors, self.flat.split(sizes), strict=True):
-            piece = piece[: tensor.numel()].view(tensor.shape)
+        self.pieces = [
+            piece[: tensor.numel()].view(tensor.shape)
+            for tensor, piece in zip(tensors, self.flat.split(sizes), strict=True)
+        ]
+        self.kept = torch.empty_like(self.flat)
+        self.parts, self.sum = 0, self.kept
+        self.gather()
+
+    def gather(self) -> None:
+        """Buffers become pieces of `flat`, which stays where it is."""
+        for tensor, piece in zip(self.tensors, self.pieces, strict=True):
             piece.copy_(tensor)
             tensor.data = piece  # still the same object, for whoever knows it, and with a version of its own
-        self.kept = self.flat.clone()
-        self.parts, self.sum = 0, self.kept
+        self.kept.copy_(self.flat)
         # The host waits for the device here: once for many steps, which are cheaper for it.
         self.began_finite = not self.floating or bool(is_finite(self.flat))
 

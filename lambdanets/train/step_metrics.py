@@ -38,10 +38,13 @@ class StepMetrics:
         self.parts = self.examples = 0
         self.numbers: list[Tensor] = []  # loss and the task's sums
 
-    def note(self, outcome: Outcome) -> None:
-        """After a micro-batch."""
+    def name(self, outcome: Outcome) -> None:
         if not self.names:
             self.names = ["parts", "examples", "loss", *outcome.sums]
+
+    def note(self, outcome: Outcome) -> None:
+        """After a micro-batch."""
+        self.name(outcome)
         now = [outcome.loss.detach(), *(outcome.sums[name].detach() for name in self.names[3:])]
         self.numbers = [a.double() + b for a, b in zip(self.numbers, now, strict=True)] if self.parts else now
         self.parts += 1
@@ -49,8 +52,12 @@ class StepMetrics:
 
     def end_step(self, step: int, finite: Tensor, norm: Tensor | None) -> None:
         numbers = [finite, self.no_norm if norm is None else norm, *self.numbers]
-        self.waiting.append((step % self.length, self.parts, self.examples, norm is not None, numbers))
+        self.add(step, self.parts, self.examples, norm is not None, numbers)
         self.start_step()
+
+    def add(self, step: int, parts: int, examples: int, with_norm: bool, numbers: list[Tensor]) -> None:
+        """A step: whether it is finite, the norm (which counts only `with_norm`), the loss and the task's sums."""
+        self.waiting.append((step % self.length, parts, examples, with_norm, numbers))
         if len(self.waiting) == MOST_WAITING:
             self.read()
 
@@ -65,7 +72,7 @@ class StepMetrics:
         for position, *counts, has_norm, (finite, norm, *numbers) in zip(
             positions, parts, examples, with_norm, values, strict=True
         ):
-            row = [*map(float, counts), *numbers, has_norm * norm, float(has_norm)]
+            row = [*map(float, counts), *numbers, norm if has_norm else 0.0, float(has_norm)]
             if finite:
                 self.in_a_row = 0
             else:

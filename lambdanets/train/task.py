@@ -54,6 +54,10 @@ class Task(Protocol):
     score: str = "top1"
     """The number of an evaluation that early stopping watches; more is better."""
 
+    not_captured: str | None = None
+    """Why a CUDA graph cannot replay its steps, if so. They need batches of one shape, and a loss that never waits for
+    the device."""
+
     def model(self) -> nn.Module:
         """A new network, on the CPU; torch's random numbers are seeded."""
         ...

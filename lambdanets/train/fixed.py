@@ -1,0 +1,131 @@
+"""Steps in fixed memory: a function without arguments, which reads and writes the same tensors in every step.
+
+A CUDA graph can record it and replay it with one launch. What differs between steps is written into its memory before:
+the batch, the learning rate and the weight of the average; random numbers follow the seed of the generator. Everything
+but `Graph` runs on a CPU as well.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from lambdanets.train import optim
+from lambdanets.train.config import RunConfig
+from lambdanets.train.distributed import World
+from lambdanets.train.task import Share, Task
+
+if TYPE_CHECKING:
+    from lambdanets.train.engine import Engine
+
+AUTO_CAPTURES = False  # what `capture: auto` means where capture is possible
+WARM_UP = 3  # steps before the capture, in which libraries choose algorithms and allocate memory
+
+
+def wanted(config: RunConfig) -> bool:
+    return config.capture == "on" or (config.capture == "auto" and AUTO_CAPTURES)
+
+
+def why_not(task: Task, config: RunConfig, world: World, share: Share, engine: "Engine") -> str | None:
+    """Why the steps of a run cannot be captured as a CUDA graph; None if they can."""
+    if world.device.type != "cuda":
+        return f"the device is {world.device.type}, and CUDA graphs need a GPU"
+    if world.size > 1:
+        return "the run has several processes"
+    if share.parts > 1:
+        return f"a step has {share.parts} micro-batches"
+    if task.not_captured is not None:
+        return task.not_captured
+    if not optim.skips_on_device(engine.optimizer):
+        return f"optimizer.kind {config.optimizer.kind} asks the host whether a step is finite; sgd and adamw do not"
+    if any(getattr(module, "grad_checkpointing", False) for module in engine.model.modules()):
+        return "model.grad_checkpointing saves the state of random numbers in every step"
+    return None
+
+
+class FixedSteps:
+    """The steps of an engine, in fixed memory that is allocated anew where the shapes of a batch change."""
+
+    def __init__(self, engine: "Engine") -> None:
+        self.engine = engine
+        self.memory: Memory | None = None
+
+    def step(self, step: int, batch: Any, share: Share, rate: float) -> None:
+        leaves, layout = pytree.tree_flatten(batch)
+        kind = layout, [(leaf.shape, leaf.dtype) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        if self.memory is None or self.memory.kind != kind:
+            self.memory = Memory(self.engine, kind, leaves)
+        self.memory.fill(leaves, rate, self.engine.average_weight(step))
+        self.engine.seed(step, 0, share)
+        if self.engine.average is not None:
+            self.engine.average.fixed = False
+        self.memory.run()
+        self.memory.note(step)
+
+
+class Memory:
+    """Everything that a step reads from outside and leaves behind, and the step on it."""
+
+    def __init__(self, engine: "Engine", kind: Any, leaves: list[Any]) -> None:
+        self.engine, self.kind = engine, kind
+        device = engine.world.device
+        self.inputs = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        exact = torch.float32 if device.type == "cuda" else torch.float64  # as the fused optimizers read them
+        self.rate, self.weight = (torch.zeros((), dtype=exact, device=device) for _ in range(2))
+        self.run = self.compute if device.type != "cuda" else Graph(self.compute, engine)
+
+    def fill(self, leaves: list[Any], rate: float, weight: float) -> None:
+        for mine, given in zip(self.inputs, leaves, strict=True):
+            if isinstance(mine, Tensor):
+                mine.copy_(given)
+        self.rate.fill_(rate)
+        self.weight.fill_(weight)
+
+    def compute(self) -> None:
+        """The whole step: forward, backward, clipping, optimizer, average, statistics and the numbers for the log."""
+        engine = self.engine
+        outcome = engine.gradients(pytree.tree_unflatten(self.inputs, self.kind[0]), 1)
+        finite, norm = engine.move(self.rate, self.weight, with_norm=True)
+        assert norm is not None
+        engine.metrics.name(outcome)
+        self.examples = outcome.examples
+        numbers = [finite, norm, outcome.loss.detach(), *(outcome.sums[name] for name in engine.metrics.names[3:])]
+        self.numbers = torch.stack([number.detach().to(torch.float64) for number in numbers])
+        engine.optimizer.zero_grad(set_to_none=True)
+
+    def note(self, step: int) -> None:
+        numbers = list(self.numbers.clone().unbind())  # the next step writes into the same memory
+        self.engine.metrics.add(step, 1, self.examples, self.engine.norm_is_due(step), numbers)
+
+
+class Graph:
+    """A function as a CUDA graph: called as it is for some steps of the run, then captured, which computes nothing, and
+    replayed. The device's generator counts on from its seed in each replay, as in a call."""
+
+    def __init__(self, function: Any, engine: "Engine") -> None:
+        self.function, self.calls = function, 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.stream = torch.cuda.Stream()
+        for group in engine.optimizer.param_groups:
+            if "capturable" in group:
+                group["capturable"] = True
+
+    def __call__(self) -> None:
+        if self.graph is None and self.calls < WARM_UP:
+            self.calls += 1
+            self.stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self.stream):
+                self.function()
+            torch.cuda.current_stream().wait_stream(self.stream)
+            return
+        if self.graph is None:
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            try:
+                with torch.cuda.graph(graph, stream=self.stream):
+                    self.function()
+            except RuntimeError as error:
+                raise ValueError(f"the step cannot be captured as a CUDA graph, use --capture off: {error}") from error
+            self.graph = graph
+        self.graph.replay()
