@@ -10,32 +10,26 @@ Row = dict[str, Any]
 
 def comparison(result: Row, where: str) -> str:
     """What `lambdanets experiments compare` wrote: the final runs, and the trials that chose their settings."""
-    from lambdanets.experiments.compare import CONTESTANTS, Contest
-    from lambdanets.recipes.small import imagenette
+    from lambdanets.experiments.compare import TITLES, cells
 
-    contest = Contest(Path(), imagenette(), CONTESTANTS, result["rows"])
-    found = {name: contest.final(name) for name in CONTESTANTS}
-    final = [row for rows in found.values() for row in rows.values()]
+    rows = result["rows"]
+    final, trials = ([row for row in rows if row["phase"] == phase] for phase in ("final", "tuning"))
     lines = [f"{where}; images of {result['image_size']} pixels.\n"]
     if final:
-        titles = (
-            "| network | runs | top-1, mean | spread | beside convolution (95%) | parameters | images/s | settings |\n"
-        )
-        batch = f" of batches of {final[0]['batch_size']}" if "batch_size" in final[0] else ""
-        lines.append(f"\nValidation images, {final[0]['epochs']:g} epochs{batch}, several seeds:\n\n{titles}")
-        lines.append("| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |\n")
-        lines += [f"| {' | '.join([name, *contest.cells(name, rows)])} |\n" for name, rows in found.items() if rows]
-    trials = [row for row in result["rows"] if row["phase"] == "tuning"]
+        lines.append(f"\nTop-1 on the validation images after {final[0]['epochs']:g} epochs of batches of ")
+        lines.append(f"{final[0]['batch_size']}:\n\n| {' | '.join(TITLES)} |\n| --- |{' ---: |' * (len(TITLES) - 1)}\n")
+        for name in dict.fromkeys(row["network"] for row in final):
+            lines.append(f"| {name} | {' | '.join(cells(name, rows))} |\n")
+    for name, edges in result.get("edges", {}).items():
+        if edges:
+            lines.append(f"\nThe best trial of {name} is at the edge of the grid: {', '.join(edges)}.\n")
     if trials:
-        titles = "| network | learning rate | weight decay | embedding std | top-1 | cosine with the start |\n"
-        lines.append(f"\nThe trials, on held-out training images, {trials[0]['epochs']:g} epochs:\n\n{titles}")
-        lines.append("| --- | ---: | ---: | ---: | ---: | ---: |\n")
-    for row in trials:
-        chosen, cosine = row["settings"], row["embedding_cosine"]
-        std = chosen["embedding_std"]
-        cells = [row["network"], f"{chosen['rate']:g}", f"{chosen['weight_decay']:g}"]
-        cells += ["" if std is None else f"{std:g}", f"{100 * row['top1']:.2f}"]
-        lines.append(f"| {' | '.join(cells)} | {'' if cosine is None else f'{cosine:.2f}'} |\n")
+        lines.append(f"\n<details>\n<summary>All {len(trials)} trials</summary>\n\nTop-1 on held-out training images ")
+        lines.append(f"after {trials[0]['epochs']:g} epochs.\n\n| network | settings | top-1 |\n| --- | --- | ---: |\n")
+        for row in trials:
+            settings = ", ".join(f"{name}={value}" for name, value in row["settings"].items())
+            lines.append(f"| {row['network']} | {settings} | {100 * row['top1']:.2f} |\n")
+        lines.append("\n</details>\n")
     return "".join(lines)
 
 

@@ -4,7 +4,6 @@
     python docs/generate.py --check    # exit with 1 if a block is stale
 
 A block is everything between `<!-- bench:NAME -->` and `<!-- /bench -->`; it shows benchmarks/results/NAME.json.
-`<!-- bench:NAME-reading -->` says in sentences what a comparison shows, `NAME-verdict` only who is ahead.
 No number is typed by hand: measure again, then run this.
 """
 
@@ -44,10 +43,6 @@ def body(name: str, results: Path) -> str:
         return summary.summary(results)
     if name == "pseudo-select":
         return readings.selection(results)
-    file, _, kind = name.rpartition("-")
-    if kind in readings.SENTENCES:
-        path = results / f"{file}.json"
-        return readings.SENTENCES[kind](json.loads(path.read_text())) if path.exists() else "No measurement yet.\n"
     path = results / f"{name}.json"
     if not path.exists():
         command = WRITERS.get(name, "lambdanets bench")

@@ -1,11 +1,17 @@
-"""`lambdanets experiments compare`: networks trained alike, each with the same budget for tuning, over several seeds.
+"""`lambdanets experiments compare`: networks trained alike, each tuned with the same number of trials, several seeds.
 
 Tuning sees a held-out part of the training images only. The validation images are looked at once by each final run.
 """
 
+import itertools
+import json
+import multiprocessing
+import random
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Annotated, Any, Literal
@@ -16,114 +22,137 @@ from rich.table import Table
 from lambdanets.files import locked, read_object, write_json
 from lambdanets.machine import describe
 from lambdanets.options import chosen_device, optional
-from lambdanets.recipes.small import imagenette
 from lambdanets.report.log import read_log
 from lambdanets.report.positions import movements
 from lambdanets.runs import LOG
-from lambdanets.train.config import TrainConfig
-from lambdanets.train.loop import Result, fit
+from lambdanets.train.command import RECIPES
+from lambdanets.train.config import TrainConfig, parse_option
+from lambdanets.train.loop import fit
+from lambdanets.typed import from_json, to_json
 
 HELD_OUT = 0.1  # of the training images, for tuning
 BASELINE = "convolution"
 WARMUP = 1 / 8  # of a run, at most: short ones are more than their warmup
+OPTIONS = "model.options"
+Settings = Mapping[str, Any]  # dotted names of a configuration and their values: {"schedule.rate": 0.1}
 
-
-@dataclass(frozen=True)
-class Trial:
-    """What tuning changes."""
-
-    rate: float
-    weight_decay: float
-    embedding_std: float | None = None
-
-
-# Six trials each: an equal budget. Where there are position embeddings, their size takes the place of weight decay.
-RATES = (0.05, 0.1, 0.2)
-PLAIN = tuple(Trial(rate, decay) for rate in RATES for decay in (5e-4, 1e-3))
-WITH_EMBEDDINGS = tuple(Trial(rate, 5e-4, std) for rate in RATES for std in (1.0, 0.02))
-
-
-@dataclass(frozen=True)
-class Contestant:
-    """One kind of network: what it changes in the recipe's."""
-
-    placement: str
-    layer: str | None = None
-    options: tuple[str, ...] = ()
-    trials: tuple[Trial, ...] = WITH_EMBEDDINGS
-
-    def config(self, base: TrainConfig, trial: Trial, seed: int, out: Path) -> TrainConfig:
-        std = trial.embedding_std
-        model = replace(base.model, placement=self.placement, layer=self.layer, embedding_std=std)
-        model = replace(model, options=(*model.options, *self.options))
-        optimizer = replace(base.optimizer, weight_decay=trial.weight_decay)
-        schedule = replace(base.schedule, rate=trial.rate)
-        return replace(base, model=model, optimizer=optimizer, schedule=schedule, seed=seed, out=out)
-
-
-CONTESTANTS = {
-    BASELINE: Contestant("CCCC", trials=PLAIN),
-    "se": Contestant("CCCC", options=("se=True",), trials=PLAIN),
-    "CCLL": Contestant("CCLL"),
-    "LLLL": Contestant("LLLL"),
-    "axial": Contestant("LLLL", "axial_attention", trials=PLAIN),
+NETWORKS: dict[str, Settings] = {
+    BASELINE: {"model.placement": "CCCC"},
+    "se": {"model.placement": "CCCC", "model.options.se": True},
+    "CCLL": {"model.placement": "CCLL"},
+    "CLLL": {"model.placement": "CLLL"},
+    "LLLL": {"model.placement": "LLLL"},
+    "axial": {"model.placement": "LLLL", "model.layer": "axial_attention", "model.embedding_std": None},
 }
-Name = Literal["convolution", "se", "CCLL", "LLLL", "axial"]
+Name = Literal["convolution", "se", "CCLL", "CLLL", "LLLL", "axial"]
 
 
 @dataclass(frozen=True)
 class Compare:
-    """Which network learns best? Trains several with one recipe, tunes each alike, and repeats with other seeds.
+    """Compare networks that are trained alike: the same recipe, the same number of trials, the same seeds.
 
-    First six trials of each network on 90% of the training images, judged by the other 10%; then the best trial on all
-    of them, once for each seed, judged by the validation images. What is done is never done again: the same command
-    goes on where it was stopped.
+    The trials of each network train on 90% of the training images and are judged by the other 10%. The best settings
+    are then trained on all training images, once for each seed, and judged by the validation images. Finished runs are
+    not repeated: the same command continues where it was stopped.
     """
 
     data: str
     """Images with a training and a validation part, as `lambdanets train --data.path` takes them."""
     out: Path = Path("runs/compare")
     """The folder for the runs and compare.json."""
+    recipe: str = "imagenette"
+    """The recipe that all runs start from."""
+    settings: tuple[str, ...] = ()
+    """Changes of the recipe for all networks: epochs=20 optimizer.kind=adamw model.options.activation=mish"""
     networks: tuple[Name, ...] = ("convolution", "CCLL")
-    """ResNet-50 with: convolutions, those and squeeze-and-excitation (se), lambda layers, axial attention."""
+    """The recipe's network with convolutions, these and squeeze-and-excitation (se), lambda layers, axial attention."""
+    grid: tuple[str, ...] = ("schedule.rate=0.025,0.05,0.1,0.2,0.4", "optimizer.weight_decay=1e-4,5e-4,2e-3")
+    """What tuning may choose, as name=value,value,...; the same for all networks."""
+    trials: int = 6
+    """Trials of each network, drawn from the grid; the whole grid if it is not larger. 0: no tuning."""
+    tuning_epochs: Annotated[float | None, optional("N")] = None
+    """Of the trials; by default half as many as of the final runs."""
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     """Of the final runs. A network needs at least two for a spread."""
-    epochs: Annotated[float | None, optional("N")] = None
-    """Of the final runs; by default the recipe's."""
-    tuning_epochs: Annotated[float | None, optional("N")] = None
-    """Of the trials; by default half as many. 0: no tuning, the first trial of each network is taken."""
-    batch_size: Annotated[int | None, optional("N")] = None
-    """Images of a step; by default the recipe's. Rates stay rates for 256 images."""
+    at_once: int = 1
+    """Runs that share the device, each in a process of its own. On a GPU start CUDA MPS first."""
     minutes: Annotated[float | None, optional("MINUTES")] = None
-    """Start no further run after this long."""
+    """Time budget in minutes; no new run starts after it."""
     device: Annotated[str | None, optional("DEVICE")] = None
     """cpu or cuda; by default a GPU if there is one."""
     workers: Annotated[int | None, optional("N")] = None
-    """Processes that read images."""
-    compile: bool = False
-    """torch.compile."""
+    """Processes of each run that read images."""
 
     def run(self) -> int:
         from lambdanets.data.source import splits_of
 
         if not self.networks:
-            raise ValueError(f"--networks: at least one of {', '.join(CONTESTANTS)}")
+            raise ValueError(f"--networks: at least one of {', '.join(NETWORKS)}")
+        base = RECIPES[self.recipe].make() if self.recipe in RECIPES else None
+        if type(base) is not TrainConfig:
+            raise ValueError(f"--recipe must be one of `lambdanets train`, without co-training, got {self.recipe!r}")
+        if self.trials < 0 or self.at_once < 1:
+            raise ValueError(f"--trials must be at least 0 and --at-once at least 1, got {self.trials}, {self.at_once}")
         if "validation" not in splits_of(self.data):  # or the first final run would fail, after all the trials
             raise ValueError(f"{self.data} has no validation images, which the final runs are judged by")
-        base = imagenette()
-        data = replace(base.data, path=self.data, workers=self.workers, cache="memory")
-        base = replace(
-            base, data=data, remainder="drop", device=self.device, compile=self.compile, checkpoint_minutes=1e6
-        )
-        base = replace(base, epochs=base.epochs if self.epochs is None else self.epochs)
-        base = replace(base, batch_size=base.batch_size if self.batch_size is None else self.batch_size)
+        data = replace(base.data, path=self.data, workers=self.workers)
+        base = replace(base, data=data, device=self.device, checkpoint_minutes=1e6)
+        base = changed(base, dict(map(parse_option, self.settings)))
+        grid = {name: several(values) for name, values in map(parse_option, self.grid)}
+        for name, values in grid.items():
+            for value in values:
+                changed(base, {name: value})  # or it would fail after other trials
         tuning = base.epochs / 2 if self.tuning_epochs is None else self.tuning_epochs
         with locked(self.out):
-            contest = Contest.open(self.out, base, {name: CONTESTANTS[name] for name in self.networks})
-            contest.check(tuning)
-            contest.go(self.seeds, tuning, self.minutes)
+            contest = Contest.open(self.out, base, self.networks, grid, self.trials, tuning)
+            contest.go(self.seeds, self.minutes, self.at_once)
         contest.show(Console(highlight=False))
         return 0
+
+
+def several(values: Any) -> tuple[Any, ...]:
+    """The values of an axis of the grid, from what an option's text was read as."""
+    if isinstance(values, tuple | list):
+        return tuple(values)
+    return tuple(values.split(",")) if isinstance(values, str) else (values,)
+
+
+def changed(config: TrainConfig, settings: Settings) -> TrainConfig:
+    """The configuration with other values; model.options.NAME is an argument of the network."""
+    data = to_json(config)
+    for name, value in settings.items():
+        if name.startswith(f"{OPTIONS}."):
+            option = name.removeprefix(f"{OPTIONS}.")
+            others = [word for word in data["model"]["options"] if word.partition("=")[0] != option]
+            data["model"]["options"] = [*others, f"{option}={value}"]
+            continue
+        *path, last = name.split(".")
+        place = data
+        for key in path:
+            place = place.get(key)
+            if not isinstance(place, dict):
+                raise ValueError(f"{name} is no setting of a training run: there is no {key}")
+        place[last] = to_json(value)
+    return from_json(type(config), data)
+
+
+def draw(grid: Mapping[str, Sequence[Any]], count: int) -> list[dict[str, Any]]:
+    """Different points of a grid: all of it, or a random choice that is the same every time."""
+    points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    if len(points) <= count:
+        return points
+    return random.Random(0).sample(points, count)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to do."""
+
+    phase: Literal["tuning", "final"]
+    network: str
+    settings: Settings
+    seed: int
+    config: TrainConfig
 
 
 @dataclass
@@ -132,129 +161,194 @@ class Contest:
 
     folder: Path
     base: TrainConfig
-    contestants: dict[str, Contestant]
+    networks: Sequence[str]
+    grid: Mapping[str, Sequence[Any]]
+    trials: list[dict[str, Any]]
+    tuning_epochs: float
     rows: list[dict[str, Any]]
 
     @classmethod
-    def open(cls, folder: Path, base: TrainConfig, contestants: dict[str, Contestant]) -> "Contest":
+    def open(
+        cls,
+        folder: Path,
+        base: TrainConfig,
+        networks: Sequence[str],
+        grid: Mapping[str, Sequence[Any]],
+        trials: int,
+        tuning_epochs: float,
+    ) -> "Contest":
         folder.mkdir(parents=True, exist_ok=True)
+        chosen = draw(grid, trials) if trials else []
+        contest = cls(folder, base, networks, grid, to_json(chosen), tuning_epochs, [])
         path = folder / "compare.json"
-        rows = read_object(path, constants=True)["rows"] if path.exists() else []
-        return cls(folder, base, contestants, rows)
+        if path.exists():
+            before = read_object(path, constants=True)
+            wanted = contest.about()
+            if other := [name for name in ("base", "tuning_epochs") if before.get(name) != wanted[name]]:
+                raise ValueError(f"{path} has runs with another {' and '.join(other)}: give another --out")
+            contest.rows = before["rows"]
+        return contest
 
-    def check(self, tuning_epochs: float) -> None:
-        """Rows of runs of another length or batch would be compared with, or chosen among, those of this one."""
-        for phase, epochs in (("final", self.base.epochs), ("tuning", tuning_epochs)):
-            wanted = {"epochs": epochs, "batch_size": self.base.batch_size}
-            for row in self.rows if epochs else ():
-                wrong = [n for n in wanted if row["phase"] == phase and row.get(n, wanted[n]) != wanted[n]]
-                if wrong:
-                    found, asked = (" and ".join(f"{n} {rows[n]:g}" for n in wrong) for rows in (row, wanted))
-                    raise ValueError(
-                        f"{self.folder} has {phase} runs with {found}, asked for is {asked}: "
-                        f"give those, or another --out"
-                    )
+    def about(self) -> dict[str, Any]:
+        """What all runs of the folder have in common."""
+        base = to_json(self.base)
+        for name in ("out", "device", "seed"):
+            base.pop(name)
+        for name in ("path", "workers"):
+            base["data"].pop(name)
+        return {"base": base, "tuning_epochs": self.tuning_epochs}
 
-    def go(self, seeds: Iterable[int], tuning_epochs: float, minutes: float | None = None) -> None:
-        """The trials, then seed by seed every network, so that an early end leaves a fair comparison."""
+    def go(self, seeds: Iterable[int], minutes: float | None = None, at_once: int = 1) -> None:
+        """The trials, then the final runs; in turns, so that an early end leaves a fair comparison."""
         deadline = float("inf") if minutes is None else time.monotonic() + 60 * minutes
-        if tuning_epochs:
-            for name, contestant in self.contestants.items():
-                for trial in contestant.trials:
-                    if self.tuned(name, trial) is None and time.monotonic() <= deadline:
-                        self.train("tuning", name, trial, 0, tuning_epochs)
-        for seed in seeds:
-            for name, contestant in self.contestants.items():
-                trial = self.best_trial(name) if tuning_epochs else contestant.trials[0]
-                if trial is not None and seed not in self.final(name) and time.monotonic() <= deadline:
-                    self.train("final", name, trial, seed)
+        self.do(self.tuning_jobs(), deadline, at_once)
+        self.do(self.final_jobs(seeds), deadline, at_once)
 
-    def tuned(self, name: str, trial: Trial) -> float | None:
+    def tuning_jobs(self) -> Iterator[Job]:
+        for trial in self.trials:
+            for network in self.networks:
+                if self.tuned(network, trial) is None:
+                    config = changed(self.base, {**NETWORKS[network], **trial, "epochs": self.tuning_epochs})
+                    config = replace(config, data=replace(config.data, held_out=HELD_OUT))
+                    yield self.job("tuning", network, trial, 0, config)
+
+    def final_jobs(self, seeds: Iterable[int]) -> Iterator[Job]:
+        for seed in seeds:
+            for network in self.networks:
+                trial = self.best_trial(network)
+                if trial is not None and seed not in self.final(network):
+                    config = changed(self.base, {**NETWORKS[network], **trial})
+                    yield self.job("final", network, trial, seed, config)
+
+    def job(
+        self, phase: Literal["tuning", "final"], network: str, trial: Settings, seed: int, config: TrainConfig
+    ) -> Job:
+        name = sha256(json.dumps(dict(trial)).encode()).hexdigest()[:8] if phase == "tuning" else str(seed)
+        warmup = min(config.schedule.warmup_epochs, WARMUP * config.epochs)
+        schedule = replace(config.schedule, warmup_epochs=warmup)
+        config = replace(config, schedule=schedule, seed=seed, out=self.folder / f"{network}-{phase}-{name}")
+        return Job(phase, network, trial, seed, config)
+
+    def do(self, jobs: Iterator[Job], deadline: float, at_once: int) -> None:
+        """Run the jobs, and write down each as it ends."""
+        if at_once == 1:
+            for job in jobs:
+                if time.monotonic() > deadline:
+                    return
+                self.add(train(job))
+            return
+        context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+        with ProcessPoolExecutor(at_once, context) as pool:
+            running = {pool.submit(train, job) for job in itertools.islice(jobs, at_once)}
+            while running:
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                for one in done:
+                    self.add(one.result())
+                if time.monotonic() <= deadline:
+                    running |= {pool.submit(train, job) for job in itertools.islice(jobs, len(done))}
+
+    def add(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        print(f"{row['phase']}: {row['network']}, seed {row['seed']}, {row['settings']}: {row['top1']:.2%}", flush=True)
+        self.write()
+
+    def tuned(self, network: str, trial: Settings) -> float | None:
         """The held-out accuracy of a trial that is done."""
         for row in self.rows:
-            if (row["phase"], row["network"]) == ("tuning", name) and row["settings"] == vars(trial):
+            if (row["phase"], row["network"], row["settings"]) == ("tuning", network, trial):
                 return row["top1"]
         return None
 
-    def best_trial(self, name: str) -> Trial | None:
-        """The one with the best held-out accuracy, once all of them are done."""
-        scores = {trial: self.tuned(name, trial) for trial in self.contestants[name].trials}
-        if None in scores.values():
+    def best_trial(self, network: str) -> dict[str, Any] | None:
+        """The one with the best held-out accuracy, once all of them are done; without tuning the recipe itself."""
+        scores = [self.tuned(network, trial) for trial in self.trials]
+        if None in scores:
             return None
-        return max(scores, key=lambda trial: scores[trial] or 0.0)
+        best = max(range(len(scores)), key=lambda i: scores[i] or 0.0, default=None)
+        return {} if best is None else self.trials[best]
 
-    def train(self, phase: str, name: str, trial: Trial, seed: int, tuning_epochs: float | None = None) -> None:
-        from lambdanets.train.classify import Classify
-
-        settings = "-".join(f"{value:g}" for value in vars(trial).values() if value is not None)
-        out = self.folder / f"{name}-{phase}-{settings if phase == 'tuning' else seed}"
-        config = self.contestants[name].config(self.base, trial, seed, out)
-        if tuning_epochs is not None:
-            config = replace(config, epochs=tuning_epochs, data=replace(config.data, held_out=HELD_OUT))
-        warmup = min(config.schedule.warmup_epochs, WARMUP * config.epochs)
-        config = replace(config, schedule=replace(config.schedule, warmup_epochs=warmup))
-        print(f"{phase}: {name}, {trial}, seed {seed}", flush=True)
-        task = Classify(config)
-        result = fit(task, config, resume=True)
-        if not result.finished:
-            raise KeyboardInterrupt
-        self.rows.append(self.row(phase, name, trial, seed, config, result))
-        self.write()
-
-    def row(
-        self, phase: str, name: str, trial: Trial, seed: int, config: TrainConfig, result: Result
-    ) -> dict[str, Any]:
-        weights = next(iter(result.scores.values()))  # the averaged ones, where there are any
-        scores = weights["held_out"] if phase == "tuning" else weights["validation"]
-        moved = movements(config.out / "start.safetensors", config.out / "weights_raw.safetensors")
-        log = read_log(config.out / LOG)
-        rates = [record["examples_per_second"] for record in log.steps]
-        return {
-            "phase": phase,
-            "network": name,
-            "settings": vars(trial),
-            "seed": seed,
-            "epochs": config.epochs,
-            "batch_size": config.batch_size,
-            **{key: scores[key] for key in ("top1", "top5", "loss") if key in scores},
-            "parameters": log.start["parameters"],
-            "examples_per_second": sorted(rates)[len(rates) // 2],
-            "seconds": result.seconds,
-            "embedding_cosine": fmean(one.cosine for one in moved) if moved else None,
-        }
+    def edges(self, network: str) -> list[str]:
+        """Settings whose best value is the smallest or largest one of the grid: a wider grid may have a better one."""
+        best = self.best_trial(network) or {}
+        found = []
+        for name, value in best.items():
+            values = self.grid[name]
+            numbers = len(values) > 1 and all(isinstance(v, int | float) for v in values)
+            if numbers and value in (min(values), max(values)):
+                found.append(f"{name}={value:g}")
+        return found
 
     def write(self) -> None:
         device = chosen_device(self.base.device)
-        about = {"data": Path(self.base.data.path).name, "image_size": self.base.model.size}
-        result = {"name": "compare", **describe(device), **about, "rows": self.rows}
+        about = {"data": Path(self.base.data.path).name, "image_size": self.base.model.size, **self.about()}
+        grid = {"grid": to_json(self.grid), "edges": {name: self.edges(name) for name in self.networks}}
+        result = {"name": "compare", **describe(device), **about, **grid, "rows": self.rows}
         write_json(self.folder / "compare.json", result)
 
     def show(self, console: Console) -> None:
         table = Table(title="Validation top-1 of the final runs")
-        for title in ("network", "runs", "mean", "spread", "beside convolution", "parameters", "images/s", "settings"):
+        for title in TITLES:
             table.add_column(title, justify="left" if title == "network" else "right")
-        for name in self.contestants:
-            found = self.final(name)
-            if found:
-                table.add_row(name, *self.cells(name, found))
+        for name in self.networks:
+            if self.final(name):
+                table.add_row(name, *cells(name, self.rows))
         console.print(table)
+        for name in self.networks:
+            if edges := self.edges(name):
+                console.print(f"{name}: the best trial is at the edge of the grid ({', '.join(edges)}). Widen the grid")
 
-    def final(self, name: str) -> dict[int, dict[str, Any]]:
-        return {row["seed"]: row for row in self.rows if row["phase"] == "final" and row["network"] == name}
+    def final(self, network: str) -> dict[int, dict[str, Any]]:
+        return final_runs(network, self.rows)
 
-    def cells(self, name: str, found: dict[int, dict[str, Any]]) -> list[str]:
-        scores = [100 * row["top1"] for row in found.values()]
-        last = next(iter(found.values()))
-        settings = ", ".join(f"{key} {value}" for key, value in last["settings"].items() if value is not None)
-        return [
-            str(len(scores)),
-            f"{fmean(scores):.2f}",
-            f"{stdev(scores):.2f}" if len(scores) > 1 else "-",
-            "" if name == BASELINE else paired(found, self.final(BASELINE)),
-            f"{last['parameters']:,}",
-            f"{fmean(row['examples_per_second'] for row in found.values()):,.0f}",
-            settings,
-        ]
+
+def train(job: Job) -> dict[str, Any]:
+    """Do a run; returns its row."""
+    config = job.config
+    result = fit(config.make_task(), config, resume=True)
+    if not result.finished:
+        raise KeyboardInterrupt
+    weights = next(iter(result.scores.values()))  # the averaged ones, where there are any
+    scores = weights["held_out"] if job.phase == "tuning" else weights["validation"]
+    moved = movements(config.out / "start.safetensors", config.out / "weights_raw.safetensors")
+    log = read_log(config.out / LOG)
+    rates = [record["examples_per_second"] for record in log.steps]
+    return {
+        "phase": job.phase,
+        "network": job.network,
+        "settings": to_json(dict(job.settings)),
+        "seed": job.seed,
+        "epochs": config.epochs,
+        "batch_size": config.batch_size,
+        **{key: scores[key] for key in ("top1", "top5", "loss") if key in scores},
+        "parameters": log.start["parameters"],
+        "examples_per_second": sorted(rates)[len(rates) // 2],
+        "seconds": result.seconds,
+        "embedding_cosine": fmean(one.cosine for one in moved) if moved else None,
+    }
+
+
+TITLES = ("network", "runs", "mean", "spread", "difference to convolution", "parameters", "images/s", "settings")
+
+
+def final_runs(network: str, rows: Iterable[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """The final runs of a network, by seed."""
+    return {row["seed"]: row for row in rows if row["phase"] == "final" and row["network"] == network}
+
+
+def cells(network: str, rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What tables show of a network, without its name; `TITLES` has the columns."""
+    found = final_runs(network, rows)
+    scores = [100 * row["top1"] for row in found.values()]
+    last = next(iter(found.values()))
+    return [
+        str(len(scores)),
+        f"{fmean(scores):.2f}",
+        f"{stdev(scores):.2f}" if len(scores) > 1 else "-",
+        "" if network == BASELINE else paired(found, final_runs(BASELINE, rows)),
+        f"{last['parameters']:,}",
+        f"{fmean(row['examples_per_second'] for row in found.values()):,.0f}",
+        ", ".join(f"{name}={value}" for name, value in last["settings"].items()),
+    ]
 
 
 def paired(found: dict[int, dict[str, Any]], baseline: dict[int, dict[str, Any]]) -> str:
