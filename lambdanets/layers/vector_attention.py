@@ -5,6 +5,7 @@ of a footprint, N positions of the map, Y and X its height and width.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,18 +29,22 @@ def reflected(x: Tensor, margin: tuple[int, int]) -> Tensor:
 
 
 class VectorAttention2d(NotScriptable):
-    """What pairwise and patchwise attention share: projections, footprints and the weighted sum, with biases."""
+    """What pairwise and patchwise attention share: projections, footprints and the weighted sum, with biases.
+
+    Args: as for PairwiseAttention2d.
+    """
 
     @layer_arguments
     def __init__(
         self,
         channels: Count,
-        out_channels: Count | None,
-        scope: Count | Sequence[Count],
-        key_depth: Count | None,
-        group: Count,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
+        out_channels: Count | None = None,
+        *,
+        scope: Count | Sequence[Count] = 7,
+        key_depth: Count | None = None,
+        group: Count = 8,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         out_channels = channels if out_channels is None else out_channels
@@ -54,6 +59,11 @@ class VectorAttention2d(NotScriptable):
         self.to_queries = nn.Conv2d(channels, self.key_depth, 1, device=device, dtype=dtype)
         self.to_keys = nn.Conv2d(channels, self.key_depth, 1, device=device, dtype=dtype)
         self.to_values = nn.Conv2d(channels, out_channels, 1, device=device, dtype=dtype)
+        self.relate(device=device, dtype=dtype)
+
+    def relate(self, **factory: Any) -> None:
+        """Make the modules that `weights` uses."""
+        raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
         check_map(x, self.channels, self.to_queries)
@@ -89,20 +99,8 @@ class PairwiseAttention2d(VectorAttention2d):
         group: how many channels share a weight.
     """
 
-    @layer_arguments
-    def __init__(
-        self,
-        channels: Count,
-        out_channels: Count | None = None,
-        *,
-        scope: Count | Sequence[Count] = 7,
-        key_depth: Count | None = None,
-        group: Count = 8,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(channels, out_channels, scope, key_depth, group, device, dtype)
-        depth, factory = self.key_depth, {"device": device, "dtype": dtype}
+    def relate(self, **factory: Any) -> None:
+        depth = self.key_depth
         self.to_positions = nn.Conv2d(2, 2, 1, bias=False, **factory)  # a bias would cancel in differences
         self.mapping = nn.Sequential(
             nn.BatchNorm2d(depth + 2, **factory),
@@ -134,20 +132,8 @@ class PatchwiseAttention2d(VectorAttention2d):
     Args: as for PairwiseAttention2d.
     """
 
-    @layer_arguments
-    def __init__(
-        self,
-        channels: Count,
-        out_channels: Count | None = None,
-        *,
-        scope: Count | Sequence[Count] = 7,
-        key_depth: Count | None = None,
-        group: Count = 8,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(channels, out_channels, scope, key_depth, group, device, dtype)
-        patch, factory = self.key_depth * (self.positions + 1), {"device": device, "dtype": dtype}
+    def relate(self, **factory: Any) -> None:
+        patch = self.key_depth * (self.positions + 1)
         self.mapping = nn.Sequential(
             nn.BatchNorm2d(patch, **factory),
             nn.ReLU(inplace=True),

@@ -142,18 +142,22 @@ def load_exactly(module: nn.Module, path: Path, state: Mapping[str, Tensor] | No
     state = read_state(path) if state is None else state
     check_finite(path, state)
     wanted = module.state_dict()
-    wrong = [
-        f"{name} is {list(state[name].shape)}, expected {list(tensor.shape)}"
-        for name, tensor in wanted.items()
-        if name in state and state[name].shape != tensor.shape
-    ]
-    if wrong:
+    if wrong := other_shapes(state, wanted):
         raise ValueError(f"{path} does not fit what it says it is: {shorten(wrong)}")
     missing, unexpected = module.load_state_dict(state, strict=False)
     if missing or unexpected:
         raise ValueError(
             f"{path} does not fit what it says it is: missing {shorten(missing)}; not expected {shorten(unexpected)}"
         )
+
+
+def other_shapes(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
+    """The tensors of a state that have another shape than wanted, in words."""
+    return [
+        f"{name} is {list(state[name].shape)}, expected {list(tensor.shape)}"
+        for name, tensor in wanted.items()
+        if name in state and state[name].shape != tensor.shape
+    ]
 
 
 def shorten(names: list[str], limit: int = 4) -> str:
