@@ -1,11 +1,14 @@
 """Every implementation in plain torch against the reference: values and every gradient, in float64."""
 
+from functools import partial
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
+from lambdanets.bench.timing import peak_bytes
 from lambdanets.ops import dft, gemm
 from lambdanets.ops.problem import Options, Problem, problems
 from tests.cases import VARIANTS, Case, Inputs, assert_agree
@@ -120,18 +123,18 @@ def test_content_joins_the_first_frequency(monkeypatch, tile, changes):
     assert dft.whole_output(problem_of(case), torch.float64) is None  # with gradients
 
 
-@pytest.mark.parametrize(("part", "sizes"), [(1, [1] * 20), (1000, [7, 7, 6]), (10**6, [20])])
 @pytest.mark.parametrize("positions", ["relative", "dense"])
-def test_maps_of_some_queries_at_a_time(monkeypatch, part, sizes, positions):
-    """Of single queries, of as many as do not divide them all, of all; without gradients, where nothing is kept."""
-    monkeypatch.setattr(gemm, "PART", part)
+def test_maps_of_some_queries_at_a_time(monkeypatch, positions):
+    """Of single queries, of as many as do not divide them all, of all: equal, and fewer take less memory."""
     case = Case(grid=(5, 4), scope=(5, 5), heads=2, key_depth=8, value_depth=16, batch=3, positions=positions)
-    assert_agree(case, "gemm")
-    seen, bmm = [], torch.bmm
-    monkeypatch.setattr(torch, "bmm", lambda *given, **options: (seen.append(len(given[0])), bmm(*given, **options))[1])
-    with torch.no_grad():
-        Inputs(case).forward("gemm")
-    assert seen[::2] == sizes  # every other product makes maps
+    peaks = []
+    for part in (1, 1000, 10**6):
+        monkeypatch.setattr(gemm, "PART", part)
+        assert_agree(case, "gemm")
+        inputs = Inputs(case)
+        with torch.no_grad():  # where nothing is kept
+            peaks.append(peak_bytes(partial(inputs.forward, "gemm"), torch.device("cpu")))
+    assert peaks[0] < peaks[1] < peaks[2]
 
 
 @pytest.mark.parametrize("backend", ["gemm", "conv"])
