@@ -42,7 +42,10 @@ class GuardHashes:
         check_positive(changed=self.changed, different=self.different)
         source = open_guarded(self.data)
         chosen = permutation(len(source), 0, 0)[: max(self.changed, self.different)]
-        images = [load(open_image(source.read(int(i))), "RGB") for i in chosen]
+        images = []
+        for i in chosen:
+            data = source.read(int(i))
+            images.append(Image.fromarray(data) if isinstance(data, np.ndarray) else load(open_image(data), "RGB"))
         hashes = np.array([perceptual_hash(image) for image in images])
         rows = []
         for name, change in CHANGES.items():

@@ -39,6 +39,8 @@ from lambdanets.train.inference.command import Using
 from lambdanets.train.loop import fit
 from lambdanets.train.task import Task
 
+BEGAN = time.monotonic()
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -73,7 +75,6 @@ class Figure:
     output: Annotated[Path | None, optional("FILE")] = None
 
     def run(self) -> int:
-        object.__setattr__(self, "began", time.monotonic())
         labelled, rest = split_data(self.data, self.out / "data", self.fraction)
         found: dict[str, Any] = {"command": " ".join(sys.argv), "steps": self.steps, "ratio": self.ratio}
         found |= {"fraction": self.fraction, "batch_size": self.batch_size, "soft": self.soft, "seeds": []}
@@ -103,7 +104,7 @@ class Figure:
         return 0 if complete else 3
 
     def late(self) -> bool:
-        return bool(self.minutes) and time.monotonic() - self.began > 60 * self.minutes
+        return bool(self.minutes) and time.monotonic() - BEGAN > 60 * self.minutes
 
     def write(self, found: dict[str, Any]) -> None:
         text = json.dumps(found, indent=2)
