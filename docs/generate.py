@@ -39,8 +39,8 @@ def body(name: str, results: Path) -> str:
         return reproduced(name, results)
     if name == "pseudo-hours":
         return pseudo_hours(results)
-    if name == "summary":
-        return summary.summary(results)
+    if name in ("summary", "contenders"):
+        return getattr(summary, name)(results)
     if name == "pseudo-select":
         return readings.selection(results)
     path = results / f"{name}.json"

@@ -1,4 +1,4 @@
-"""The summary of docs/benchmarks.md: one line for each question, from the newest measurement of each."""
+"""Short tables for README.md and the summary of docs/benchmarks.md, from the newest measurement of each."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,43 @@ from typing import Any
 
 Row = dict[str, Any]
 MAPS = {"56x56x64": "c2", "28x28x128": "c3", "14x14x256": "c4", "7x7x512": "c5"}  # of ResNet-50 at 224 pixels
+
+LAYERS = {  # how the measurements call them, and the README
+    "ours": "**lambda layer (lambdanets)**",
+    "conv3x3": "3x3 convolution",
+    "timm": "lambda layer (timm)",
+    "lucidrains": "lambda layer (lucidrains)",
+    "halo attention": "halo attention (timm)",
+    "axial attention": "axial attention",
+    "attention (SDPA)": "global attention (SDPA)",
+}
+
+
+def contenders(results: Path) -> str:
+    """Time and memory of one layer and its alternatives, each in its fastest form."""
+    result = json.loads((results / "layer-cuda.json").read_text())
+    shapes = ("28x28x128", "14x14x256")
+    titles = [f"{shape}, {what}" for shape in shapes for what in ("inference", "training", "memory")]
+    lines = [f"| layer | {' | '.join(titles)} |\n", f"| --- |{' ---: |' * len(titles)}\n"]
+    for name, title in LAYERS.items():
+        cells = []
+        for shape in shapes:
+            rows = [row for row in result["rows"] if row["shape"] == shape and base_of(row["contender"]) == name]
+            best = {
+                mode: min((row for row in rows if row["mode"] == mode), key=lambda row: row["milliseconds"])
+                for mode in ("inference", "training")
+            }
+            cells += [f"{best[mode]['milliseconds']:.2f} ms" for mode in best]
+            cells.append(f"{best['training']['peak_bytes'] / 2**20:,.0f} MiB")
+        lines.append(f"| {title} | {' | '.join(cells)} |\n")
+    gpu, date = result["machine"]["gpu"], result["date"][:10]
+    about = f"{gpu}, bfloat16, batch 256, scope 23; memory: peak of a training step beyond the input. Measured {date}."
+    return "".join([*lines, f"\n{about}\n"])
+
+
+def base_of(contender: str) -> str:
+    """The layer, whether it ran eager, compiled or folded."""
+    return contender.partition(", ")[0].removesuffix(" + BN") if ", global" not in contender else contender
 
 
 def summary(results: Path) -> str:
