@@ -21,8 +21,9 @@ from lambdanets.data.augment import Augment
 from lambdanets.data.transforms import CUTOUT_REACH, GREY, Cutout, rand_augment
 
 NUMBERS = 5  # of a layer: operation, whether, sign, and two for the centre of Cutout
-TABLES = ("Invert", "Posterize", "Solarize", "SolarizeAdd", "Brightness")  # the same for all images
+LOOKUP, MAP, COLOR, SHARPNESS, CUTOUT = range(5)  # groups of operations that are computed together
 AFFINE = ("Rotate", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel")
+GROUPS = {"Color": COLOR, "Sharpness": SHARPNESS, "Cutout": CUTOUT, **dict.fromkeys(AFFINE, MAP)}  # the rest is LOOKUP
 
 
 class BatchRandAugment:
@@ -34,7 +35,7 @@ class BatchRandAugment:
         self.reach = CUTOUT_REACH * augment.randaugment_magnitude / 10
         self.names, self.arguments = zip(*map(described, rand_augment(augment)), strict=True)
         self.tables = np.stack([table(*both) for both in zip(self.names, self.arguments, strict=True)])
-        self.constants: dict[tuple[torch.device, int, int], tuple[Tensor, Tensor]] = {}
+        self.constants: dict[tuple[torch.device, int, int], tuple[Tensor, Tensor, Tensor]] = {}
 
     def __call__(self, images: Tensor, numbers: Tensor) -> Tensor:
         for layer in range(self.layers):
@@ -52,31 +53,27 @@ class BatchRandAugment:
     def apply(self, images: Tensor, operation_B: Tensor, negative_B: Tensor, centre_B2: Tensor) -> Tensor:
         """Operation number `operation_B` of each image (-1: none), some with their sign changed."""
         height, width = images.shape[2:]
-        tables_O, maps_O = self.constant(images.device, height, width)
+        tables_O, maps_O, groups_O = self.constant(images.device, height, width)
         number_B = operation_B.clamp(min=0)
+        group_B = torch.where(operation_B < 0, -1, groups_O[number_B])
 
-        def done(*names: str) -> Tensor:
-            chosen = torch.zeros_like(operation_B, dtype=torch.bool)
-            for place, name in enumerate(self.names):
-                if name in names:
-                    chosen = chosen | (operation_B == place)
-            return chosen[:, None, None, None]
+        def done(group: int) -> Tensor:
+            return (group_B == group)[:, None, None, None]
 
         found = images
-        grey = luma(images)
-        lut = self.lookup(images, grey, tables_O[number_B], operation_B)
-        through = lut.gather(2, images.long().flatten(2)).view_as(images)
-        found = torch.where(done(*TABLES, "AutoContrast", "Equalize", "Contrast"), through, found)
-        found = torch.where(done("Color"), blend(grey, images, self.argument("Color")), found)
-        found = torch.where(done("Sharpness"), blend(smooth(images), images, self.argument("Sharpness")), found)
-        found = torch.where(done(*AFFINE), affine(images, maps_O[number_B, negative_B.long()]), found)
-        return torch.where(done("Cutout"), self.cutout(images, centre_B2), found)
+        grey, values = luma(images), images.long().flatten(2)
+        lut = self.lookup(values, grey, tables_O[number_B], operation_B)
+        found = torch.where(done(LOOKUP), lut.gather(2, values).view_as(images), found)
+        found = torch.where(done(COLOR), blend(grey, images, self.argument("Color")), found)
+        found = torch.where(done(SHARPNESS), blend(smooth(images), images, self.argument("Sharpness")), found)
+        found = torch.where(done(MAP), affine(images, maps_O[number_B, negative_B.long()]), found)
+        return torch.where(done(CUTOUT), self.cutout(images, centre_B2), found)
 
     def argument(self, name: str) -> float:
         return self.arguments[self.names.index(name)]
 
-    def constant(self, device: torch.device, height: int, width: int) -> tuple[Tensor, Tensor]:
-        """Tables [O, 256] and affine maps [O, 2, 6]; kept, because a copy to a GPU cannot be in a CUDA graph."""
+    def constant(self, device: torch.device, height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Tables [O, 256], affine maps [O, 2, 6] and groups [O]; kept, because a CUDA graph cannot copy them."""
         key = device, height, width
         if key not in self.constants:
             both = zip(self.names, self.arguments, strict=True)
@@ -84,24 +81,23 @@ class BatchRandAugment:
             self.constants[key] = (
                 torch.from_numpy(self.tables).to(device),
                 torch.tensor(maps, dtype=torch.float32, device=device),
+                torch.tensor([GROUPS.get(name, LOOKUP) for name in self.names], device=device),
             )
         return self.constants[key]
 
-    def lookup(self, images: Tensor, grey: Tensor, tables_B: Tensor, operation_B: Tensor) -> Tensor:
-        """The table [B, C, 256] of each image and channel."""
-        count, channels = images.shape[:2]
-        values = images.long().flatten(2)
-        histogram = torch.zeros(count, channels, 256, dtype=torch.int64, device=images.device)
+    def lookup(self, values: Tensor, grey: Tensor, tables_B: Tensor, operation_B: Tensor) -> Tensor:
+        """The table [B, C, 256] of each image and channel; `values` is int64 [B, C, H * W]."""
+        count, channels, pixels = values.shape
+        histogram = torch.zeros(count, channels, 256, dtype=torch.int64, device=values.device)
         histogram.scatter_add_(2, values, torch.ones_like(values))
         present = histogram > 0
         low, high = present.byte().argmax(2, True), 255 - present.flip(2).byte().argmax(2, True)
-        value = torch.arange(256, device=images.device, dtype=torch.float64)
+        value = torch.arange(256, device=values.device, dtype=torch.float64)
         lut = tables_B[:, None, :].expand(-1, channels, -1)
 
         scale = 255 / (high - low).clamp(min=1).double()
         contrast = torch.where(high > low, (value * scale - low * scale).trunc().clamp(0, 255), value)
 
-        pixels = images.shape[2] * images.shape[3]
         step = (pixels - histogram.gather(2, high)) // 255
         before = histogram.cumsum(2) - histogram + step // 2
         equal = torch.where(step > 0, (before // step.clamp(min=1)).clamp(max=255), value.long())

@@ -9,6 +9,7 @@ from typing import Annotated
 import tyro
 
 from lambdanets.files import write_json
+from lambdanets.options import chosen_device, optional
 
 UNEQUAL = 10  # the largest class is so many times the smallest
 SHOWN = 20  # lines of each list; --json has all
@@ -97,7 +98,10 @@ class DataCheck:
 
 @dataclass(frozen=True)
 class DataSpeed:
-    """Images per second of one core, beside torchvision's loader with the same transforms, and of all workers."""
+    """Images per second of one core, of all workers, and of images that are kept on the training device.
+
+    torchvision's reference loader runs with the same transforms for comparison.
+    """
 
     source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
     """Folder, .csv list or shards."""
@@ -109,6 +113,8 @@ class DataSpeed:
     rounds: int = 3
     workers: int = 0
     """Also time all together with so many worker processes, by the clock: on a machine that does nothing else."""
+    device: Annotated[str | None, optional("DEVICE")] = None
+    """Where images are kept and augmented in batches: cpu or cuda; by default a GPU if there is one."""
     json: Path | None = None
     """Write the figures there."""
 
@@ -123,13 +129,22 @@ class DataSpeed:
         torch.set_num_threads(1)
         augment = Augment(randaugment_layers=self.randaugment_layers, randaugment_magnitude=self.randaugment_magnitude)
         source = open_source(self.source)
-        rows = measure(source, self.image_size, augment, images=self.images, workers=self.workers, rounds=self.rounds)
-        print(f"{'images per second':32s} {'one core':>10s}" + (f" {self.workers:>4d} workers" if self.workers else ""))
+        device = chosen_device(self.device)
+        rows = measure(
+            source,
+            self.image_size,
+            augment,
+            images=self.images,
+            workers=self.workers,
+            rounds=self.rounds,
+            device=device,
+        )
+        print(f"{'images per second':32s} {'one core':>10s} {'by the clock':>13s}")
         for row in rows:
-            together = f" {row.together:12,.0f}" if row.together is not None else ""
-            print(f"{row.name:32s} {row.per_core:10,.0f}{together}")
+            core, clock = ("" if rate is None else f"{rate:,.0f}" for rate in (row.per_core, row.together))
+            print(f"{row.name:32s} {core:>10s} {clock:>13s}")
         if self.json:
-            result = {"name": "loader", **describe(torch.device("cpu")), "options": asdict(self) | {"json": None}}
+            result = {"name": "loader", **describe(device), "options": asdict(self) | {"json": None}}
             result["options"]["randaugment_probability"] = augment.randaugment_probability
             result["rows"] = [asdict(row) for row in rows]
             write_json(self.json, result, default=str)

@@ -1,6 +1,7 @@
-"""Images per second of one core, beside torchvision's usual loader with the same crops, flips and RandAugment.
+"""Images per second of one core, compared with torchvision's usual loader with the same crops, flips and RandAugment.
 
-One core, by process time, so that other work on the machine does not count; then all workers together, by the clock.
+One core, by process time, so that other work on the machine does not count; then all workers together, and images that
+are kept on a device, by the clock.
 """
 
 import tempfile
@@ -15,12 +16,16 @@ import numpy as np
 import torch
 
 from lambdanets.data.augment import Augment
+from lambdanets.data.batch_augment import BatchAugment
 from lambdanets.data.decode import decode
 from lambdanets.data.loader import Loader, LoaderOptions
 from lambdanets.data.pack import encoded
 from lambdanets.data.preprocessing import Preprocessing
+from lambdanets.data.resident import ResidentImages, ResidentLoader
 from lambdanets.data.source import Source
 from lambdanets.data.transforms import Training, interpolation_of, training
+
+CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -28,8 +33,8 @@ class Speed:
     """One way to make batches."""
 
     name: str
-    per_core: float  # images per second of process time
-    together: float | None  # images per second of all workers, by the clock
+    per_core: float | None  # images per second of process time; None where a GPU does the work
+    together: float | None  # images per second of all workers or of the device, by the clock
 
 
 def measure(
@@ -41,6 +46,7 @@ def measure(
     batch_size: int = 250,
     workers: int = 0,
     rounds: int = 3,
+    device: torch.device = CPU,
 ) -> list[Speed]:
     """Rounds go over all ways in turn; medians."""
     images = min(images, len(source))
@@ -74,7 +80,31 @@ def measure(
             for name, way in ways.items():  # one after the other: two sets of workers would share the processors
                 several |= interleaved({name: way(workers)}, usable, rounds + 1, time.perf_counter)
     single = {"decoding alone": decoding(source, indices, rounds)} | single
-    return [Speed(name, rate, several.get(name)) for name, rate in single.items()]
+    rows = [Speed(name, rate, several.get(name)) for name, rate in single.items()]
+    resident = {f"lambdanets, kept on {device.type}": on_device(source, indices, transform, options, device)}
+    clocks = {"together": time.perf_counter} | ({"per_core": time.process_time} if device.type == "cpu" else {})
+    found = {kind: interleaved(resident, usable, rounds, clock) for kind, clock in clocks.items()}
+    return rows + [Speed(name, found.get("per_core", {}).get(name), found["together"][name]) for name in resident]
+
+
+def on_device(
+    source: Source, indices: np.ndarray, transform: Training, options: LoaderOptions, device: torch.device
+) -> Callable[[int], Iterator[Any]]:
+    """The batches of an epoch from images that are kept on a device, augmented there."""
+    augment = transform.augment
+    images = ResidentImages(source, indices, transform.size, augment, device, 2**62)
+    variation = BatchAugment(augment, transform.size, Preprocessing().mean, whole=True)
+    loader = ResidentLoader(images, options)
+
+    def batches(epoch: int) -> Iterator[Any]:
+        for number, batch in enumerate(loader.epoch(epoch), loader.sampler.first(epoch)):
+            places = loader.sampler.epochs.places(number, options.batch_size, 0, 1)
+            numbers, how = (values.to(device) for values in variation.numbers(options.seed, *places))
+            yield variation(images.cropped(batch.images.to(device), variation, numbers), numbers, how).images
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    return batches
 
 
 def interleaved(

@@ -92,6 +92,7 @@ def test_check_finds_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_speed_measures_all_ways(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     write_folder(tmp_path / "set", {"a": 6, "b": 6})
     options = ["--image-size", "16", "--rounds", "1", "--randaugment-layers", "1", "--json", str(tmp_path / "s.json")]
+    options += ["--device", "cpu"]
     assert main(["data", "speed", str(tmp_path / "set"), *options]) == 0
     rows = json.loads((tmp_path / "s.json").read_text())["rows"]
     assert [row["name"] for row in rows] == [
@@ -100,9 +101,11 @@ def test_speed_measures_all_ways(tmp_path: Path, capsys: pytest.CaptureFixture[s
         "torchvision, uint8",
         "lambdanets",
         "lambdanets, cache in memory",
+        "lambdanets, kept on cpu",
     ]
     assert all(row["per_core"] > 0 for row in rows)
-    assert "lambdanets, cache in memory" in capsys.readouterr().out
+    assert [row["together"] is not None for row in rows] == [False] * 5 + [True]
+    assert "lambdanets, kept on cpu" in capsys.readouterr().out
 
 
 def test_a_wrong_place_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
