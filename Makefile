@@ -61,7 +61,7 @@ coverage: $(READY)  ## lines that the fast tests and the kernels' miss; watching
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n 2 $(KERNEL_TESTS) --cov --cov-append --cov-report=term:skip-covered
 
 test-gpu: $(READY)  ## the kernels and the operation on a CUDA device
-	$(BIN)/python -m pytest $(KERNEL_TESTS) tests/models/test_pool.py tests/bench/test_compiled.py tests/bench/test_kernels.py tests/train/test_prefetch.py tests/train/test_fixed.py
+	$(BIN)/python -m pytest $(KERNEL_TESTS) tests/models/test_pool.py tests/bench/test_compiled.py tests/bench/test_kernels.py tests/train/test_prefetch.py tests/train/test_fixed.py tests/train/test_data_path.py
 	$(BIN)/lambdanets selftest --device cuda --minutes 3
 
 # Without torch's cache an access beyond a tensor is one beyond its memory.

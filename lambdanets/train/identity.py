@@ -104,6 +104,11 @@ def check_processes(world: World, task: Task, config: RunConfig) -> None:
 
 def process_difference(rank: int, key: str, theirs: Any, mine: Any) -> str:
     name = key.removeprefix("data: ")
+    if name == "data_path":
+        return (
+            f"only one of rank 0 and rank {rank} keeps its images on the device: start all of them with --data.cache "
+            f"device, or all with none"
+        )
     counted = WORDS.get(name) or (name if name.endswith(EVALUATED) else None)
     if name == key:
         found, remedy = f"rank {rank} has {key} {theirs!r} and rank 0 has {mine!r}", "start all of them with the same"

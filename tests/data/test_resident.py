@@ -74,6 +74,7 @@ def test_large_images_are_reduced_and_small_ones_are_not(tmp_path: Path):
     assert stored_size(33, 66, **rule) == (32, 64)
     assert stored_size(400, 100, **rule) == (128, 32)
     assert stored_size(3000, 10, **rule) == (3000, 10)
+    assert stored_size(100, 200, size=(16, 16), augment=Augment(crop_scale=(0.16, 1.0))) == (40, 80)
     (tmp_path / "a").mkdir()
     for i, size in enumerate([(400, 300), (301, 400), (30, 20)]):
         (tmp_path / "a" / f"{i}.jpg").write_bytes(photographed(picture(i, size), 6, "JPEG", quality=95))

@@ -8,6 +8,10 @@ from PIL import Image
 from lambdanets.data.augment import Augment
 from lambdanets.train.config import DataConfig, Ema, ModelConfig, Schedule, TrainConfig
 
+EVERYTHING = Augment(
+    crop_scale=(0.5, 1.0), randaugment_layers=1, color_jitter=0.3, erasing=0.3, mixup=0.2, cutmix=1.0
+)  # crops, flips and RandAugment by workers or on the device, the others on the device
+
 
 def folder_of_images(folder, count=60, classes=3, broken=()):
     """Made-up images whose brightness says their class; `broken` ones are cut off or garbage."""

@@ -17,20 +17,12 @@ from lambdanets.train import data_path
 from lambdanets.train.classify import Classify
 from lambdanets.train.config import DataConfig, TrainConfig
 from lambdanets.train.distributed import World
+from lambdanets.train.identity import process_difference
 from lambdanets.train.loop import fit
 from lambdanets.train.task import Share
 from lambdanets.typed import from_json, to_json
-from tests.support.image_runs import folder_of_images, image_config, weights
+from tests.support.image_runs import EVERYTHING, folder_of_images, image_config, weights
 from tests.train.tasks import StopAt, records, same
-
-EVERYTHING = Augment(
-    crop_scale=(0.5, 1.0),
-    randaugment_layers=1,
-    color_jitter=0.3,
-    erasing=0.3,
-    mixup=0.2,
-    cutmix=1.0,
-)
 
 
 def run_of(images, out, cache="device", augment=EVERYTHING, **changes) -> TrainConfig:
@@ -89,6 +81,19 @@ def test_the_device_sees_what_workers_see(folder, tmp_path):
         fit(Classify(config), config)
         found.append(weights(config.out))
     assert same(*found)
+
+
+def test_random_numbers_are_those_of_epoch_and_position(folder, tmp_path):
+    """In any epoch and from any step on, also where a step begins in one epoch and ends in the next."""
+    task = Classify(mended(run_of(folder, tmp_path, remainder="carry", seed=5)))
+    share = Share(0, 1, 4, 2, "carry")
+    assert task.variation is not None
+    places = divmod(np.arange(4 * len(list(task.batches(0, 0, share))), 4 * 30), task.examples)
+    for number, (_, _, numbers, how) in enumerate(task.batches(1, 1, share), 2):
+        one = slice(4 * number, 4 * number + 4)
+        expected = task.variation.numbers(5, places[0][one], places[1][one])
+        assert torch.equal(numbers, expected[0])
+        assert torch.equal(how, expected[1])
 
 
 @pytest.mark.parametrize("cache", ["device", "none"])
@@ -236,6 +241,30 @@ def test_older_configurations_keep_their_path():
     assert TrainConfig().data.cache == "auto"
 
 
-def test_co_training_refuses_what_it_does_not_do():
+def test_co_training_refuses_what_it_does_not_do(folder, tmp_path):
+    config = CoTrainConfig(**run_of(folder, tmp_path, augment=Augment()).__dict__)
+    with pytest.raises(ValueError, match=r"data\.cache device is not possible, because co-training reads two sets"):
+        config.make_task()
     with pytest.raises(ValueError, match="co-training has no color_jitter, erasing, mixup and cutmix"):
         CoTrainConfig(augment=Augment(mixup=0.2))
+
+
+def test_processes_that_choose_differently_are_told():
+    message = process_difference(1, "data: data_path", None, "device")
+    assert (
+        "only one of rank 0 and rank 1 keeps its images on the device: start all of them with --data.cache" in message
+    )
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_makes_the_pixels_of_the_cpu(folder, tmp_path):
+    config = mended(run_of(folder, tmp_path))
+    host, device = Classify(config), Classify(replace(config, device="cuda"))
+    share = Share(0, 1, 8, 1)
+    for one, other in zip(host.batches(0, 0, share), device.batches(0, 0, share), strict=True):
+        mine = host.varied(one[0], *one[2:])
+        theirs = device.varied(*(other[i].cuda() for i in (0, 2, 3)))
+        assert torch.equal(mine.partner_B, theirs.partner_B.cpu())
+        difference = (mine.images - theirs.images.cpu()).abs()
+        assert difference.mean() < 0.1  # an operation that depends on a histogram may amplify a difference of 1
+        assert (difference < 1).float().mean() > 0.95

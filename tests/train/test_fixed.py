@@ -10,12 +10,14 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lambdanets.train import fixed
-from lambdanets.train.config import Ema, Optimizer, Schedule
+from lambdanets.train.classify import Classify
+from lambdanets.train.config import DataConfig, Ema, Optimizer, Schedule
 from lambdanets.train.distributed import World
 from lambdanets.train.engine import Engine
 from lambdanets.train.fixed import FixedSteps, why_not
 from lambdanets.train.loop import fit
 from lambdanets.train.task import Share
+from tests.support.image_runs import EVERYTHING, folder_of_images, image_config, weights
 from tests.train.tasks import Numbers, StopAt, config, final, records, same
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -116,6 +118,20 @@ def test_steps_in_fixed_memory_are_the_same_to_the_last_bit(tmp_path, steps, kin
     assert logged(whole.out)[1] == [3, 9]
     assert same(final(whole.out), final(other.out))
     assert same(final(whole.out), final(parts.out))
+
+
+@pytest.mark.parametrize("cache", ["device", "none"])
+def test_augmentation_of_batches_is_recorded_as_well(tmp_path, steps, cache):
+    """Crops of images on the device, RandAugment, erasing and mixing have new random numbers in each replay."""
+    images = folder_of_images(tmp_path / "images", count=30)
+    data = DataConfig(path=str(images), workers=0, cache=cache)
+    found = []
+    for kind in ("eager", "replayed"):
+        steps(kind)
+        run = image_config(images, tmp_path / kind, data=data, augment=EVERYTHING, epochs=4.0)
+        fit(Classify(run), run)
+        found.append(weights(run.out))
+    assert same(*found)
 
 
 def test_another_shape_gets_memory_of_its_own(tmp_path, steps):
