@@ -1,8 +1,13 @@
 """LambdaNetworks (Bello, ICLR 2021) in PyTorch."""
 
+from typing import TYPE_CHECKING, Any
+
 from lambdanets.accelerate import accelerate
 from lambdanets.layers import LambdaLayer1d, LambdaLayer2d, LambdaLayer3d, RelativePositions
 from lambdanets.models import create_model, list_models
+
+if TYPE_CHECKING:
+    from lambdanets.train.own import fit
 
 __version__ = "0.1.0"
 __all__ = [
@@ -12,5 +17,14 @@ __all__ = [
     "RelativePositions",
     "accelerate",
     "create_model",
+    "fit",
     "list_models",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "fit":  # with all that training needs, which `import lambdanets` does without
+        from lambdanets.train.own import fit
+
+        return fit
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -68,7 +68,7 @@ def run(output: Path, config: TrainConfig | None = None, console: Console | None
     report = write_report(config.out, beside=[twin.out])
     console.print(f"[bold]{escape(str(report))}[/]", soft_wrap=True)
     console.print("Open it in a browser: curves, confusion matrix, hardest mistakes.")
-    console.print("Your own images, a folder for each class: docs/training.md and [bold]lambdanets train --help[/]")
+    console.print("Your own images, a folder for each class: [bold]lambdanets train FOLDER[/]")
     return 0
 
 

@@ -3,13 +3,16 @@
 import json
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from lambdanets.cli import parse
+from lambdanets.train.plan import EFFORT
 from tests.support.documents import ROOT, generate
+from tests.support.image_runs import folder_of_images
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 SHELL = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -20,7 +23,11 @@ every_document = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: pat
 
 
 @every_document
-def test_code_runs(path: Path):
+def test_code_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder_of_images(tmp_path / "pets", count=20)
+    (tmp_path / "pets" / "val" / "class0").rename(tmp_path / "new")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(EFFORT, "cpu", replace(EFFORT["cpu"], views=1, least=1))
     torch.manual_seed(0)
     text = path.read_text()
     names: dict[str, object] = {"__name__": "document"}

@@ -42,6 +42,12 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
+def rounded(seconds: float) -> str:
+    """A duration that is estimated: no more digits than it deserves."""
+    unit = 1 if seconds < 60 else 10 if seconds < 600 else 60
+    return duration(unit * round(seconds / unit)).removesuffix(" 0 s")
+
+
 def rate(value: float | None) -> str:
     if value is None:
         return "-"

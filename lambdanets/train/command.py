@@ -3,15 +3,21 @@
 import functools
 import inspect
 import operator
+import os
+import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
 
 import tyro
 from rich.console import Console
 
+from lambdanets.data.embedded import EMBEDDED
+from lambdanets.data.remote import is_url
+from lambdanets.data.shards import SHARDS
+from lambdanets.options import optional
 from lambdanets.recipes.imagenet import (
     ROWS_350,
     UNPUBLISHED_350,
@@ -22,11 +28,15 @@ from lambdanets.recipes.imagenet import (
 )
 from lambdanets.recipes.pseudo import PSEUDO_TOP1, cotrain, cotrain_350
 from lambdanets.recipes.small import debug, digits, imagenette
-from lambdanets.runs import CONFIG, read_config, read_stored
+from lambdanets.runs import CONFIG, WEIGHTS, read_config, read_stored
 from lambdanets.train.config import RunConfig, TrainConfig
+from lambdanets.train.plan import RECIPE, names_of
 from lambdanets.train.signals import SIGNAL_STATUS
 from lambdanets.train.task import Task
 from lambdanets.typed import as_before
+
+if TYPE_CHECKING:
+    from lambdanets.train.result import Result
 
 
 @dataclass(frozen=True)
@@ -45,7 +55,7 @@ class Recipe:
 RECIPES = {
     "digits": Recipe(digits, "4,000 real digits on two CPU cores, in a minute or two"),
     "debug": Recipe(debug, "twenty steps with everything on: does training work here?"),
-    "imagenette": Recipe(imagenette, "ten classes of ImageNet at 128 pixels; a start for folders of your own"),
+    "imagenette": Recipe(imagenette, "ten classes of ImageNet at 128 pixels"),
     "cotrain": Recipe(cotrain, "few labels and many images: with the labels of `lambdanets pseudo label`"),
     "imagenet_90": Recipe(imagenet_90, "the paper's 90-epoch setup: ResNet-50 with lambda layers"),
     "mobilenet_350": Recipe(mobilenet_350, "the paper's MobileNet-v2 with lambda blocks"),
@@ -101,8 +111,22 @@ def check_recipe(arguments: Sequence[str], command: list[str], recipes: Iterable
     raise ValueError(f"unknown recipe {words[0]!r}: {hint}")
 
 
-def train_command(arguments: Sequence[str] = ()) -> type["Train"]:
+def names_images(word: str) -> bool:
+    """Whether a word in the place of the recipe names images: a path that exists, or anything that looks like one.
+
+    Recipes come first: a folder that is called like one is ./NAME.
+    """
+    if word in RECIPES or word == "resume" or word.startswith("-"):
+        return False
+    looks = "/" in word or os.sep in word or word.endswith((".csv", *SHARDS, "*", "}")) or word in EMBEDDED
+    return looks or is_url(word) or Path(word).expanduser().exists()
+
+
+def train_command(arguments: Sequence[str] = ()) -> type[Any]:
     """`lambdanets train`: a list of recipes shows their titles, the help of the one in `arguments` all about it."""
+    words = list(arguments)
+    if words[:1] == ["train"] and len(words) > 1 and names_images(words[1]):
+        return train_images_command(words[2:])
     check_recipe(arguments, ["train"], RECIPES)
     kinds: list[Any] = [
         Annotated[
@@ -124,12 +148,63 @@ def train_command(arguments: Sequence[str] = ()) -> type["Train"]:
     return TrainRecipe
 
 
+def train_images_command(options: Sequence[str]) -> type[Any]:
+    """`lambdanets train IMAGES`, which knows the settings that `options` give."""
+    names = set(names_of(TrainConfig()))
+    written = {word.partition("=")[0][2:].replace("-", "_") for word in options if word.startswith("--")}
+    opposite = {name: re.sub(r"(^|\.)([^.]+)$", r"\1no_\2", name) for name in names}  # of a switch
+    found = tuple(sorted(name for name in names if {name, opposite[name]} & written))
+
+    @dataclass(frozen=True, kw_only=True)
+    class TrainGivenImages(TrainImages):
+        given: ClassVar[tuple[str, ...]] = found
+
+    TrainGivenImages.__doc__ = TrainImages.__doc__
+    return TrainGivenImages
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainImages:
+    """Train on your own images: a folder with a folder for each class, or one with train/ and val/ of such.
+
+    Network, image size, batch, epochs and all other settings are chosen by rules, and printed with their reasons and
+    the time that training will take. Settings that you give stay as they are, and the others follow: the defaults
+    below are those of the rules only where they say so. `lambdanets train RECIPE` has fixed settings.
+    """
+
+    given: ClassVar[tuple[str, ...]] = ()
+
+    images: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES", help_behavior_hint="")]
+    """A folder, shards, a .csv list, idx files (docs/data.md), or mnist: digits that come with the package."""
+    minutes: Annotated[float | None, optional("MINUTES")] = None
+    """How long training may take, roughly; by default some minutes on a CPU."""
+    resume: bool = False
+    """Resume from --out if it has a checkpoint, otherwise start a new run."""
+    report: bool = True
+    """Write report.html at the end."""
+    settings: Annotated[TrainConfig, tyro.conf.arg(name="")] = field(default_factory=lambda: TrainConfig(recipe=RECIPE))
+
+    def run(self) -> int:
+        from lambdanets.report.page import write_report
+        from lambdanets.train.own import choose, run, show_end
+
+        given = {name: functools.reduce(getattr, name.split("."), self.settings) for name in self.given}
+        console = Console(highlight=False)
+        config = choose(self.images, given, self.minutes, self.resume, console)
+        result = run(config, self.resume, console)
+        if not result.finished:
+            return show_stopped(result, config, console)
+        show_end(config, result, write_report(config.out) if self.report else None, console)
+        return 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class Train:
-    """Train a network: `lambdanets train RECIPE --data.path IMAGES --out RUN`, then any setting of the recipe.
+    """Train a network: `lambdanets train IMAGES` chooses all settings for a folder of images and says why.
 
-    `lambdanets train RECIPE --help` shows what a recipe costs, what to expect of it, and all its settings. On several
-    GPUs: `torchrun --nproc-per-node 8 -m lambdanets train RECIPE ...`. Ctrl-C or SIGTERM writes a checkpoint first.
+    `lambdanets train RECIPE --data.path IMAGES --out RUN` has fixed settings: `lambdanets train RECIPE --help` shows
+    what a recipe costs, what to expect of it, and all its settings. On several GPUs:
+    `torchrun --nproc-per-node 8 -m lambdanets train RECIPE ...`. Ctrl-C or SIGTERM writes a checkpoint first.
     """
 
     recipe: Any
@@ -170,12 +245,15 @@ def train_task(
     if not result.main:
         return 0
     if not result.finished:
-        console.print(
-            f"stopped by {result.stopped_by} at step {result.step} of {result.steps}: nothing is lost. Go on:"
-        )
-        console.print(f"  lambdanets {config.COMMAND} resume {config.out}", soft_wrap=True)
-        return SIGNAL_STATUS.get(result.stopped_by or "", 1)
+        return show_stopped(result, config, console)
     if report is not None:
         console.print(f"report: {report(config.out)}", soft_wrap=True)
-    console.print(f"weights: {config.out / 'weights.safetensors'}", soft_wrap=True)
+    console.print(f"weights: {config.out / WEIGHTS}", soft_wrap=True)
     return 0
+
+
+def show_stopped(result: "Result", config: RunConfig, console: Console) -> int:
+    """Say how to go on; returns the exit status."""
+    console.print(f"stopped by {result.stopped_by} at step {result.step} of {result.steps}: nothing is lost. Go on:")
+    console.print(f"  lambdanets {config.COMMAND} resume {config.out}", soft_wrap=True)
+    return SIGNAL_STATUS.get(result.stopped_by or "", 1)

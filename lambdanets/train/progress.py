@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from lambdanets.report.show import duration
+from lambdanets.report.show import rounded
 
 Record = dict[str, Any]
 SILENCE = 10.0  # seconds without a line, where there is no bar
@@ -157,9 +157,3 @@ class Watcher:
 
     def warning(self, record: Record) -> None:
         self.say(f"[red]{escape(record['reason'])}[/]")
-
-
-def rounded(seconds: float) -> str:
-    """A duration that is estimated: no more digits than it deserves."""
-    unit = 1 if seconds < 60 else 10 if seconds < 600 else 60
-    return duration(unit * round(seconds / unit)).removesuffix(" 0 s")

@@ -5,8 +5,9 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from lambdanets.report.show import rounded
 from lambdanets.train.loop import fit
-from lambdanets.train.progress import Pace, Watcher, rounded
+from lambdanets.train.progress import Pace, Watcher
 from tests.train.tasks import Numbers, config
 
 

@@ -1,0 +1,398 @@
+"""Which settings to train somebody's own images with: rules from the data and the machine to a configuration.
+
+Nothing here reads an image or runs a network: `probe` finds out what the rules need. docs/training.md has them all.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from lambdanets.data.augment import Augment
+from lambdanets.report.show import percent, rounded, some
+from lambdanets.train.config import DataConfig, Ema, ModelConfig, Optimizer, Schedule, TrainConfig
+from lambdanets.typed import from_json, to_json
+
+RECIPE = "own images"
+SMALL_SIDE = 40  # images up to this size keep their resolution in the first layers
+FEW = 1000  # images up to which a fifth is held out, not a tenth
+IMBALANCE = 3.0  # largest class / smallest class from which the reader should know
+MOST_CACHED = 2 * 2**30  # bytes of pixels that are kept in memory on a CPU
+LARGE = 1_000_000  # pixels of an image from which it is kept at a reduced size,
+REDUCED = 70_000  # of so many pixels: 128 / sqrt(0.35) on the short side, 3:2
+LOG_SECONDS, MOST_LOGGED = 5.0, 500  # between two records of the log, and the most steps
+EVALUATIONS = 10  # in a run
+EVALUATED = 0.4  # time of an image in an evaluation / in a training step
+SIDED = {"left", "right", "links", "rechts"}  # words of class names that a mirror image would make wrong
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known about the data before training."""
+
+    path: str
+    class_sizes: tuple[tuple[str, int], ...]  # labelled training images of each class
+    short_side: int  # pixels, the median of a sample
+    pixels: int  # of an image, likewise
+    grey: bool = False
+    mean: float = 0.5  # of grey images, in [0, 1]
+    std: float = 0.25
+    validation: int = 0  # labelled validation images, if there are such
+
+    @property
+    def images(self) -> int:
+        return sum(count for _, count in self.class_sizes)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What is known about the machine."""
+
+    device: Literal["cpu", "cuda"]
+    name: str = ""
+    cores: int = 1
+    memory: int = 2**34  # free bytes of main memory
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One choice, and why."""
+
+    setting: str
+    choice: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.setting:<16}{self.choice}: {self.why}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A configuration, the reasons for it, and how long it will take."""
+
+    config: TrainConfig
+    reasons: tuple[Reason, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A configuration that was timed: training images per second, and seconds in all."""
+
+    config: TrainConfig
+    rate: float
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much training is worth its time on a device.
+
+    Attributes:
+        views: images that the network sees in all epochs.
+        least, most: epochs, whatever the number of images.
+        minutes: for up to `FEW` images; in proportion for more of them, up to `most_minutes`.
+    """
+
+    views: int
+    least: float
+    most: float
+    minutes: float
+    most_minutes: float
+
+
+EFFORT = {
+    "cpu": Effort(views=32_000, least=20, most=150, minutes=8, most_minutes=60),
+    "cuda": Effort(views=750_000, least=40, most=300, minutes=30, most_minutes=240),
+}
+SHORTEST = 5.0  # epochs: fewer are not worth starting
+
+Speed = Callable[[TrainConfig], float]
+
+
+def make_plan(
+    facts: Facts, machine: Machine, speed: Speed, given: Mapping[str, Any] | None = None, minutes: float | None = None
+) -> Plan:
+    """Choose all settings.
+
+    Args:
+        facts: what the data is like.
+        machine: what trains.
+        speed: training images per second with a configuration, reading included; asked for one after the other
+            until one is fast enough.
+        given: settings that are decided already, by their dotted names, as in {"model.image_size": 64}.
+        minutes: the time that training may take; by default it depends on the machine and the number of images.
+    """
+    given = dict(given or {})
+    effort = EFFORT[machine.device]
+    if minutes is None:
+        minutes = min(effort.minutes * max(1.0, facts.images / FEW), effort.most_minutes)
+        allowed = f"the default for {some(facts.images, 'image', 'images')} on a {kind_of(machine)}; --minutes sets it"
+    else:
+        allowed = "as you asked"
+    base = with_settings(base_config(facts, machine), given)
+    trained = facts.images - round(facts.images * held_out_of(base, facts))
+    wanted = given.get("epochs") or min(max(effort.views / max(trained, 1), effort.least), effort.most)
+    evaluated = facts.validation or facts.images - trained
+    considered: list[Candidate] = []
+    for model in networks(facts, machine, given):
+        config = with_settings(replace(base, model=model), given)
+        config = with_settings(replace(config, batch_size=batch_size(trained, machine), epochs=float(wanted)), given)
+        config = with_settings(replace(config, schedule=schedule_of(config, machine)), given)
+        rate = speed(config)
+        seconds = (wanted * trained + (EVALUATIONS + 2) * EVALUATED * evaluated) / rate
+        considered.append(Candidate(config, rate, seconds))
+        if seconds <= 60 * minutes:
+            break
+    *slower, chosen = considered
+    config, rate, seconds = chosen.config, chosen.rate, chosen.seconds
+    if seconds > 60 * minutes and "epochs" not in given:
+        epochs = max(SHORTEST, float(math.floor(wanted * 60 * minutes / seconds)))
+        seconds *= epochs / wanted
+        config = replace(config, epochs=epochs)
+    limit = "at most" if seconds <= 60 * minutes else "more than"
+    config = with_settings(paced(config, trained, rate), given)
+    reasons = (
+        Reason("network", network_of(config.model), given_or(given, "model.name", why_network(facts, machine))),
+        Reason("image size", f"{config.model.size} px", given_or(given, "model.image_size", why_size(facts, slower))),
+        *about_held_out(facts, config, trained),
+        *about_classes(facts),
+        Reason("augmentation", augmentation_of(config), why_augmentation(facts)),
+        Reason(
+            "optimiser",
+            f"{config.optimizer.kind}, batch {config.batch_size}, learning rate up to "
+            f"{config.schedule.peak(config.batch_size):.3g}",
+            f"for short runs with batches of this size; label smoothing {config.label_smoothing:g}, weight decay "
+            f"{config.optimizer.weight_decay:g}",
+        ),
+        *about_reading(facts, config),
+        Reason(
+            "epochs",
+            f"{config.epochs:.3g}",
+            given_or(given, "epochs", why_epochs(config.epochs, wanted, trained, rate)),
+        ),
+        Reason("time", f"about {rounded(seconds)}", f"{limit} {minutes:g} min, {allowed}"),
+    )
+    return Plan(config, reasons, seconds)
+
+
+# The rules, one function each
+
+
+def networks(facts: Facts, machine: Machine, given: Mapping[str, Any]) -> list[ModelConfig]:
+    """Networks to consider, the best first: the one place that says what training starts from."""
+    size = given.get("model.image_size")
+    if "model.name" in given:
+        return [ModelConfig(name=given["model.name"], image_size=size)]
+    cpu = machine.device == "cpu"
+    if facts.short_side <= SMALL_SIDE:
+        narrow = ("widths=(8,16,32,64)", "depths=(1,1,1,1)") if cpu else ()
+        model = ModelConfig(name="lambda_resnet_tiny", embedding_std="unit", options=narrow)
+        sides = (max(16, 4 * math.ceil(facts.short_side / 4)),)
+    elif cpu:
+        narrow = ("widths=(32,64,128,256)", "depths=(1,1,1,1)")
+        model = ModelConfig(name="resnet26_d", placement="CCLL", embedding_std="unit", options=narrow)
+        largest = max(64, 32 * math.ceil(facts.short_side / 32))
+        sides = tuple(side for side in (128, 96, 64) if side <= largest)
+    else:
+        model = ModelConfig(name="resnet50_d", placement="CCLL", embedding_std="unit", drop_path_rate=0.1)
+        sides = (128,)
+    return [replace(model, image_size=side) for side in ((size,) if size else sides)]
+
+
+def why_network(facts: Facts, machine: Machine) -> str:
+    why = "lambda layers in the last two stages"
+    if facts.short_side <= SMALL_SIDE:
+        why += "; its first layers keep the resolution of small images"
+    return f"{why}; narrow and shallow, since a CPU trains it" if machine.device == "cpu" else why
+
+
+def base_config(facts: Facts, machine: Machine) -> TrainConfig:
+    """What depends on the data and the device alone."""
+    cpu = machine.device == "cpu"
+    fraction = 0.0 if facts.validation else 0.2 if facts.images <= FEW else 0.1
+    small = facts.short_side <= SMALL_SIDE
+    data = DataConfig(path=facts.path, held_out=fraction, cache=cache_of(facts, machine), crop=1.0 if small else 0.875)
+    if facts.grey:
+        data = replace(data, channels=1, mean=(facts.mean,), std=(facts.std,))
+    return TrainConfig(
+        recipe=RECIPE,
+        data=data,
+        augment=augment_of(facts, machine),
+        optimizer=Optimizer(kind="adamw", weight_decay=0.05, alpha=0.99, eps=1e-8)
+        if cpu
+        else Optimizer(momentum=0.9, weight_decay=5e-4, nesterov=True),
+        ema=Ema(decay=0.99 if cpu else 0.999),
+        remainder="carry",
+        precision="float32" if cpu else "bfloat16",
+    )
+
+
+def cache_of(facts: Facts, machine: Machine) -> Literal["auto", "none", "memory", "device"]:
+    """Where decoded images are kept. On a CPU photos of a camera are reduced once: reading them takes longer than
+    training."""
+    if machine.device == "cuda":
+        return "auto"
+    large = facts.pixels > LARGE
+    room = min(MOST_CACHED, machine.memory // 4)
+    if facts.images * (REDUCED if large else facts.pixels) * 3 > room:
+        return "none"
+    return "device" if large else "memory"
+
+
+def augment_of(facts: Facts, machine: Machine) -> Augment:
+    """Shifts of small images, crops of photos; on a GPU, where there is time for many epochs, also mixing."""
+    flip = 0.5 if mirrored(facts) else 0.0
+    if facts.short_side <= SMALL_SIDE:
+        return Augment(crop_scale=None, padding=max(1, facts.short_side // 12), flip=flip)
+    if machine.device == "cpu":
+        return Augment(crop_scale=(0.35, 1.0), flip=flip)
+    return Augment(crop_scale=(0.25, 1.0), flip=flip, color_jitter=0.3, mixup=0.2, cutmix=1.0)
+
+
+def batch_size(trained: int, machine: Machine) -> int:
+    """32 on a CPU for many steps from few images, 128 on a GPU; less where there are few images."""
+    most = 32 if machine.device == "cpu" else 128
+    return max(2, min(most, 2 ** math.floor(math.log2(max(trained, 8) / 4))))
+
+
+def schedule_of(config: TrainConfig, machine: Machine) -> Schedule:
+    """A cosine after a short warmup. The rates belong to the optimisers and to batches of 32 and 128."""
+    rate = 0.004 * math.sqrt(config.batch_size / 32) if machine.device == "cpu" else 0.4 * config.batch_size / 128
+    return Schedule(kind="cosine", rate=float(f"{rate:.3g}"), per_batch=0, warmup_epochs=min(5.0, config.epochs / 10))
+
+
+def paced(config: TrainConfig, trained: int, rate: float) -> TrainConfig:
+    """Records of the log every few seconds, and some evaluations."""
+    step = config.batch_size / rate
+    total = config.epochs * trained / config.batch_size
+    log_every = max(1, min(round(LOG_SECONDS / step), MOST_LOGGED, math.floor(total / 20) or 1))
+    warmup = min(config.schedule.warmup_epochs, config.epochs / 10)
+    return replace(
+        config,
+        log_every=log_every,
+        evaluate_every=max(1, round(config.epochs / EVALUATIONS)),
+        schedule=replace(config.schedule, warmup_epochs=warmup),
+    )
+
+
+def mirrored(facts: Facts) -> bool:
+    """Whether a mirror image is of the same class: not of characters, nor where names speak of left and right."""
+    names = [name for name, _ in facts.class_sizes]
+    characters = all(len(name) == 1 for name in names)
+    words = {word for name in names for word in name.lower().replace("-", " ").replace("_", " ").split()}
+    return not characters and not words & SIDED
+
+
+# Sentences
+
+
+def given_or(given: Mapping[str, Any], name: str, why: str) -> str:
+    return "as you asked" if name in given else why
+
+
+def kind_of(machine: Machine) -> str:
+    return "CPU" if machine.device == "cpu" else "GPU"
+
+
+def network_of(model: ModelConfig) -> str:
+    return " ".join(filter(None, [model.name, model.placement or "", *model.options]))
+
+
+def why_size(facts: Facts, slower: list[Candidate]) -> str:
+    if slower:
+        return "; ".join(f"{one.config.model.size} px would take {rounded(one.seconds)}" for one in slower)
+    return f"the images have {facts.short_side} px on their short side" if facts.short_side <= 128 else "fast enough"
+
+
+def held_out_of(config: TrainConfig, facts: Facts) -> float:
+    return 0.0 if facts.validation and not config.data.held_out else config.data.held_out or 0.1
+
+
+def about_held_out(facts: Facts, config: TrainConfig, trained: int) -> list[Reason]:
+    if facts.validation and not config.data.held_out:
+        return [Reason("judged by", some(facts.validation, "image", "images"), "the validation part of the data")]
+    held = facts.images - trained
+    share = percent(held / max(facts.images, 1), 0)
+    why = f"{share} of every class, never trained on, the same ones every time"
+    if not facts.validation:
+        why += "; there is no validation folder"
+    return [Reason("judged by", f"{some(held, 'image', 'images')} held out", why)]
+
+
+def about_classes(facts: Facts) -> list[Reason]:
+    filled = [(count, name) for name, count in facts.class_sizes if count]
+    (least, rare), (most, common) = min(filled), max(filled)
+    if most < IMBALANCE * least:
+        return []
+    why = (
+        "accuracy favours the large classes: the end also says the mean over classes, and more images of the small "
+        "ones help most"
+    )
+    return [Reason("classes", f"{common!r} has {most:,} images and {rare!r} {least:,}", why)]
+
+
+def about_reading(facts: Facts, config: TrainConfig) -> list[Reason]:
+    if config.data.cache != "device":
+        return []
+    why = f"images of {facts.pixels / 1e6:.0f} million pixels take longer to read than to train on"
+    return [Reason("reading", "once at the start, reduced", why)]
+
+
+def augmentation_of(config: TrainConfig) -> str:
+    augment = config.augment
+    crops = f"crops from {augment.crop_scale[0]:.0%} of the image" if augment.crop_scale else ""
+    shifts = f"shifts of up to {augment.padding} px" if augment.padding else ""
+    mirror = "mirror images" if augment.flip else ""
+    jitter = f"colour jitter {augment.color_jitter:g}" if augment.color_jitter else ""
+    mixing = "mixup and cutmix" if augment.mixup and augment.cutmix else ""
+    return ", ".join(filter(None, [crops, shifts, mirror, jitter, mixing])) or "none"
+
+
+def why_augmentation(facts: Facts) -> str:
+    if not mirrored(facts):
+        return "no mirror images, since the classes are single characters or say left and right; --augment.flip 0.5"
+    return "no two epochs show the same pixels; if left and right matter: --augment.flip 0"
+
+
+def why_epochs(epochs: float, wanted: float, trained: int, rate: float) -> str:
+    shown = f"{some(round(epochs * trained), 'image', 'images')} at {rate:,.0f} a second"
+    return f"{shown}; {wanted:.0f} would be better and take longer" if epochs < 0.9 * wanted else shown
+
+
+# Settings by their dotted names
+
+
+def with_settings(config: TrainConfig, settings: Mapping[str, Any]) -> TrainConfig:
+    """The configuration with some settings changed; a ValueError names one that there is not, or a wrong value."""
+    data = to_json(config)
+    for name, value in settings.items():
+        *groups, last = name.split(".")
+        place = data
+        for group in groups:
+            if not isinstance(place.get(group), dict):
+                raise ValueError(f"there is no setting {name}: `lambdanets train digits --help` shows all of them")
+            place = place[group]
+        place[last] = to_json(value)
+    return from_json(TrainConfig, data)
+
+
+def names_of(config: Any, prefix: str = "") -> list[str]:
+    """The dotted names of all settings."""
+    found = []
+    for f in fields(config):
+        value = getattr(config, f.name)
+        found += names_of(value, f"{prefix}{f.name}.") if is_dataclass(value) else [f"{prefix}{f.name}"]
+    return found
+
+
+def new_folder(data: str, again: bool = False) -> Path:
+    """The folder of a run on this data, one that is not there yet unless `again`: runs/pets, runs/pets-2, ..."""
+    name = Path(data).expanduser().resolve().name.partition(".")[0]
+    plain = re.sub(r"\W+", "-", name).strip("-") or "images"
+    folder, number = Path("runs") / plain, 2
+    while folder.exists() and not again:
+        folder, number = Path("runs") / f"{plain}-{number}", number + 1
+    return folder

@@ -1,0 +1,131 @@
+"""What the rules of `plan` need to know: a look at the data, at the machine, and some timed steps."""
+
+import os
+import time
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from lambdanets.data.cache import available_memory
+from lambdanets.data.check import class_counts
+from lambdanets.data.decode import BrokenImageError, open_image
+from lambdanets.data.preprocessing import Preprocessing
+from lambdanets.data.source import Source, open_source, splits_of
+from lambdanets.data.transforms import evaluation
+from lambdanets.options import chosen_device
+from lambdanets.runs import CONFIG, WEIGHTS
+from lambdanets.train.classify import Classify
+from lambdanets.train.config import TrainConfig
+from lambdanets.train.plan import Facts, Machine
+from lambdanets.train.precision import autocast
+from lambdanets.train.prefetch import on_device
+from lambdanets.train.task import Share
+
+SAMPLE, LOOKED_AT = 200, 32  # images whose size is read, and of them those whose pixels are
+SIDE = 32  # to which these are reduced
+COLOURLESS = 8  # difference of the channels that JPEG may make of a grey image
+STEPS = 3  # that are timed, after one that is not
+
+
+def look_at(data: str, validation: str | None = None) -> Facts:
+    """Count the images of each class, and read a sample of them; a ValueError if there is nothing to train on."""
+    check_no_run(Path(data).expanduser())
+    source = open_source(data, split="train")
+    labelled = np.flatnonzero(source.labels >= 0)
+    if not len(labelled):
+        raise ValueError(f"{data}: no image has a label. Put them into a folder for each class: {data}/CLASS/*.jpg")
+    sizes, pictures = sample(source, labelled)
+    if not sizes:
+        raise ValueError(f"{data}: no image of a sample of {min(SAMPLE, len(labelled))} can be read")
+    grey = bool(pictures) and all(int(np.ptp(p.astype(np.int16), axis=2).max()) <= COLOURLESS for p in pictures)
+    values = np.stack(pictures) / 255 if pictures else np.full(1, 0.5)
+    return Facts(
+        path=data,
+        class_sizes=tuple(class_counts(source).items()),
+        short_side=int(np.median([min(size) for size in sizes])),
+        pixels=int(np.median([width * height for width, height in sizes])),
+        grey=grey,
+        mean=round(float(values.mean()), 3),
+        std=max(0.05, round(float(values.std()), 3)),
+        validation=validation_images(data, validation),
+    )
+
+
+def check_no_run(folder: Path) -> None:
+    if not (folder / CONFIG).is_file():
+        return
+    if (folder / WEIGHTS).is_file():
+        raise ValueError(
+            f"{folder} is the folder of a finished run, not of images: `lambdanets predict {folder} IMAGES` uses it"
+        )
+    raise ValueError(
+        f"{folder} is the folder of a run, not of images: `lambdanets train resume {folder}` goes on with it"
+    )
+
+
+def validation_images(data: str, validation: str | None) -> int:
+    """As `Classify` finds them."""
+    if validation is not None:
+        split = "validation" if "validation" in splits_of(validation) else "train"
+        return int((open_source(validation, split=split).labels >= 0).sum())
+    if "validation" not in splits_of(data):
+        return 0
+    return int((open_source(data, split="validation").labels >= 0).sum())
+
+
+def sample(source: Source, indices: np.ndarray) -> tuple[list[tuple[int, int]], list[np.ndarray]]:
+    """Sizes (width, height) of some images, and small copies [SIDE, SIDE, 3] of fewer; unreadable ones are left out."""
+    chosen = indices[np.linspace(0, len(indices) - 1, min(SAMPLE, len(indices))).astype(int)]
+    every = max(1, len(chosen) // LOOKED_AT)
+    reduce = evaluation(Preprocessing((0.0,) * 3, (1.0,) * 3, SIDE, 1.0, "bilinear", True))
+    sizes, pictures = [], []
+    for number, index in enumerate(chosen):
+        try:
+            data = source.read(int(index))
+            image = Image.fromarray(data) if isinstance(data, np.ndarray) else open_image(data)
+            size = image.size
+            if number % every == 0:
+                image.draft(image.mode, (4 * SIDE, 4 * SIDE))  # decodes a large JPEG at a fraction of its size
+                pictures.append(reduce(image))
+            sizes.append(size)
+        except (BrokenImageError, OSError):
+            continue
+    return sizes, pictures
+
+
+def machine_of(device: str | None) -> Machine:
+    """The machine, as the rules see it."""
+    found = chosen_device(device)
+    memory = available_memory() or 2**33
+    if found.type == "cuda":
+        return Machine("cuda", torch.cuda.get_device_name(found), os.cpu_count() or 1, memory)
+    return Machine("cpu", cores=torch.get_num_threads(), memory=memory)
+
+
+def measure(config: TrainConfig) -> float:
+    """Training images per second, with reading them: the fastest of some steps after the first."""
+    device = chosen_device(config.device)
+    task = Classify(config)
+    with closing(task):
+        model = task.model().to(device).train()
+        if config.channels_last:
+            model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        size = min(config.micro_batch or config.batch_size, task.examples)
+        task.indices = task.indices[:size]  # the same ones in each step, so that few images are decoded
+        task.examples = size
+        share = Share(0, 1, size, 1, "carry")
+        times = []
+        for epoch in range(STEPS + 1):
+            began = time.perf_counter()
+            for batch in on_device(task.batches(epoch, 0, share), device):
+                with autocast(config.precision, device):
+                    outcome = task.loss(model, batch)
+                outcome.loss.backward()
+                model.zero_grad()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            times.append(time.perf_counter() - began)
+    return size / min(times[1:])
