@@ -2,7 +2,7 @@
 
 import time
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 from rich.console import Console
@@ -15,7 +15,7 @@ from lambdanets.ops.choose import BACKENDS, NAMES
 from lambdanets.ops.triton.streams import from_work
 from lambdanets.options import chosen_device, optional
 from lambdanets.selftest.agreement import Verdict, choices, judge, oracle, run_backend
-from lambdanets.selftest.cases import Inputs, SelftestCase, build, draw
+from lambdanets.selftest.cases import SelftestCase, build, draw
 
 DEFAULT_CASES = 300
 COMPILED = ("fused",)  # backends that compile kernels: they run the cases with sizes from a small grid
@@ -174,13 +174,9 @@ def can_run_here(name: str, device: torch.device) -> str | None:
     """Why a backend cannot run on this machine at all; None if it can: asked for the plainest 2-d case."""
     if name not in BACKENDS:
         return None
-    plain = SelftestCase(
-        0, 0, True, "float32", 1, 2, 4, 8, 0, positions="relative", query_grid=(5, 5), context_grid=(5, 5)
-    )
-    inputs: Inputs = build(
-        SelftestCase(**{**vars(plain), "scope": (3, 3), "dilation": (1, 1), "stride": (1, 1)}), device
-    )
-    reason = choices(plain, inputs)[name]
+    grids: Any = {"query_grid": (5, 5), "context_grid": (5, 5), "scope": (3, 3), "dilation": (1, 1), "stride": (1, 1)}
+    plain = SelftestCase(0, 0, True, "float32", 1, 2, 4, 8, 0, positions="relative", **grids)
+    reason = choices(plain, build(plain, device))[name]
     return reason if isinstance(reason, str) else None
 
 

@@ -279,59 +279,43 @@ def pareto_cells() -> tuple[Cell, ...]:
     return tuple(cells)
 
 
+def of_tables(name: str, label: str, title: str) -> Experiment:
+    """The rows of one or more tables of networks."""
+    return Experiment(name, label, title, partial(table_cells, *label.split(", ")))
+
+
+def of_complexity(name: str, label: str, title: str) -> Experiment:
+    return Experiment(name, label, title, partial(complexity_cells, label))
+
+
 EXPERIMENTS = {
     one.name: one
     for one in (
-        *(
-            Experiment(name, label, title, partial(complexity_cells, label))
-            for name, label, title in (
-                (
-                    "complexity",
-                    "tab:interactions_alternatives",
-                    "Complexity: attention, linear attention, lambda layers",
-                ),
-                ("multi-head", "tab:multihead_vs_multiquery", "Complexity: multi-head and multi-query lambda layers"),
-                ("intra-depth", "tab:complexity_u", "Complexity: intra-depth"),
-            )
+        of_complexity(
+            "complexity", "tab:interactions_alternatives", "Complexity: attention, linear attention, lambda layers"
         ),
-        *(
-            Experiment(name, label, title, partial(table_cells, *label.split(", ")))
-            for name, label, title in (
-                ("layers", "tab:resnet50", "Layers in a ResNet-50"),
-                ("attention", "tab:memory_comparison", "Lambda layers and self-attention: memory and throughput"),
-            )
+        of_complexity(
+            "multi-head", "tab:multihead_vs_multiquery", "Complexity: multi-head and multi-query lambda layers"
         ),
+        of_complexity("intra-depth", "tab:complexity_u", "Complexity: intra-depth"),
+        of_tables("layers", "tab:resnet50", "Layers in a ResNet-50"),
+        of_tables("attention", "tab:memory_comparison", "Lambda layers and self-attention: memory and throughput"),
         Experiment("pareto", "fig:supervised_pareto_curve", "Speed and accuracy: the Pareto figure", pareto_cells),
-        Experiment("extra-data", "tab:pseudo_labels", "Extra data", partial(table_cells, "tab:pseudo_labels")),
+        of_tables("extra-data", "tab:pseudo_labels", "Extra data"),
         Experiment("detection", "tab:detection", "Mask R-CNN on COCO", detection_cells),
-        *(
-            Experiment(name, label, title, partial(table_cells, *label.split(", ")))
-            for name, label, title in (
-                ("ablations", "tab:ablations", "Key depth, heads and intra-depth"),
-                ("content-position", "tab:content_vs_position", "Content and position"),
-                ("scope", "tab:scope_sizes", "Scope"),
-                ("normalization", "tab:normalization", "Normalisation"),
-                ("hybrids", "tab:hybrid_lambdanetworks", "Hybrids: where lambda layers stand in a ResNet-50"),
-                ("c4", "tab:c4_hybrid", "Lambda layers in c4"),
-                ("efficientnet-params", "tab:parameter_efficient", "Parameters beside EfficientNet-B6"),
-                ("efficientnet-flops", "tab:flops_efficient", "FLOPs beside EfficientNet-B6"),
-                ("mobilenet", "tab:mobilenets", "MobileNet-v2"),
-            )
-        ),
+        of_tables("ablations", "tab:ablations", "Key depth, heads and intra-depth"),
+        of_tables("content-position", "tab:content_vs_position", "Content and position"),
+        of_tables("scope", "tab:scope_sizes", "Scope"),
+        of_tables("normalization", "tab:normalization", "Normalisation"),
+        of_tables("hybrids", "tab:hybrid_lambdanetworks", "Hybrids: where lambda layers stand in a ResNet-50"),
+        of_tables("c4", "tab:c4_hybrid", "Lambda layers in c4"),
+        of_tables("efficientnet-params", "tab:parameter_efficient", "Parameters beside EfficientNet-B6"),
+        of_tables("efficientnet-flops", "tab:flops_efficient", "FLOPs beside EfficientNet-B6"),
+        of_tables("mobilenet", "tab:mobilenets", "MobileNet-v2"),
         Experiment("blocks", "tab:block_config_details", "Blocks of LambdaResNets", block_cells),
-        Experiment(
-            "pareto-table",
-            "tab:pareto_curve_details",
-            "LambdaResNets, detailed results",
-            partial(table_cells, "tab:pareto_curve_details"),
-        ),
+        of_tables("pareto-table", "tab:pareto_curve_details", "LambdaResNets, detailed results"),
         Experiment("settings", "tab:pareto_curve_hparams", "Settings of training LambdaResNets", training_cells),
-        Experiment(
-            "text",
-            "text:introduction, text:hybrid_attention",
-            "Memory in the paper's text",
-            partial(table_cells, "text:introduction", "text:hybrid_attention"),
-        ),
+        of_tables("text", "text:introduction, text:hybrid_attention", "Memory in the paper's text"),
     )
 }
 """By name, in the paper's order."""

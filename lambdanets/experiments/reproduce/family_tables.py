@@ -186,36 +186,19 @@ DETECTION = tuple(
         model=model,
         arguments=arguments,
         box=box,
-        box_sizes=box_sizes,
+        box_sizes=(box_small, box_medium, box_large),
         mask=mask,
-        mask_sizes=mask_sizes,
+        mask_sizes=(mask_small, mask_medium, mask_large),
     )
-    for label, model, arguments, box, box_sizes, mask, mask_sizes in (
-        (
-            *("ResNet-101", "resnet_rs101", {"se": False}),
-            *("48.2", ("29.9", "50.9", "64.9"), "42.6", ("24.2", "45.6", "60.0")),
-        ),
-        (
-            *("ResNet-101 + SE", "resnet_rs101", {}),
-            *("48.5", ("29.9", "51.5", "65.3"), "42.8", ("24.0", "46.0", "60.2")),
-        ),
-        (
-            *("LambdaResNet-101", "lambda_resnet101", {}),
-            *("49.4", ("31.7", "52.2", "65.6"), "43.5", ("25.9", "46.5", "60.8")),
-        ),
-        (
-            *("ResNet-152", "resnet_rs152", {"se": False}),
-            *("48.9", ("29.9", "51.8", "66.0"), "43.2", ("24.2", "46.1", "61.2")),
-        ),
-        (
-            *("ResNet-152 + SE", "resnet_rs152", {}),
-            *("49.4", ("30.0", "52.3", "66.7"), "43.5", ("24.6", "46.8", "61.8")),
-        ),
-        (
-            *("LambdaResNet-152", "lambda_resnet152", {}),
-            *("50.0", ("31.8", "53.4", "67.0"), "43.9", ("25.5", "47.3", "62.0")),
-        ),
+    for label, model, arguments, numbers in (
+        ("ResNet-101", "resnet_rs101", {"se": False}, "48.2 29.9 50.9 64.9  42.6 24.2 45.6 60.0"),
+        ("ResNet-101 + SE", "resnet_rs101", {}, "48.5 29.9 51.5 65.3  42.8 24.0 46.0 60.2"),
+        ("LambdaResNet-101", "lambda_resnet101", {}, "49.4 31.7 52.2 65.6  43.5 25.9 46.5 60.8"),
+        ("ResNet-152", "resnet_rs152", {"se": False}, "48.9 29.9 51.8 66.0  43.2 24.2 46.1 61.2"),
+        ("ResNet-152 + SE", "resnet_rs152", {}, "49.4 30.0 52.3 66.7  43.5 24.6 46.8 61.8"),
+        ("LambdaResNet-152", "lambda_resnet152", {}, "50.0 31.8 53.4 67.0  43.9 25.5 47.3 62.0"),
     )
+    for box, box_small, box_medium, box_large, mask, mask_small, mask_medium, mask_large in [numbers.split()]
 )
 
 ROWS = (*PSEUDO_LABELS, *C4_HYBRIDS, *EFFICIENT, *MOBILENETS, *PARETO, *TEXT)
