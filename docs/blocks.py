@@ -53,6 +53,24 @@ def embedding(result: Row, where: str) -> str:
     return "".join(lines)
 
 
+def own_images(result: Row, where: str) -> str:
+    """What benchmarks/own_images.py wrote."""
+    kinds = {"photos": "five classes of Imagenette with 100 photos each", "digits": "50 of each digit of MNIST"}
+    used = "; ".join(f"{name}: {kinds[name]}" for name in dict.fromkeys(row["data"] for row in result["rows"]))
+    lines = [
+        f"{where}. {used[0].upper()}{used[1:]}. No method sees the test images before the end.\n\n",
+        "| 500 images | method | top-1, test images | top-1, held-out images | seconds of a core |\n",
+        "| --- | --- | ---: | ---: | ---: |\n",
+    ]
+    for row in result["rows"]:
+        method, held_out, seconds = row["method"], "", ""
+        if "network" in row:
+            method = f"`{method}`: {row['network']['image_size']} px, {row['epochs']:.3g} epochs, seed {row['seed']}"
+            held_out, seconds = f"{100 * row['held_out_top1']:.1f}", f"{row['cpu_seconds']:.0f}"
+        lines.append(f"| {row['data']} | {method} | {100 * row['test_top1']:.1f} | {held_out} | {seconds} |\n")
+    return "".join(lines)
+
+
 def engine(result: Row, where: str) -> str:
     """What benchmarks/loop_overhead.py wrote."""
     used = result["settings"]

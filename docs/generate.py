@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # blocks.py, readings.
 import paper_tables
 import readings
 import summary
-from blocks import Row, comparison, detect, embedding, engine, kernels, loader, pseudo, pseudo_hours, sets
+from blocks import Row, comparison, detect, embedding, engine, kernels, loader, own_images, pseudo, pseudo_hours, sets
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -214,11 +214,11 @@ def language(result: Row, where: str) -> str:
 
 OTHERS = {"language": language, "compare": comparison, "networks": networks, "engine": engine, "pseudo": pseudo}
 OTHERS |= {"detect": detect, "sets": sets, "steps": steps, "loader": loader, "guard": readings.guard}
-OTHERS |= {"roofline": kernels, "embedding": embedding}
+OTHERS |= {"roofline": kernels, "embedding": embedding, "own_images": own_images}
 WRITERS = {"detect-cuda": "benchmarks/detector_step.py", "detect-sets": "benchmarks/detect_sets.py"}
 WRITERS |= {"guard-imagenette": "benchmarks/guard_hashes.py", "kernels-h200": "lambdanets bench kernels"}
 WRITERS |= {"steps-cuda": "benchmarks/step_profile.py", "compare-imagenette": "lambdanets experiments compare"}
-WRITERS |= {"embedding-std": "benchmarks/embedding_std.py"}
+WRITERS |= {"embedding-std": "benchmarks/embedding_std.py", "own-images": "benchmarks/own_images.py"}
 
 
 def hard_baseline(rows: list[Row]) -> str:

@@ -236,6 +236,19 @@ def test_the_initial_size_of_embeddings_is_shown(tmp_path: Path):
     assert "| 1 | 2 | 55.0 (50.0, 60.0) |" in text
 
 
+def test_training_on_a_folder_is_shown_beside_a_regression(tmp_path: Path):
+    block = "<!-- bench:own-images -->\n<!-- /bench -->"
+    assert "`benchmarks/own_images.py` writes own-images.json" in generate.filled(block, tmp_path)
+    rows: list[dict[str, object]] = [{"data": "photos", "method": "logistic regression", "test_top1": 0.5}]
+    one = {"seed": 0, "epochs": 80.0, "cpu_seconds": 99.6, "held_out_top1": 0.75, "network": {"image_size": 96}}
+    rows.append({"data": "photos", "method": "lambdanets train", "test_top1": 0.8, **one})
+    result = {"name": "own_images", "date": "2021-02-17", "machine": {"cpu": "A chip", "cores": 1, "gpu": None}}
+    (tmp_path / "own-images.json").write_text(json.dumps(result | {"versions": {"torch": "2"}, "rows": rows}))
+    text = generate.filled(block, tmp_path)
+    assert "| photos | logistic regression | 50.0 |  |  |" in text
+    assert "| photos | `lambdanets train`: 96 px, 80 epochs, seed 0 | 80.0 | 75.0 | 100 |" in text
+
+
 def test_memory_is_shown_beside_ours():
     about = {"shape": "7x7x8", "scope": None}
     rows = [about | {"contender": "ours", "peak_bytes": 3 * 2**30}, about | {"contender": "conv", "peak_bytes": 2**30}]

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+OWN_HELD_OUT = 0.1  # of the training images, where there is nothing else to evaluate on
+
 
 def held_out(
     labels: np.ndarray, fraction: float, seed: int = 0, *, names: Sequence[str] | None = None

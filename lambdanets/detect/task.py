@@ -13,7 +13,7 @@ from torch import nn
 
 from lambdanets.data.loader import LoaderOptions
 from lambdanets.data.preprocessing import Preprocessing
-from lambdanets.data.split import held_out
+from lambdanets.data.split import OWN_HELD_OUT, held_out
 from lambdanets.detect import precision
 from lambdanets.detect.coco import DetectionSet, open_set, splits_of
 from lambdanets.detect.config import DetectConfig
@@ -29,7 +29,6 @@ from lambdanets.train.distributed import World
 from lambdanets.train.identity import labels_digest
 from lambdanets.train.task import Outcome, Share, Task
 
-OWN_HELD_OUT = 0.1  # where there is nothing else to evaluate on
 DETECTIONS, PROBLEMS = "detections.json", "problems.txt"
 SHOWN_PROBLEMS = 50  # in the log; the file has them all
 

@@ -17,7 +17,7 @@ from lambdanets.data.broken import BrokenImages, TooManyBrokenError
 from lambdanets.data.loader import Batch, Loader, LoaderOptions
 from lambdanets.data.resident import ResidentImages, ResidentLoader, estimated_bytes
 from lambdanets.data.source import Source, notes_on, open_source, splits_of, unlabelled_note
-from lambdanets.data.split import held_out
+from lambdanets.data.split import OWN_HELD_OUT, held_out
 from lambdanets.data.transforms import evaluation, normalize, training
 from lambdanets.files import whole_path
 from lambdanets.layers import RelativePositions
@@ -35,7 +35,6 @@ from lambdanets.train.task import Outcome, Share, Task
 from lambdanets.typed import to_json
 
 PREDICTIONS, START = "predictions.safetensors", "start.safetensors"
-OWN_HELD_OUT = 0.1  # where there is nothing else to evaluate on
 MOST_WORKERS = 16
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lambdanets.data.augment import Augment
+from lambdanets.data.split import OWN_HELD_OUT
 from lambdanets.report.show import percent, rounded, some
 from lambdanets.train.config import DataConfig, Ema, ModelConfig, Optimizer, Schedule, TrainConfig
 from lambdanets.typed import from_json, to_json
@@ -133,7 +134,7 @@ def make_plan(
     else:
         allowed = "as you asked"
     base = with_settings(base_config(facts, machine), given)
-    trained = facts.images - round(facts.images * held_out_of(base, facts))
+    trained = facts.images - held_out_of(facts, base.data.held_out)
     wanted = given.get("epochs") or min(max(effort.views / max(trained, 1), effort.least), effort.most)
     evaluated = facts.validation or facts.images - trained
     considered: list[Candidate] = []
@@ -255,7 +256,7 @@ def augment_of(facts: Facts, machine: Machine) -> Augment:
 def batch_size(trained: int, machine: Machine) -> int:
     """32 on a CPU for many steps from few images, 128 on a GPU; less where there are few images."""
     most = 32 if machine.device == "cpu" else 128
-    return max(2, min(most, 2 ** math.floor(math.log2(max(trained, 8) / 4))))
+    return max(min(4, trained), min(most, 2 ** math.floor(math.log2(max(trained, 8) / 4))))
 
 
 def schedule_of(config: TrainConfig, machine: Machine) -> Schedule:
@@ -307,8 +308,10 @@ def why_size(facts: Facts, slower: list[Candidate]) -> str:
     return f"the images have {facts.short_side} px on their short side" if facts.short_side <= 128 else "fast enough"
 
 
-def held_out_of(config: TrainConfig, facts: Facts) -> float:
-    return 0.0 if facts.validation and not config.data.held_out else config.data.held_out or 0.1
+def held_out_of(facts: Facts, fraction: float) -> int:
+    """How many images `data.split.held_out` takes away from training."""
+    fraction = fraction or (0.0 if facts.validation else OWN_HELD_OUT)
+    return sum(max(int(fraction > 0 and count > 1), round(fraction * count)) for _, count in facts.class_sizes)
 
 
 def about_held_out(facts: Facts, config: TrainConfig, trained: int) -> list[Reason]:
@@ -316,7 +319,7 @@ def about_held_out(facts: Facts, config: TrainConfig, trained: int) -> list[Reas
         return [Reason("judged by", some(facts.validation, "image", "images"), "the validation part of the data")]
     held = facts.images - trained
     share = percent(held / max(facts.images, 1), 0)
-    why = f"{share} of every class, never trained on, the same ones every time"
+    why = f"{share}, some of every class, never trained on, the same ones every time"
     if not facts.validation:
         why += "; there is no validation folder"
     return [Reason("judged by", f"{some(held, 'image', 'images')} held out", why)]

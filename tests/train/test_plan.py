@@ -117,7 +117,7 @@ def test_every_choice_has_a_reason():
         *("network", "image size", "judged by", "augmentation", "optimiser", "epochs", "time")
     ]
     assert "96 px: 128 px would take 7 min" in said
-    assert "100 images held out: 20% of every class" in said
+    assert "100 images held out: 20%, some of every class" in said
     assert "there is no validation folder" in said
     assert "about 4 min" in said
     assert "at most 5 min, as you asked" in said
@@ -128,6 +128,12 @@ def test_unequal_classes_are_said():
     said = text(make_plan(facts(class_sizes=(("cat", 300), ("dog", 90))), CPU, fast))
     assert "'cat' has 300 images and 'dog' 90" in said
     assert "classes " not in text(make_plan(facts(class_sizes=(("cat", 100), ("dog", 90))), CPU, fast))
+
+
+def test_small_classes_keep_an_image_of_two_to_judge_by():
+    rare = tuple((f"class{i}", 2) for i in range(10))
+    said = text(make_plan(facts(class_sizes=(*rare, ("one", 1))), CPU, fast))
+    assert "10 images held out: 48%, some of every class" in said
 
 
 def test_validation_images_are_said():
