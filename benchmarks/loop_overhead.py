@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median, quantiles
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 import tyro
@@ -58,6 +58,11 @@ class BenchEngine:
     """torch.compile, for both."""
     workers: Annotated[int | None, optional("N")] = None
     """Processes that read images, for each of the loops."""
+    cache: Literal["auto", "none", "memory", "device"] = "memory"
+    """Where decoded images are kept, for both; as --data.cache of `lambdanets train`."""
+    alone: bool = False
+    """The bare loop takes one step after the other on the same random pixels, which are on the device: the network
+    without images, so the result is how much of its speed is left in training."""
     device: Annotated[str | None, optional("DEVICE")] = None
     """cpu or cuda; by default a GPU if there is one."""
     output: Path = BENCHES / "engine.json"
@@ -70,7 +75,7 @@ class BenchEngine:
         base = replace(
             base,
             model=replace(base.model, placement=self.placement, image_size=size),
-            data=replace(base.data, path=self.data, cache="memory", workers=self.workers),
+            data=replace(base.data, path=self.data, cache=self.cache, workers=self.workers),
             batch_size=base.batch_size if self.batch is None else self.batch,
             compile=self.compile,
             device=self.device,
@@ -86,7 +91,7 @@ class BenchEngine:
 
         try:
             with Interrupts() as stop:
-                result = compare_loops(base, self.turns, stop.check, write)
+                result = compare_loops(base, self.turns, stop.check, write, self.alone)
         except Interrupted as signal:
             (name,) = signal.args
             rest = f"{self.output} has {done} of {self.turns} turns" if done else f"nothing is written to {self.output}"
@@ -140,11 +145,16 @@ class Turns:
 
 
 def compare_loops(
-    base: TrainConfig, turns: int, check: Callable[[], None] = lambda: None, report: Report = lambda result: None
+    base: TrainConfig,
+    turns: int,
+    check: Callable[[], None] = lambda: None,
+    report: Report = lambda result: None,
+    alone: bool = False,
 ) -> dict[str, Any]:
     """Images per second of both loops, medians over their turns, and what ours takes longer than its neighbour.
 
-    `check` is called after every step; `report` with the result so far, after every turn from the second on.
+    `check` is called after every step; `report` with the result so far, after every turn from the second on. `alone`:
+    the bare loop reads no images.
     """
     from lambdanets.train.classify import Classify
 
@@ -160,9 +170,9 @@ def compare_loops(
         checkpoint_minutes=1e6,
     )
     steps = (1 + turns) * TIMED_STEPS
-    bare = bare_steps(base, device)
+    bare = bare_steps(base, device, alone)
     about = describe(device)
-    taken = Turns(base.batch_size, device, bare, check, lambda rates: report(summary(base, about, rates)))
+    taken = Turns(base.batch_size, device, bare, check, lambda rates: report(summary(base, about, rates, alone)))
     try:
         with tempfile.TemporaryDirectory() as folder:
             task = Classify(base)
@@ -171,15 +181,18 @@ def compare_loops(
             fit(task, replace(base, epochs=epochs, out=Path(folder)), watch=taken.watch, listen=False)
     finally:
         bare.close()
-    return summary(base, about, taken.rates)
+    return summary(base, about, taken.rates, alone)
 
 
-def summary(base: TrainConfig, about: dict[str, Any], found: dict[str, list[float]]) -> dict[str, Any]:
+def summary(
+    base: TrainConfig, about: dict[str, Any], found: dict[str, list[float]], alone: bool = False
+) -> dict[str, Any]:
     """The result, from the images per second of turns that are neighbours."""
     overheads = [theirs / ours - 1 for theirs, ours in zip(found["bare"], found["ours"], strict=True)]
     low, middle, high = quantiles(overheads, n=4, method="inclusive")
     settings = {"placement": base.model.placement, "batch": base.batch_size, "precision": base.precision}
     settings |= {"image_size": base.model.size, "compile": base.compile, "steps": TIMED_STEPS, "turns": len(overheads)}
+    settings |= {"cache": base.data.cache, "alone": alone}
     return {
         "name": "engine",
         **about,
@@ -192,8 +205,8 @@ def summary(base: TrainConfig, about: dict[str, Any], found: dict[str, list[floa
     }
 
 
-def bare_steps(config: TrainConfig, device: torch.device) -> Generator[None]:
-    """A loop that does the least that training needs, one step after the other."""
+def bare_steps(config: TrainConfig, device: torch.device, alone: bool = False) -> Generator[None]:
+    """A loop that does the least that training needs, one step after the other; `alone`: always on the same pixels."""
     from lambdanets.train.classify import Classify
 
     torch.manual_seed(config.seed)
@@ -206,7 +219,7 @@ def bare_steps(config: TrainConfig, device: torch.device) -> Generator[None]:
     optimizer = torch.optim.SGD(
         network.parameters(), lr=1e-3, momentum=chosen.momentum, weight_decay=chosen.weight_decay, fused=True
     )
-    batches = endless(task, config)
+    batches = same_pixels(config, device) if alone else endless(task, config)
     try:
         while True:
             batch = moved(next(batches), device)
@@ -231,6 +244,14 @@ def endless(task: "Classify", config: TrainConfig) -> Any:
             epoch += 1
 
     return batches()
+
+
+def same_pixels(config: TrainConfig, device: torch.device) -> Generator[Any]:
+    """The same batch of random pixels, without end."""
+    side, count = config.model.size, config.batch_size
+    pixels = torch.randint(0, 256, (count, side, side, config.data.channels), dtype=torch.uint8, device=device)
+    while True:
+        yield pixels.permute(0, 3, 1, 2), torch.zeros(count, dtype=torch.int64, device=device)
 
 
 def main(words: Sequence[str] | None = None) -> int:

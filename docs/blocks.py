@@ -78,9 +78,10 @@ def engine(result: Row, where: str) -> str:
     quartiles = " to ".join(f"{100 * one:+.1f}" for one in result["overhead_quartiles"])
     seconds = {name: sum(1 / rate for rate in rates) for name, rates in result["windows"].items()}
     compiled = ", compiled" if used["compile"] else ""
+    bare = "the network alone" if used.get("alone") else "a bare loop"
     return (
         f"{where}; ResNet-50 {used['placement']} at {used['image_size']} pixels, batch {used['batch']}, "
-        f"{used['precision']}{compiled}: a bare loop {result['bare']:,.0f} images/s ({spans['bare']} in all turns), "
+        f"{used['precision']}{compiled}: {bare} {result['bare']:,.0f} images/s ({spans['bare']} in all turns), "
         f"ours {result['ours']:,.0f} ({spans['ours']}): {100 * result['overhead']:+.1f}% time, "
         f"the median of {used['turns']} turns (half of them {quartiles}; all of them together "
         f"{100 * (seconds['ours'] / seconds['bare'] - 1):+.1f}%).\n"

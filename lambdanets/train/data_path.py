@@ -46,7 +46,9 @@ def choose_data_path(config: "TrainConfig", estimate: Callable[[], int], why_not
         return DataPath(begun, "Images are kept on the device, as this run began" if begun else "")
     if begun is not None:
         how = "kept its images on the device" if begun else "read its images through workers"
-        raise ValueError(f"the run in {config.out} {how}, which data.cache {wanted} changes: use --data.cache auto")
+        raise ValueError(
+            f"the run in {config.out} {how}, which data.cache {wanted} changes: use --data.cache auto, or another --out"
+        )
     device = chosen_device(config.device)
     if wanted not in ("auto", DEVICE) or (wanted == "auto" and device.type != "cuda"):
         return DataPath(False)

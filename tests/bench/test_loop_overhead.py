@@ -39,7 +39,7 @@ def test_both_loops_run_and_are_compared(config):
 def test_loops_take_turns_of_as_many_steps(config, monkeypatch):
     calls = []
 
-    def bare(config, device):
+    def bare(config, device, alone):
         while True:
             calls.append("bare")
             yield
@@ -64,6 +64,21 @@ def test_the_bare_loop_learns_the_same_network_from_the_same_images(config, monk
     assert (first, network) == (second, again)
     assert not torch.equal(batch[0], other[0])
     assert sum(not torch.equal(p, q) for p, q in zip(network.parameters(), before, strict=True)) > len(before) / 2
+
+
+def test_the_network_alone_is_compared_with_images_on_the_device(config, monkeypatch):
+    config = replace(config, data=replace(config.data, cache="device"))
+    batches = []
+    loss = Classify.loss
+    monkeypatch.setattr(
+        Classify, "loss", lambda self, model, batch: (batches.append(batch), loss(self, model, batch))[1]
+    )
+    result = loop_overhead.compare_loops(config, turns=2, alone=True)
+    assert (result["settings"]["cache"], result["settings"]["alone"]) == ("device", True)
+    alone, ours = ([batch for batch in batches if len(batch) == length] for length in (2, 4))
+    assert len(alone) == len(ours) == 6
+    assert all(torch.equal(batch[0], alone[0][0]) for batch in alone)
+    assert alone[0][0].shape == (16, 1, 28, 28)
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
