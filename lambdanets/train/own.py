@@ -86,7 +86,9 @@ def fit(
         settings: any setting of `lambdanets train`: epochs=20, batch_size=64, device="cpu", seed=1,
             augment={"flip": 0}; also model="lambda_resnet50", image_size=96, validation="other/", pretrained=WEIGHTS.
     """
-    console = Console(highlight=False, force_jupyter=False, quiet=quiet)  # in a notebook: lines of text
+    # A notebook gets lines of text: its stream says that it is a terminal, but it cannot move a cursor.
+    notebook = Console().is_jupyter
+    console = Console(highlight=False, force_jupyter=False, force_terminal=False if notebook else None, quiet=quiet)
     given = {SHORT_NAMES.get(name, name): value for name, value in dotted(settings).items()}
     if out is not None:
         given["out"] = str(out)

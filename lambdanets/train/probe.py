@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
+from torch import nn
 
 from lambdanets.data.cache import available_memory
 from lambdanets.data.check import class_counts
@@ -114,18 +115,32 @@ def measure(config: TrainConfig) -> float:
         if config.channels_last:
             model = model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         size = min(config.micro_batch or config.batch_size, task.examples)
-        task.indices = task.indices[:size]  # the same ones in each step, so that few images are decoded
-        task.examples = size
-        share = Share(0, 1, size, 1, "carry")
-        times = []
-        for epoch in range(STEPS + 1):
-            began = time.perf_counter()
-            for batch in on_device(task.batches(epoch, 0, share), device):
-                with autocast(config.precision, device):
-                    outcome = task.loss(model, batch)
-                outcome.loss.backward()
-                model.zero_grad()
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            times.append(time.perf_counter() - began)
-    return size / min(times[1:])
+        while True:
+            try:
+                return size / seconds_of_step(task, model, size, config)
+            except torch.OutOfMemoryError:  # the run makes micro-batches, too
+                if size == 1:
+                    raise
+                size //= 2
+            finally:
+                if device.type == "cuda":
+                    torch.cuda.empty_cache()
+
+
+def seconds_of_step(task: Classify, model: nn.Module, size: int, config: TrainConfig) -> float:
+    """Forward and backward pass of so many images: always the same ones, so that few are decoded."""
+    device = chosen_device(config.device)
+    task.close()
+    task.indices, task.examples = task.indices[:size], size
+    times = []
+    for epoch in range(STEPS + 1):
+        began = time.perf_counter()
+        for batch in on_device(task.batches(epoch, 0, Share(0, 1, size, 1, "carry")), device):
+            with autocast(config.precision, device):
+                outcome = task.loss(model, batch)
+            outcome.loss.backward()
+            model.zero_grad()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - began)
+    return min(times[1:])

@@ -15,8 +15,9 @@ from lambdanets.cli import main
 from lambdanets.report.log import Log
 from lambdanets.report.run import Predictions, ReportedRun
 from lambdanets.train import own, probe
+from lambdanets.train.classify import Classify
 from lambdanets.train.command import names_images
-from tests.support.image_runs import folder_of_images
+from tests.support.image_runs import folder_of_images, image_config
 
 TINY = ("widths=(4,4,8,8)", "depths=(1,1,1,1)", "scope=3")
 OPTIONS = ["--model.options", *TINY, "--epochs", "2", "--device", "cpu"]
@@ -169,6 +170,20 @@ def test_facts_of_a_folder(pets, tmp_path):
     assert facts.class_sizes == (("a", 3), ("b", 3))
 
 
+def test_steps_that_do_not_fit_into_memory_are_timed_in_parts(pets, monkeypatch):
+    seen, loss = [], Classify.loss
+
+    def with_little_room(task, model, batch):
+        seen.append(len(batch[1]))
+        if seen[-1] > 4:
+            raise torch.OutOfMemoryError("no room")
+        return loss(task, model, batch)
+
+    monkeypatch.setattr(Classify, "loss", with_little_room)
+    assert probe.measure(image_config(pets, pets.parent / "run", batch_size=16)) > 0
+    assert seen == [16, 8, *[4] * (probe.STEPS + 1)]
+
+
 def test_unequal_classes_have_a_mean_of_their_own(tmp_path, monkeypatch):
     logits = torch.tensor([[2.0, 1.0]] * 7 + [[1.0, 2.0]])
 
@@ -182,8 +197,9 @@ def test_unequal_classes_have_a_mean_of_their_own(tmp_path, monkeypatch):
 
 
 def test_a_notebook_shows_lines(pets, monkeypatch):
-    """IPython's output is a stream that is no terminal, and rich finds IPython's shell."""
+    """The stream of a kernel says that it is a terminal; rich finds IPython's shell."""
     stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(sys, "stdout", stream)
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
     lambdanets.fit(pets, report=False, **SETTINGS)
