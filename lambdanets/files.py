@@ -154,7 +154,7 @@ def locked(folder: Path, wait: float = 0.0) -> Iterator[None]:
     except ImportError:  # Windows
         yield
         return
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     HELD.add(handle)
     try:
@@ -180,6 +180,15 @@ def locked(folder: Path, wait: float = 0.0) -> Iterator[None]:
         if handle in HELD:  # not in a forked child
             HELD.remove(handle)
             os.close(handle)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it; an OSError says if something else has its name."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        wrong = next((path for path in (folder, *folder.parents) if path.exists()), folder)
+        raise NotADirectoryError(f"{folder} cannot be made, because {wrong} is no folder: choose another") from error
 
 
 def in_use(folder: Path, handle: int) -> str:

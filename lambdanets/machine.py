@@ -1,5 +1,6 @@
 """The machine: its description, which goes into every result of a measurement, and the number of CPU threads."""
 
+import os
 import platform
 import subprocess
 from collections.abc import Iterator
@@ -59,7 +60,8 @@ def describe(device: torch.device) -> dict[str, object]:
         "machine": {
             "system": platform.platform(),
             "cpu": cpu_model(),
-            "cores": torch.get_num_threads(),
+            "cores": torch.get_num_threads(),  # that are used
+            "processors": os.cpu_count(),
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
             "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         },

@@ -223,6 +223,13 @@ def test_a_locked_folder_is_refused_until_its_process_ends(tmp_path: Path):
         pass
 
 
+def test_a_file_with_the_name_of_a_folder_is_said(tmp_path: Path):
+    (tmp_path / "run").touch()
+    for folder in (tmp_path / "run", tmp_path / "run" / "inside"):
+        with pytest.raises(NotADirectoryError, match=r"because .*run is no folder"), locked(folder):
+            pass
+
+
 FORK = """import os, sys
 from pathlib import Path
 from lambdanets.files import locked

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lambdanets.data.decode import EXTENSIONS
 from lambdanets.data.source import SPLITS, FileSource, no_split
-from lambdanets.data.strings import printable
+from lambdanets.data.strings import encodable, printable
 
 # Images in formats that are not read: they are counted and named.
 UNREAD = (
@@ -49,7 +49,7 @@ class Walked:
         if self.links:
             links = f"{len(self.links):,} links were" if len(self.links) > 1 else "1 link was"
             found.append(
-                f"{links} not followed, because they lead to a folder that holds this one or belongs to another class: "
+                f"{links} not followed (to a folder that holds this one or belongs to another class): "
                 f"{printable(self.links[0])}{' and others' if len(self.links) > 1 else ''}"
             )
         return tuple(found)
@@ -177,6 +177,9 @@ def open_folder(folder: Path, split: str) -> FileSource:
 
 def folder_source(root: Path, folder: Path, class_names: Sequence[str]) -> FileSource:
     here = class_folders(folder)
+    for name in class_names:
+        if not encodable(name):
+            raise ValueError(f"{root}: the name of the class folder {printable(name)} is not UTF-8: rename the folder")
     unknown = [name for name in here if name not in class_names]
     if unknown:
         raise ValueError(f"{folder} has the class {unknown[0]!r}, which the training images do not have")

@@ -5,6 +5,7 @@ only as images.
 """
 
 import csv
+import re
 from pathlib import Path
 
 from lambdanets.data.source import SPLITS, FileSource, no_split
@@ -13,6 +14,7 @@ PATHS, LABELS, SPLIT = ("path", "file", "filename", "image"), ("label", "class",
 MOST_BYTES = 2**31
 MAX_LABEL = 1_000_000
 UNLABELLED = "-1"  # among numbers
+NEGATIVE = re.compile(r"-[0-9]+")
 SAME = (("train", "training"), ("val", "valid", "validation"), ("test", "testing"))  # words for a split
 
 
@@ -108,8 +110,15 @@ def class_names(labels: list[str], path: Path) -> list[str]:
     distinct = set(labels) - {UNLABELLED}
     if not distinct:
         return []
+    if negative := sorted(label for label in distinct if NEGATIVE.fullmatch(label)):
+        raise ValueError(
+            f"{path}: the label {negative[0][:40]} is negative: labels are names, or numbers from 0, with -1 or an "
+            f"empty cell where there is none"
+        )
     if not all(label.isascii() and label.isdecimal() and (label == "0" or label[0] != "0") for label in distinct):
-        return sorted(set(labels))
+        if UNLABELLED in labels:
+            raise ValueError(f"{path} has the label -1 among names: leave the cell empty where there is no label")
+        return sorted(distinct)
     largest = max(distinct, key=lambda label: (len(label), label))
     if len(largest) > len(str(MAX_LABEL)) or int(largest) > MAX_LABEL:
         raise ValueError(

@@ -20,7 +20,7 @@ from lambdanets.data.folders import UNREAD, unread_notes
 from lambdanets.data.patterns import MOST_NAMES, expand_braces, matching
 from lambdanets.data.places import cache_folder, fingerprint
 from lambdanets.data.source import SPLITS, check_labels, no_split
-from lambdanets.data.strings import Strings, printable
+from lambdanets.data.strings import Strings, encodable, printable
 from lambdanets.data.tars import Member, members_of, unpacked
 from lambdanets.files import parse_json, read_object, write_json
 
@@ -292,11 +292,6 @@ def label_text(members: dict[str, bytes], what: str) -> str:
     return ""
 
 
-def encodable(text: str) -> bool:
-    """False for half a surrogate pair, which JSON can spell and no file can hold."""
-    return not any(0xD800 <= ord(c) <= 0xDFFF for c in text)
-
-
 def label_numbers(labels: Sequence[str], class_names: Sequence[str], where: str) -> np.ndarray:
     numbers = {name: i for i, name in enumerate(class_names)}
     found = np.full(len(labels), -1, np.int64)
@@ -315,8 +310,14 @@ def is_number(label: str) -> bool:
 
 
 def guessed_class_names(labels: Iterable[str], where: str) -> list[str]:
-    distinct = {label for label in labels if label}
-    if not all(is_number(label) for label in distinct):
+    distinct = {label for label in labels if label and label != "-1"}
+    numbers = sorted(filter(is_number, distinct))
+    if len(numbers) < len(distinct):
+        if numbers:
+            raise ValueError(
+                f"{where} has numbers and names as labels, such as {numbers[0][:40]} and "
+                f"{min(distinct.difference(numbers))[:40]!r}: use one kind, or number the names in a classes.txt"
+            )
         return sorted(distinct)
     largest = max((int(label) for label in distinct), default=-1)
     if largest > MAX_LABEL:

@@ -1,6 +1,7 @@
 """Labelled images that are read by index; `open_source` finds out what a place holds."""
 
 import os
+import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Protocol
@@ -106,10 +107,11 @@ def unlabelled_note(split: str, source: Source) -> str:
 def read_file(path: str | Path, limits: Limits = LIMITS) -> bytes:
     """A regular file of bounded size: never a device or a pipe, which could be endless."""
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(handle)
+        raise BrokenImageError("not a regular file")
     with open(handle, "rb") as file:
-        status = os.fstat(handle)
-        if not os.path.isfile(path):
-            raise BrokenImageError("not a regular file")
         if status.st_size > limits.bytes:
             raise BrokenImageError(f"{status.st_size:,} bytes, more than the limit of {limits.bytes:,}")
         return file.read(limits.bytes + 1)
@@ -154,7 +156,7 @@ def open_source(where: str | Path, *, split: str = "train") -> Source:
         return embedded.open_embedded(text, split)
     if remote.is_url(text):
         return shards.open_shards(remote.fetch_all(text), split)
-    path = Path(where).expanduser()
+    path = place_of(text)
     if path.is_dir():
         if any(idx.idx_files(path, name) for name in SPLITS):
             return idx.open_idx(path, split)
@@ -171,11 +173,18 @@ def open_source(where: str | Path, *, split: str = "train") -> Source:
     )
 
 
+def place_of(text: str) -> Path:
+    """The path of a place that a user names. An empty one, such as an unset variable, is not the current folder."""
+    if not text.strip():
+        raise ValueError("the path of the images is empty: name a folder, a list or shards, or . for this folder")
+    return Path(text).expanduser()
+
+
 def splits_of(where: str | Path) -> tuple[str, ...]:
     """The splits that `open_source` finds there; "validation" and "test" may be the same images."""
     from lambdanets.data import embedded, folders, idx, shards
 
-    path = Path(where).expanduser()
+    path = place_of(str(where))
     if str(where) in embedded.EMBEDDED:
         return tuple(SPLITS)
     others = path.is_dir() and (shards.has_shards(path) or any(idx.idx_files(path, name) for name in SPLITS))

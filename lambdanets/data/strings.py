@@ -32,3 +32,8 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+
+
+def encodable(text: str) -> bool:
+    """False for half a surrogate pair, which JSON can spell and no file can hold, and for names that are not UTF-8."""
+    return not any(0xD800 <= ord(c) <= 0xDFFF for c in text)

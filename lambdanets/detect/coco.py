@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from lambdanets.data.shards import SHARDS
-from lambdanets.data.source import SPLITS, NoSplitError
+from lambdanets.data.source import SPLITS, NoSplitError, place_of
 from lambdanets.detect import shapes
 from lambdanets.detect.annotations import Masks, read_scenes
 from lambdanets.detect.images import ImageFiles, open_images
@@ -67,7 +67,7 @@ def open_set(
         made = shapes.Shapes(split)
         scenes = made.scenes()
         return DetectionSet(replace(scenes, masks=scenes.masks and masks != "no"), made)
-    path = Path(where).expanduser()
+    path = place_of(where)
     if path.is_file():
         if images is None and not has_pictures(path.parent):
             raise ValueError(f"{where}: where are its pictures? Give a folder or a tar as data.images")
@@ -86,7 +86,7 @@ def splits_of(where: str) -> tuple[str, ...]:
     """Which of train, validation and test a place has; where one file serves as two of them, the first."""
     if where == shapes.NAME:
         return tuple(SPLITS)
-    path = Path(where).expanduser()
+    path = place_of(where)
     if not path.is_dir():
         return ("train",)
     files = {split: annotations_of(path, split) for split in SPLITS}

@@ -27,6 +27,7 @@ from lambdanets.detect.padding import Padding, Size, float_output
 from lambdanets.detect.transforms import unpacked
 from lambdanets.models.network import FeatureNetwork
 from lambdanets.models.registry import create_model
+from lambdanets.models.stored import only_finite_weights
 from lambdanets.train.config import ModelConfig
 
 LEVELS = 4  # stages c2 to c5
@@ -220,7 +221,8 @@ def make_backbone(model: ModelConfig, size: int | Size) -> FeatureNetwork:
     arguments.pop("drop_rate", None)
     if model.pretrained is None or model.image_size is None:
         arguments["image_size"] = size
-    body = create_model(model.name, model.pretrained or False, features_only=True, out_indices=LEVELS, **arguments)
+    with only_finite_weights():
+        body = create_model(model.name, model.pretrained or False, features_only=True, out_indices=LEVELS, **arguments)
     reductions = body.feature_info.reduction()
     if any(2 * a != b for a, b in pairwise(reductions)):
         raise ValueError(

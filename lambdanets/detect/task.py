@@ -52,7 +52,9 @@ class Detect(Task):
         self.indices, self.held = chosen, np.empty(0, np.int64)
         if data.validation is not None or "validation" in splits_of(data.path):
             self.split = "validation"
-            where, images = (data.validation, data.validation_images) if data.validation else (data.path, None)
+            where, images = (
+                (data.validation, data.validation_images) if data.validation is not None else (data.path, None)
+            )
             split = "validation" if "validation" in splits_of(where) else "train"
             self.evaluated = open_set(
                 where, split, images=images, masks="yes" if self.masks else "no", categories=scenes.categories

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 
 from torch import Tensor, nn
 
-from lambdanets.models.stored import other_shapes, shorten
+from lambdanets.models.stored import misfits, shorten
 
 State = dict[str, Tensor]
 COUNTER = "num_batches_tracked"  # of batch norm; files from before it existed, and some exports, have none
@@ -22,7 +22,7 @@ def load(module: nn.Module, state: State, what: str) -> None:
     """Loads a state that must fit exactly."""
     wanted = module.state_dict()
     check_names(state, wanted.keys(), what)
-    if wrong := other_shapes(state, wanted):
+    if wrong := misfits(state, wanted):
         raise ValueError(f"this is not {what}: {shorten(wrong)}")
     counters = {name: tensor for name, tensor in wanted.items() if name.endswith(COUNTER)}
     module.load_state_dict({**counters, **{name: state[name] for name in wanted if name in state}})

@@ -21,9 +21,9 @@ from lambdanets.models.model_card import README, write_model_card
 from lambdanets.models.shared import complete_shared
 from lambdanets.models.stored import (
     NonFiniteWeightsWarning,
+    misfits,
     non_finite,
     non_finite_message,
-    other_shapes,
     read_description_of,
     read_metadata,
     read_state,
@@ -255,7 +255,7 @@ def load_weights(network: "Network", source: str | Path, **hub_options: Any) -> 
     if first in state and state[first].ndim == 4 and state[first].shape[1] != channels:
         warnings.warn(f"{path} is for {state[first].shape[1]} channels, not {channels}: fitted {first}", stacklevel=3)
         state[first] = for_channels(state[first], channels)
-    if wrong := other_shapes(state, wanted):
+    if wrong := misfits(state, wanted):
         raise ValueError(f"{path} does not fit {network.name}: {shorten(wrong)}")
     complete_shared(network, state)
     result = network.load_state_dict(state, strict=False)

@@ -1,6 +1,7 @@
 """Files of weights: nothing that is read can run code, and none makes us allocate much more than its own size."""
 
 import re
+import warnings
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -107,6 +108,17 @@ def non_finite_message(path: Path, names: list[str], total: int) -> str:
     )
 
 
+@contextmanager
+def only_finite_weights() -> Iterator[None]:
+    """Refuse to load weights that hold NaN or infinite values: every answer would be NaN, and training cannot begin."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NonFiniteWeightsWarning)
+        try:
+            yield
+        except NonFiniteWeightsWarning as warning:
+            raise ValueError(str(warning)) from None
+
+
 def check_finite(path: Path, state: Mapping[str, Tensor]) -> None:
     """Refuse weights that hold NaN or infinite values."""
     found = non_finite(state)
@@ -142,7 +154,7 @@ def load_exactly(module: nn.Module, path: Path, state: Mapping[str, Tensor] | No
     state = read_state(path) if state is None else state
     check_finite(path, state)
     wanted = module.state_dict()
-    if wrong := other_shapes(state, wanted):
+    if wrong := misfits(state, wanted):
         raise ValueError(f"{path} does not fit what it says it is: {shorten(wrong)}")
     missing, unexpected = module.load_state_dict(state, strict=False)
     if missing or unexpected:
@@ -151,12 +163,15 @@ def load_exactly(module: nn.Module, path: Path, state: Mapping[str, Tensor] | No
         )
 
 
-def other_shapes(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
-    """The tensors of a state that have another shape than wanted, in words."""
+def misfits(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
+    """What cannot take the place of the wanted tensors: other shapes, and integers or complex numbers as weights."""
+    both = [(name, state[name], tensor) for name, tensor in wanted.items() if name in state]
     return [
-        f"{name} is {list(state[name].shape)}, expected {list(tensor.shape)}"
-        for name, tensor in wanted.items()
-        if name in state and state[name].shape != tensor.shape
+        f"{name} is {list(found.shape)}, expected {list(tensor.shape)}"
+        if found.shape != tensor.shape
+        else f"{name} is {found.dtype}, expected {tensor.dtype}"
+        for name, found, tensor in both
+        if found.shape != tensor.shape or (tensor.is_floating_point() and not found.is_floating_point())
     ]
 
 

@@ -24,7 +24,7 @@ from lambdanets.layers import RelativePositions
 from lambdanets.models.network import Network
 from lambdanets.models.pretrained import Card, save_weights
 from lambdanets.models.registry import create_model
-from lambdanets.models.stored import shorten
+from lambdanets.models.stored import only_finite_weights, shorten
 from lambdanets.options import chosen_device
 from lambdanets.runs import RUN_WEIGHTS
 from lambdanets.train.config import RunConfig, TrainConfig
@@ -63,8 +63,10 @@ class Classify(Task):
         self.source = open_source(data.path, split="train")
         if len(self.source.class_names) < 2:
             raise ValueError(f"{data.path}: {len(self.source.class_names)} class; at least two are needed to train")
-        validation = data.validation or (data.path if "validation" in splits_of(data.path) else None)
-        fraction = data.held_out or (0.0 if validation else OWN_HELD_OUT)
+        validation = data.validation
+        if validation is None and "validation" in splits_of(data.path):
+            validation = data.path
+        fraction = data.held_out or (OWN_HELD_OUT if validation is None else 0.0)
         names = [self.source.name(i) for i in range(len(self.source))]
         labelled = np.flatnonzero(self.source.labels >= 0)
         kept, held = held_out(self.source.labels[labelled], fraction, names=[names[i] for i in labelled])
@@ -72,12 +74,14 @@ class Classify(Task):
             raise ValueError(
                 f"{data.path}: no class has two images, so none can be held out: add images, or pass --data.validation"
             )
+        if not len(kept):
+            raise ValueError(f"data.held_out {fraction:g} leaves no image of {data.path} to train on: hold out fewer")
         self.indices = labelled[kept]
         self.examples = len(self.indices)
         self.parts: dict[str, tuple[Source, np.ndarray | None]] = {}  # what is evaluated
         if len(held):
             self.parts["held_out"] = (self.source, labelled[held])
-        if validation:
+        if validation is not None:
             elsewhere = data.validation is not None and "validation" not in splits_of(validation)
             source = open_source(validation, split="train" if elsewhere else "validation")
             if source.class_names != self.source.class_names:
@@ -97,7 +101,8 @@ class Classify(Task):
         config = self.config.model
         arguments = config.arguments()
         arguments |= {"num_classes": len(self.source.class_names), "in_chans": self.config.data.channels}
-        network = create_model(config.name, config.pretrained or False, **arguments)
+        with only_finite_weights():
+            network = create_model(config.name, config.pretrained or False, **arguments)
         for module in network.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.momentum = config.batch_norm_momentum

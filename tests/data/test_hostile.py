@@ -202,7 +202,8 @@ def test_a_run_goes_on_among_broken_files(tmp_path: Path):
 
 def test_devices_and_pipes_are_not_read(tmp_path: Path):
     os.mkfifo(tmp_path / "pipe.jpg")
-    for path in (tmp_path / "pipe.jpg", Path("/dev/zero")):
+    (tmp_path / "folder.jpg").mkdir()
+    for path in (tmp_path / "pipe.jpg", tmp_path / "folder.jpg", Path("/dev/zero")):
         with pytest.raises(BrokenImageError, match="not a regular file"):
             read_file(path)
     (tmp_path / "large.jpg").write_bytes(bytes(101))
@@ -299,6 +300,16 @@ def test_file_names_are_printable(tmp_path: Path):
     for i in range(3):
         assert source.name(i).isprintable()
         assert source.read(i) == jpeg(0)
+
+
+def test_a_class_whose_name_is_not_utf8_is_refused(tmp_path: Path):
+    """Reports and logs could not hold it: a run would fail at its end."""
+    for name in (b"ant", b"\xff\xfe"):
+        folder = Path(os.fsdecode(bytes(tmp_path) + b"/" + name))
+        folder.mkdir()
+        (folder / "x.jpg").write_bytes(jpeg(0))
+    with pytest.raises(ValueError, match=r"class folder \\udcff\\udcfe is not UTF-8"):
+        open_source(tmp_path)
 
 
 def test_images_behind_the_end_of_a_shard_are_not_lost_silently(tmp_path: Path):

@@ -21,6 +21,7 @@ from lambdanets.data.idx import read_idx
 from lambdanets.data.patterns import expand_braces, matching
 from lambdanets.data.shards import INDEX_FOLDER
 from lambdanets.data.source import NoSplitError, Source, distinct_splits, notes_on, open_source, splits_of
+from lambdanets.detect import coco
 from tests.data.helpers import encoded, jpeg, picture, samples, write_folder, write_tar
 
 
@@ -90,6 +91,16 @@ def test_an_empty_folder_says_what_is_expected(tmp_path: Path):
         open_source(tmp_path / "missing")
 
 
+@pytest.mark.parametrize("text", ["", " "])
+def test_an_empty_path_is_not_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str):
+    write_folder(tmp_path / "train", {"cat": 1, "dog": 1})
+    monkeypatch.chdir(tmp_path)
+    assert len(open_source(".")) == 2
+    for read in (open_source, splits_of, coco.open_set, coco.splits_of):
+        with pytest.raises(ValueError, match="the path of the images is empty"):
+            read(text)
+
+
 def test_a_walk_over_a_disk_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(folders, "MOST_OTHERS", 50)
     write_folder(tmp_path, {"zebra": 1})
@@ -156,6 +167,9 @@ def test_lists_with_numbers_and_without_a_header(tmp_path: Path):
         ("a.jpg,1\nb.jpg," + "9" * 400 + "\n", "label 9999.* is too large"),
         ("a.jpg,1\nb.jpg," + "9" * 5000 + "\n", "label 9999.* is too large"),
         ("a.jpg," + "x," * 50_000 + "\nb.jpg\n", "line 2"),
+        ("a.jpg,-2\nb.jpg,0\n", "the label -2 is negative"),
+        ("a.jpg,-2\nb.jpg,cat\n", "the label -2 is negative"),
+        ("a.jpg,cat\nb.jpg,dog\nc.jpg,-1\n", "label -1 among names"),
     ],
     ids=short,
 )
@@ -304,6 +318,25 @@ def test_labels_in_json_and_class_names(tmp_path: Path):
     assert source.class_names == ("cat", "dog")
     assert source.labels.tolist() == [1, 0, -1]
     assert decode(source.read(0)).size == (40, 32)  # type: ignore[arg-type]
+
+
+def json_labels(folder: Path, *labels: object) -> Source:
+    members = [(f"{i}.jpg", jpeg(i)) for i in range(len(labels))]
+    members += [(f"{i}.json", json.dumps({"label": label}).encode()) for i, label in enumerate(labels)]
+    write_tar(folder / "x.tar", members)
+    return open_source(folder)
+
+
+def test_numbers_among_names_are_refused(tmp_path: Path):
+    """The number 1 would be the second name."""
+    with pytest.raises(ValueError, match="numbers and names as labels, such as 1 and 'cat'"):
+        json_labels(tmp_path, "cat", "dog", 1)
+
+
+def test_minus_one_among_names_is_no_label(tmp_path: Path):
+    source = json_labels(tmp_path, "cat", -1, "dog")
+    assert source.class_names == ("cat", "dog")
+    assert source.labels.tolist() == [0, -1, 1]
 
 
 ORDERS = {
@@ -589,7 +622,7 @@ def test_a_link_brings_no_other_class_into_a_class(tmp_path: Path, target: str):
     source = open_source(root)
     assert labelled(source) == before
     (note,) = notes_on([source])
-    assert note.startswith("1 link was not followed, because")
+    assert note.startswith("1 link was not followed (to a folder that holds this one")
     assert "ant/link" in note
 
 

@@ -15,10 +15,12 @@ from lambdanets.cli import main
 from lambdanets.convert import load_layer
 from lambdanets.detect.weights import DETECTOR_KEY, load_detector
 from lambdanets.models import Network, from_pretrained
-from lambdanets.models.pretrained import KEY
+from lambdanets.models.pretrained import KEY, load_weights
 from lambdanets.models.stored import NonFiniteWeightsWarning, read_state, within_size_of
+from lambdanets.train.classify import Classify
+from lambdanets.train.config import DataConfig, ModelConfig, TrainConfig
 from lambdanets.train.inference.trained import open_trained
-from tests.train.weights import image_folder, small_network, small_weights
+from tests.train.weights import OPTIONS, SIZE, image_folder, small_network, small_weights
 
 
 @pytest.fixture
@@ -224,6 +226,39 @@ def test_weights_that_are_not_finite(command: str, tmp_path: Path, capsys) -> No
     said = capsys.readouterr().err
     assert "not finite" in said
     assert said.count("\n") == 1
+
+
+def test_training_does_not_begin_with_weights_that_are_not_finite(tmp_path: Path) -> None:
+    network = spoilt(small_network())
+    torch.save(network.state_dict(), tmp_path / "w.pt")
+    image_folder(tmp_path / "images")
+    options = tuple(f"{name}={value}" for name, value in OPTIONS.items() if name not in ("placement", "drop_rate"))
+    model = ModelConfig(
+        name="resnet26", pretrained=str(tmp_path / "w.pt"), image_size=SIZE, placement="CCLL", options=options
+    )
+    config = TrainConfig(
+        out=tmp_path / "run", model=model, data=DataConfig(path=str(tmp_path / "images"), workers=0), batch_size=8
+    )
+    with pytest.raises(ValueError, match="values that are not finite"):
+        Classify(config).model()
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.complex64, torch.bool])
+def test_weights_that_are_no_real_numbers(dtype: torch.dtype, tmp_path: Path) -> None:
+    """torch would copy them into the parameters, and leave the imaginary parts out."""
+    network = small_network()
+    name = "layer1.0.bn1.weight"
+    state = network.state_dict()
+    torch.save(state | {name: state[name].to(dtype)}, tmp_path / "w.pt")
+    with pytest.raises(ValueError, match=f"{name} is {dtype}, expected torch.float32"):
+        load_weights(network, tmp_path / "w.pt")
+
+
+def test_weights_in_half_precision_are_taken(tmp_path: Path) -> None:
+    """All tensors of it, also those that count batches."""
+    network = small_network()
+    torch.save({name: tensor.half() for name, tensor in network.state_dict().items()}, tmp_path / "w.pt")
+    load_weights(network, tmp_path / "w.pt")
 
 
 def test_torch_files_with_tensors_of_other_kinds(tmp_path: Path) -> None:

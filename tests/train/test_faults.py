@@ -386,6 +386,20 @@ def test_small_classes_hold_one_out_each(tmp_path):
     assert task.examples == 45
 
 
+def test_a_fraction_that_holds_everything_out_is_refused(tmp_path):
+    images = folder_of_images(tmp_path / "images")
+    data = DataConfig(path=str(images), workers=0, held_out=0.999)
+    with pytest.raises(ValueError, match=r"data.held_out 0.999 leaves no image .* to train on"):
+        Classify(image_config(images, tmp_path / "run", data=data))
+
+
+def test_an_empty_path_of_validation_images_is_refused(tmp_path):
+    images = folder_of_images(tmp_path / "images")
+    data = DataConfig(path=str(images), validation="", workers=0)
+    with pytest.raises(ValueError, match="the path of the images is empty"):
+        Classify(image_config(images, tmp_path / "run", data=data))
+
+
 def test_classes_of_one_image_hold_nothing_out(tmp_path):
     images = folder_of_images(tmp_path / "images", 3) / "train"
     with pytest.raises(ValueError, match="no class has two images"):

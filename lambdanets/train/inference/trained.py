@@ -1,7 +1,6 @@
 """A trained network, wherever it is: what `evaluate` and `predict` share."""
 
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,7 +26,7 @@ from lambdanets.models.pretrained import (
     read_card,
 )
 from lambdanets.models.registry import FAMILIES, configure, create_model
-from lambdanets.models.stored import NonFiniteWeightsWarning, read_state
+from lambdanets.models.stored import only_finite_weights, read_state
 from lambdanets.models.zoo import ROWS
 from lambdanets.options import chosen_device
 from lambdanets.runs import LOG, RUN_WEIGHTS
@@ -76,12 +75,8 @@ def open_trained(what: str, using: Using | None = None) -> Trained:
     """
     using = using or Using()
     device = chosen_device(using.device)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", NonFiniteWeightsWarning)
-        try:
-            network = find_network(what, using)
-        except NonFiniteWeightsWarning as warning:  # every answer would be NaN
-            raise ValueError(str(warning)) from None
+    with only_finite_weights():
+        network = find_network(what, using)
     if not network.num_classes:
         raise ValueError(f"{what} has no classifier")
     card = network.card or default_card(network)
