@@ -31,7 +31,8 @@ from lambdanets.files import (
 )
 from lambdanets.layers import LambdaLayer2d
 from lambdanets.models.pretrained import save_weights
-from lambdanets.train.classify import PREDICTIONS, START, WEIGHTS, Classify
+from lambdanets.runs import WEIGHTS
+from lambdanets.train.classify import PREDICTIONS, START, Classify
 from lambdanets.train.config import ModelConfig
 from lambdanets.train.loop import fit
 from tests.detect.helpers import NARROW, TINY, tiny_detector
