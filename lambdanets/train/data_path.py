@@ -55,13 +55,15 @@ def choose_data_path(config: "TrainConfig", estimate: Callable[[], int], why_not
     if why_not:
         return DataPath(False, f"Workers read the images, because {why_not}")
     needed, free = estimate(), free_memory(device)
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # each decodes all images
     host = available_memory()
     share = DEVICE_SHARE if wanted == "auto" else 1.0
     takes = f"The decoded images take about {gigabytes(needed)}"
     if needed > share * free:
         reason = f"{takes}, more than {share:.0%} of the {gigabytes(free)} of free memory on the device"
-    elif host is not None and needed > host:
-        reason = f"{takes}, more than the {gigabytes(host)} of free memory of this machine, where they are decoded"
+    elif host is not None and processes * needed > host:
+        times = f" in each of {processes} processes" if processes > 1 else ""
+        reason = f"{takes}{times}, more than the {gigabytes(host)} of free memory of this machine"
     else:
         return DataPath(True, f"{takes} and are kept on the device, where batches are augmented")
     if wanted == DEVICE:

@@ -221,8 +221,11 @@ def test_what_cannot_be_on_the_device_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"take about 2.0 GiB, more than 100% of the 1.0 GiB .*use --data.cache none"):
         path_of(config, 2**31)
     monkeypatch.setattr(data_path, "available_memory", lambda: 2**20)
-    with pytest.raises(ValueError, match="of free memory of this machine, where they are decoded"):
+    with pytest.raises(ValueError, match="of free memory of this machine: use"):
         path_of(config, 2**21)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    with pytest.raises(ValueError, match=r"take about 0\.0 GiB in each of 4 processes, more than the 0\.0 GiB"):
+        path_of(config, 2**19)
     with pytest.raises(ValueError, match="not possible, because it is not: use --data"):
         path_of(config, why_not="it is not")
     auto = run_of("nowhere", tmp_path / "run", "auto")
