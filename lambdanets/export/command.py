@@ -10,7 +10,8 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from lambdanets.train.inference.command import Using, Weights
+from lambdanets.options import check_numbers, optional
+from lambdanets.train.inference.command import Split, Using, Weights
 
 if TYPE_CHECKING:
     from lambdanets.export.formats import Export as Done
@@ -19,19 +20,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Export:
-    """A trained network for other runtimes: ONNX, torch.export, AOTInductor, or a folder for the hub.
+    """A trained network for other runtimes: ONNX, OpenVINO, torch.export, AOTInductor, or a folder for the hub.
 
     Each is loaded again and compared with the original in float32 on batches (and, with --size dynamic, image sizes)
-    of its own before it gets its name. Then all are timed beside eager PyTorch, on the CPU.
+    of its own before it gets its name. Then all are timed beside eager PyTorch, on the CPU, and evaluated with --data.
     """
 
     what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WHAT")]
     """The folder of a run, a .safetensors file, a model folder, or the name of a network (with --pretrained)."""
     output: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
     """Where the files go; made if it is not there."""
-    formats: tuple[Literal["onnx", "program", "aoti", "safetensors"], ...] = ("onnx", "program", "safetensors")
-    """onnx: model.onnx. program: torch.export, model.pt2. aoti: compiled for this machine's kind of processor, in
-    minutes, model_aoti.pt2. safetensors: config.json, README.md and model.safetensors."""
+    formats: tuple[Literal["onnx", "onnx-int8", "openvino", "program", "aoti", "safetensors"], ...] = (
+        "onnx",
+        "program",
+        "safetensors",
+    )
+    """onnx: model.onnx. onnx-int8: int8 convolutions and projections, calibrated with --data, model_int8.onnx.
+    openvino: model.xml and model.bin. program: torch.export, model.pt2. aoti: compiled for this machine's kind of
+    processor, in minutes, model_aoti.pt2. safetensors: config.json, README.md and model.safetensors."""
     size: Literal["fixed", "dynamic"] = "fixed"
     """fixed: images of one size, faster. dynamic: any size; lambda layers with a global scope have none to offer."""
     using: Annotated[Weights, tyro.conf.arg(name="")] = field(default_factory=Weights)
@@ -42,6 +48,12 @@ class Export:
     """Of every runtime, where they are timed."""
     rounds: int = 10
     """How often each is timed; the median is shown."""
+    data: Annotated[str | None, optional("DATA")] = None
+    """Labelled images, as `lambdanets evaluate` takes them: top-1 of each format is measured on them."""
+    split: Split = "auto"
+    """Of --data: auto is validation if there is such, else all."""
+    images: int = 1000
+    """Use at most this many of --data, evenly spaced."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -53,9 +65,23 @@ class Export:
 
         if self.rounds < 1:
             raise ValueError(f"--rounds {self.rounds}: at least 1")
+        check_numbers(self, "--", images=(1, 10**9))
+        images = None
+        if self.data is not None:
+            from lambdanets.train.inference.evaluate import find_images
+
+            images = find_images(self.what, self.data, self.split)
         network = new_network(self.what, self.using) if self.untrained else self.trained_network()
         with threads(self.threads), Console(file=sys.stderr).status("exporting and comparing"):
-            done = export(network, self.output, formats=self.formats, size=self.size, rounds=self.rounds)
+            done = export(
+                network,
+                self.output,
+                formats=self.formats,
+                size=self.size,
+                rounds=self.rounds,
+                images=images,
+                most_images=self.images,
+            )
         if self.json:
             about = {"what": self.what, "options": self.using.options}
             found = {
@@ -100,36 +126,46 @@ def new_network(name: str, using: Weights) -> "Network":
 
 
 def show(done: "Done", threads: int, console: Console) -> None:
+    from lambdanets.export.formats import FORMATS
     from lambdanets.models.pretrained import WEIGHTS
-    from lambdanets.report.show import some
+    from lambdanets.report.show import percent, some
 
+    measured, eager = done.top1 is not None, done.eager  # with top-1, the files' names would not fit into 80 columns
     table = Table("format")
-    table.add_column("file", no_wrap=True)
-    for column in ("MB", "off by", "ms", "CPU ms", "speed-up"):
+    if not measured:
+        table.add_column("file", no_wrap=True)
+    for column in ("MB", "off by", "ms", "CPU ms", "speed-up", *(["top-1"] if measured else [])):
         table.add_column(column, justify="right")
-    eager = done.eager
-    table.add_row("eager", "", "", "", f"{eager.wall:.1f}", f"{eager.cpu:.1f}", "1.00")
+    last = [percent(done.top1)] if measured else []
+    table.add_row("eager", *([] if measured else [""]), "", "", f"{eager.wall:.1f}", f"{eager.cpu:.1f}", "1.00", *last)
     for one in done.files:
         found = one.latency
         table.add_row(
             one.format,
-            WEIGHTS if one.path.is_dir() else one.path.name,
+            *([] if measured else [WEIGHTS if one.path.is_dir() else one.path.name]),
             f"{one.bytes / 1e6:.1f}",
             f"{one.difference:.1e}",
             f"{found.wall:.1f}",
             f"{found.cpu:.1f}",
             f"{eager.cpu / found.cpu:.2f}",
+            *([percent(one.top1)] if measured else []),
         )
     console.print(table)
     sides = sorted({shape[2:] for shape in done.shapes})
+    rounded = [one.format for one in done.files if FORMATS[one.format].rounds]
+    others = f"Each but {', '.join(rounded)} (rounded on purpose)" if rounded else "Each"
     console.print(
-        f"Each was loaded again and is equal to the original within {done.tolerance:.0e} of its largest score, on "
+        f"{others} was loaded again and is equal to the original within {done.tolerance:.0e} of its largest score, on "
         f"{len(done.shapes)} batches of noise ({', '.join(f'{down}x{across}' for down, across in sides)} pixels); "
         f"float32 itself changes the original by {done.rounding:.0e}.\n"
         f"Times: one image, {some(threads, 'CPU thread', 'CPU threads')}, medians. The speed-up is over eager PyTorch "
         f"and of the CPU time, which other work on the machine disturbs less.\n{done.folder}",
         highlight=False,
     )
+    if measured:
+        console.print(f"Top-1: on {done.images:,} labelled images.", highlight=False)
+    elif rounded:
+        console.print("int8 activations were calibrated with noise: pass --data to use images.", highlight=False)
     if done.left:
         console.print(
             f"Not written now, but there from before: {', '.join(done.left)}. If that was another network, remove "

@@ -5,19 +5,21 @@ import importlib.util
 import io
 import json
 import logging
+import math
 import os
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from lambdanets.export.check import ROUNDINGS, TOLERANCE, Latency, compare, latencies, shapes_to_compare
+from lambdanets.export.check import ROUNDINGS, SEED, TOLERANCE, Latency, compare, latencies, shapes_to_compare
 from lambdanets.export.plain import plain_network
 from lambdanets.layers import AugmentedConvolution2d, AxialAttention2d, GlobalAttention2d
 from lambdanets.layers.lambda_layer import LambdaLayer
@@ -33,8 +35,13 @@ from lambdanets.models.pretrained import (
     save_pretrained,
 )
 
+if TYPE_CHECKING:
+    from lambdanets.export.accuracy import LabelledImages
+    from lambdanets.train.inference.evaluate import Images
+
 MOST_IMAGES, MOST_PIXELS = 1024, 4096  # of an open batch, and of an open side
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
+NOISE_BATCHES = 4  # of two images, to calibrate int8 activations where there are no images
 Runner = Callable[[Tensor], Tensor]
 
 
@@ -47,6 +54,7 @@ class Exported:
     bytes: int
     difference: float  # the largest, relative to the largest score of the original
     latency: Latency
+    top1: float | None = None  # on the labelled images
 
 
 @dataclass(frozen=True)
@@ -61,6 +69,8 @@ class Export:
     rounding: float  # how far the original in float32 is from itself in float64, relative too
     tolerance: float  # TOLERANCE, or ROUNDINGS * rounding where that is larger
     left: tuple[str, ...] = ()  # files of other formats that were there before, maybe of another network
+    images: int = 0  # that top-1 was measured on
+    top1: float | None = None  # of the original
 
 
 def export(
@@ -71,6 +81,8 @@ def export(
     size: str = "fixed",
     image_size: int | tuple[int, int] | None = None,
     rounds: int = 10,
+    images: "Images | None" = None,
+    most_images: int = 1000,
 ) -> Export:
     """Writes `network` into `folder` for inference on the CPU in float32; the batch is always open.
 
@@ -78,14 +90,20 @@ def export(
         network: what `create_model` or `from_pretrained` made.
         folder: made if it is not there. Files of earlier exports are replaced, but for those of other formats, which
             stay and are named in the result's `left`.
-        formats: of FORMATS: "onnx" (model.onnx), "program" (torch.export, model.pt2), "aoti" (compiled by AOTInductor,
-            model_aoti.pt2) and "safetensors" (config.json, README.md and model.safetensors, for the hub).
+        formats: of FORMATS: "onnx" (model.onnx), "onnx-int8" (convolutions and projections with int8 weights and
+            activations, model_int8.onnx), "openvino" (model.xml and model.bin), "program" (torch.export, model.pt2),
+            "aoti" (compiled by AOTInductor, model_aoti.pt2) and "safetensors" (config.json, README.md and
+            model.safetensors, for the hub).
         size: "fixed" for images of one size, which is faster, or "dynamic" for any.
         image_size: the fixed size, and the one that is timed; by default what the weights were trained with.
         rounds: how often each is timed.
+        images: labelled images, of `find_images`: top-1 is measured on them, and int8 activations are calibrated with
+            a few of them. Without them the calibration uses noise, and the accuracy of int8 may be poor.
+        most_images: of them, evenly spaced.
 
     Raises a ValueError where a result differs by more than the tolerance, and leaves no such file behind: TOLERANCE, or
     where the network makes much of rounding (untrained ones do) ROUNDINGS times what float32 does to the original.
+    The int8 format rounds on purpose: it must be finite, and its difference and accuracy are reported.
     """
     folder = Path(folder)
     check_request(network, formats, size, folder)
@@ -97,7 +115,14 @@ def export(
         raise ValueError(f"--size dynamic takes images from {smallest} pixels on, and {height} x {width} is smaller")
     shape = (1, original.config.in_chans, height, width)
     shapes = shapes_to_compare(shape, size == "dynamic", smallest)
-    request = Request(original, shape, size == "dynamic", smallest)
+    labelled = None
+    if images is not None:
+        from lambdanets.export.accuracy import LabelledImages
+
+        sized = replace(card, preprocessing=replace(card.preprocessing, size=(height, width)))
+        labelled = LabelledImages(images, sized, original.config.in_chans, original.num_classes, most_images)
+        next(labelled.batches(1), None)  # classes that do not match are seen before anything takes time
+    request = Request(original, shape, size == "dynamic", smallest, labelled)
     exact = copy.deepcopy(original).double()
     rounding = compare(lambda images: exact(images.double()), original, shapes)
     tolerance = max(TOLERANCE, ROUNDINGS * rounding)
@@ -110,7 +135,9 @@ def export(
                 path = FORMATS[name].write(request, Path(part))
                 runner = FORMATS[name].read(path)
             difference = compare(original, runner, shapes)
-            if not difference <= tolerance:
+            if FORMATS[name].rounds and not math.isfinite(difference):
+                raise ValueError(f"{name} gives scores that are not finite: nothing was kept of it")
+            if not FORMATS[name].rounds and not difference <= tolerance:
                 raise ValueError(
                     f"{name} differs from the original by {difference:.1e} of its largest score, more than "
                     f"{tolerance:.0e}: nothing was kept of it"
@@ -123,11 +150,17 @@ def export(
             made.append((name, final, sum((folder / file.name).stat().st_size for file in written), difference))
             runners[name] = runner
     found = latencies(runners, shape, rounds)
-    files = tuple(Exported(name, path, size_of, difference, found[name]) for name, path, size_of, difference in made)
+    top1, count = ({}, 0) if labelled is None else labelled.accuracies(runners)
+    files = tuple(
+        Exported(name, path, size_of, difference, found[name], top1.get(name))
+        for name, path, size_of, difference in made
+    )
     left = tuple(
         file for name in FORMATS if name not in formats for file in FORMATS[name].files if (folder / file).exists()
     )
-    return Export(files, found["eager"], size, tuple(shapes), folder, rounding, tolerance, left)
+    return Export(
+        files, found["eager"], size, tuple(shapes), folder, rounding, tolerance, left, count, top1.get("eager")
+    )
 
 
 @dataclass(frozen=True)
@@ -138,6 +171,7 @@ class Request:
     shape: tuple[int, int, int, int]
     dynamic: bool
     smallest: int
+    labelled: "LabelledImages | None" = None
 
     def program(self) -> torch.export.ExportedProgram:
         """The network in plain torch operators, with norms folded, its batch open."""
@@ -145,6 +179,37 @@ class Request:
         example = torch.zeros(2, *self.shape[1:])  # a batch of one would be taken for a constant
         with torch.no_grad():
             return torch.export.export(copied, (example,), dynamic_shapes=(self.open_sizes(),))
+
+    @cached_property
+    def onnx(self) -> "torch.onnx.ONNXProgram":
+        """The same in ONNX, with preprocessing and class names in its metadata."""
+        program = torch.onnx.export(
+            self.program(),
+            input_names=["images"],
+            output_names=["scores"],
+            dynamo=True,
+            verbose=False,
+        )
+        assert program is not None
+        name_sizes(program.model, self.open_sizes())
+        if self.network.name is not None:
+            program.model.metadata_props[KEY] = self.description()
+        return program
+
+    def description(self) -> str:
+        """Preprocessing, class names and so on, as JSON that travels with a file."""
+        return json.dumps(describe_network(self.network, self.network.card or default_card(self.network)))
+
+    def calibration(self) -> Iterator[Tensor]:
+        """Batches that show which values activations have."""
+        if self.labelled is not None:
+            from lambdanets.export.accuracy import CALIBRATED
+
+            yield from (images for images, _ in self.labelled.batches(CALIBRATED))
+            return
+        generator = torch.Generator().manual_seed(SEED)
+        for _ in range(NOISE_BATCHES):
+            yield torch.randn(2, *self.shape[1:], generator=generator)
 
     def open_sizes(self) -> dict[int, Any]:
         sizes = {0: torch.export.Dim("batch", min=1, max=MOST_IMAGES)}
@@ -167,9 +232,13 @@ def check_request(network: nn.Module, formats: Sequence[str], size: str, folder:
     there = next((place for place in (folder, *folder.parents) if place.exists()), folder)
     if there.exists() and not there.is_dir():
         raise ValueError(f"{there} is a file: exports go into a folder, give the name of one or of a new one")
-    missing = [package for package in ONNX_PACKAGES if importlib.util.find_spec(package) is None]
-    if "onnx" in formats and missing:
-        raise ValueError(f"ONNX needs {', '.join(missing)}: pip install 'lambdanets[export]', or leave onnx out")
+    for name in formats:
+        missing = [package for package in FORMATS[name].packages if importlib.util.find_spec(package) is None]
+        if missing:
+            extra = "openvino" if "openvino" in missing else "export"
+            raise ValueError(
+                f"{name} needs {', '.join(missing)}: pip install 'lambdanets[{extra}]', or leave {name} out"
+            )
     if size != "dynamic":
         return
     for name, module in network.named_modules():
@@ -191,24 +260,13 @@ class Format:
     write: Callable[[Request, Path], Path]
     read: Callable[[Path], Runner]
     files: tuple[str, ...]  # that it may write
+    packages: tuple[str, ...] = ()  # that it needs
+    rounds: bool = False  # its results differ on purpose
 
 
 def write_onnx(request: Request, folder: Path) -> Path:
-    program = torch.onnx.export(
-        request.program(),
-        input_names=["images"],
-        output_names=["scores"],
-        dynamo=True,
-        verbose=False,
-    )
-    assert program is not None
-    name_sizes(program.model, request.open_sizes())
-    network = request.network
-    if network.name is not None:  # preprocessing and class names travel with the file
-        ours = describe_network(network, network.card or default_card(network))
-        program.model.metadata_props[KEY] = json.dumps(ours)
     path = folder / "model.onnx"
-    program.save(str(path))
+    request.onnx.save(str(path))
     return path
 
 
@@ -230,6 +288,64 @@ def read_onnx(path: Path) -> Runner:
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # CPU time is then work alone
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     return lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
+
+
+def write_onnx_int8(request: Request, folder: Path) -> Path:
+    """Convolutions and projections with int8 weights (one scale for each channel) and activations.
+
+    Position tables and the products of lambdas with queries stay float: their values differ by orders of magnitude.
+    """
+    import onnx
+    from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
+
+    class Images(CalibrationDataReader):
+        def __init__(self) -> None:
+            self.left = request.calibration()
+
+        def get_next(self) -> dict[str, Any] | None:  # type: ignore[override]
+            images = next(self.left, None)
+            return None if images is None else {"images": images.numpy()}
+
+    path = folder / "model_int8.onnx"
+    with tempfile.TemporaryDirectory() as place:
+        exact = write_onnx(request, Path(place))
+        graph = onnx.load(str(exact), load_external_data=False).graph
+        weights = {tensor.name: len(tensor.dims) for tensor in graph.initializer if "positions" not in tensor.name}
+        names = [
+            node.name
+            for node in graph.node
+            if (node.op_type in ("Conv", "Gemm") and node.input[1] in weights)
+            or (node.op_type == "MatMul" and any(weights.get(name) == 2 for name in node.input))
+        ]
+        quantize_static(
+            str(exact),
+            str(path),
+            Images(),
+            quant_format=QuantFormat.QDQ,
+            per_channel=True,
+            nodes_to_quantize=names,
+            extra_options={"OpTypesToExcludeOutputQuantization": ["Gemm"]},  # scores
+        )
+    return path
+
+
+def write_openvino(request: Request, folder: Path) -> Path:
+    import openvino  # pyright: ignore[reportMissingImports]
+
+    with tempfile.TemporaryDirectory() as place:  # read from ONNX: openvino.convert_model may report its use to Intel
+        model = openvino.Core().read_model(write_onnx(request, Path(place)))
+        if request.network.name is not None:
+            model.set_rt_info(request.description(), [KEY])
+        openvino.save_model(model, str(folder / "model.xml"), compress_to_fp16=False)
+    return folder / "model.xml"
+
+
+def read_openvino(path: Path) -> Runner:
+    import openvino  # pyright: ignore[reportMissingImports]
+
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+    compiled = openvino.Core().compile_model(str(path), "CPU", settings)
+    return lambda images: torch.from_numpy(compiled(images.numpy())[0])
 
 
 def write_program(request: Request, folder: Path) -> Path:
@@ -264,7 +380,9 @@ def read_safetensors(path: Path) -> Runner:
 
 
 FORMATS = {
-    "onnx": Format(write_onnx, read_onnx, ("model.onnx", "model.onnx.data")),
+    "onnx": Format(write_onnx, read_onnx, ("model.onnx", "model.onnx.data"), ONNX_PACKAGES),
+    "onnx-int8": Format(write_onnx_int8, read_onnx, ("model_int8.onnx",), ONNX_PACKAGES, rounds=True),
+    "openvino": Format(write_openvino, read_openvino, ("model.xml", "model.bin"), (*ONNX_PACKAGES, "openvino")),
     "program": Format(write_program, read_program, ("model.pt2",)),
     "aoti": Format(write_aoti, read_aoti, ("model_aoti.pt2",)),
     "safetensors": Format(write_safetensors, read_safetensors, (CONFIG, README, WEIGHTS)),
@@ -279,7 +397,8 @@ def as_pair(size: int | tuple[int, int]) -> tuple[int, int]:
 def quiet() -> Iterator[None]:
     """Exporters speak of their own affairs; what is wrong with a result, the comparison says."""
     loggers = [
-        logging.getLogger(name) for name in ("torch.onnx", "torch.export", "torch.utils", "onnxscript", "onnx_ir")
+        logging.getLogger(name)
+        for name in ("torch.onnx", "torch.export", "torch.utils", "onnxscript", "onnx_ir", "root")
     ]
     before = [logger.level for logger in loggers]
     try:

@@ -2,12 +2,14 @@
 
 import importlib.util
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from lambdanets.cli import main
 from lambdanets.data.preprocessing import Preprocessing
@@ -16,6 +18,9 @@ from lambdanets.export.check import compare, shapes_to_compare
 from lambdanets.export.formats import FORMATS, export
 from lambdanets.models import Network, create_model
 from lambdanets.models.pretrained import Card, from_pretrained, save_pretrained
+from lambdanets.train.inference.evaluate import find_images
+from lambdanets.train.inference.predict import Given, predict
+from lambdanets.train.inference.trained import open_trained
 from tests.models.helpers import randomized, settled
 from tests.support.file_size import limit, unlimited_afterwards
 
@@ -93,6 +98,87 @@ def test_any_size_where_shortcuts_pool(tmp_path: Path) -> None:
         assert relative(run_onnx(tmp_path / "model.onnx", images), network(images)) < TOLERANCE
 
 
+@torch.no_grad()
+def test_openvino(network: Network, tmp_path: Path) -> None:
+    openvino = pytest.importorskip("openvino", reason="needs openvino: pip install 'lambdanets[openvino]'")
+    done = export(network, tmp_path, formats=("openvino",), size="dynamic", rounds=1)
+    assert done.files[0].difference < TOLERANCE
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model.bin", "model.xml"]
+    model = openvino.Core().compile_model(tmp_path / "model.xml", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    for batch, sides in enumerate([(32, 32), (41, 23)], start=1):
+        images = torch.randn(batch, 3, *sides)
+        assert relative(model({"images": images.numpy()})["scores"], network(images)) < TOLERANCE
+    ours = json.loads(openvino.Core().read_model(tmp_path / "model.xml").get_rt_info(["lambdanets"]).astype(str))
+    assert ours["class_names"] == ["a", "b", "c", "d", "<e>"]
+
+
+def weights_of(path: Path) -> dict[str, tuple[list[int], str]]:
+    """Shape and type of each stored tensor."""
+    onnx = pytest.importorskip("onnx")
+    stored = onnx.load(path).graph.initializer
+    return {t.name: (list(t.dims), onnx.TensorProto.DataType.Name(t.data_type)) for t in stored}
+
+
+@torch.no_grad()
+def test_int8_weights_and_the_accuracy_of_each_format(
+    network: Network, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """The labels are what the network predicts: its own top-1 is then 1."""
+    model = save_pretrained(network, tmp_path / "model")
+    generator = np.random.default_rng(7)
+    given = []
+    for number in range(24):
+        path = tmp_path / f"{number}.png"
+        Image.fromarray(generator.integers(0, 256, (4, 4, 3), dtype=np.uint8)).resize((40, 40)).save(path)
+        given.append(Given(str(number), str(path)))
+    for path, one in zip(given, predict(open_trained(str(model)), given, top=1), strict=True):
+        folder = tmp_path / "data" / one.classes[0][0]
+        folder.mkdir(parents=True, exist_ok=True)
+        Path(path.path).rename(folder / Path(path.path).name)
+    assert len(list((tmp_path / "data").iterdir())) > 1
+    arguments = ["export", str(model), str(tmp_path / "out"), "--rounds", "1", "--data", str(tmp_path / "data")]
+    assert main([*arguments, "--formats", "onnx", "onnx-int8", "--images", "20"]) == 0
+    shown = capsys.readouterr().out
+    rows = [line.strip("│ ").split("│") for line in shown.splitlines() if line.startswith("│")]
+    top1 = {row[0].strip(): float(row[-1].strip(" %")) for row in rows}
+    assert top1["eager"] == top1["onnx"] == 100
+    assert 70 <= top1["onnx-int8"] <= 100
+    assert "Top-1: on 20 labelled images" in shown
+    assert "onnx-int8 (rounded on purpose)" in " ".join(shown.split())
+    stored = weights_of(tmp_path / "out" / "model_int8.onnx")
+    kinds = {name: kind for name, (shape, kind) in stored.items() if len(shape) > 1}
+    assert {kind for name, kind in kinds.items() if "positions" in name} == {"FLOAT"}
+    assert {kind for name, kind in kinds.items() if not re.search("positions|bias", name)} == {"INT8"}
+    scores = run_onnx(tmp_path / "out" / "model_int8.onnx", torch.randn(4, 3, 32, 32))
+    assert len(np.unique(scores)) == scores.size  # the scores themselves are not rounded
+    assert main([*arguments, "--images", "0"]) == 2
+
+
+def test_int8_without_images_is_calibrated_with_noise(network: Network, tmp_path: Path) -> None:
+    done = export(network, tmp_path, formats=("onnx-int8",), rounds=1)
+    assert 1e-4 < done.files[0].difference < 0.5
+    assert (done.images, done.top1, done.files[0].top1) == (0, None, None)
+
+
+def test_scores_that_are_not_finite_are_refused(
+    network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = replace(FORMATS["safetensors"], read=lambda path: lambda images: network(images) * torch.inf, rounds=True)
+    monkeypatch.setitem(FORMATS, "safetensors", wrong)
+    with pytest.raises(ValueError, match=r"safetensors gives scores that are not finite"):
+        export(network, tmp_path, formats=("safetensors",), rounds=1)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_classes_that_do_not_match_are_refused_first(network: Network, tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        Image.new("RGB", (32, 32)).save(tmp_path / "data" / name / "one.png")
+    with pytest.raises(ValueError, match=r"the data has the class 'cat'"):
+        export(network, tmp_path / "out", formats=("safetensors",), images=find_images("", str(tmp_path / "data")))
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.slow
 @torch.no_grad()
 def test_compiled_ahead_of_time(network: Network, tmp_path: Path) -> None:
@@ -142,6 +228,8 @@ def test_refusals(network: Network, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"onnxscript.*pip install 'lambdanets\[export\]'"):
         export(network, tmp_path, formats=("onnx",))
+    with pytest.raises(ValueError, match=r"openvino needs .*openvino: pip install 'lambdanets\[openvino\]'"):
+        export(network, tmp_path, formats=("openvino",))
     assert list(tmp_path.iterdir()) == []
 
 
