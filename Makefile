@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 RUNS := $(VENV)/.ready-to-train
 
-.PHONY: demo docs test test-fast test-slow test-kernels coverage test-gpu sanitize lint format clean
+.PHONY: demo docs test test-fast test-slow test-kernels coverage test-gpu sanitize lint format hub-kernel clean
 
 # Again only when the project's requirements change.
 $(READY): pyproject.toml
@@ -69,6 +69,9 @@ SANITIZE = PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --error-exitcode 9
 sanitize: $(READY)  ## small layers that launch every kernel, under compute-sanitizer on a CUDA device
 	$(SANITIZE) memcheck $(BIN)/python -m pytest tests/ops/test_fused_sanitizer.py
 	$(SANITIZE) racecheck $(BIN)/python -m pytest tests/ops/test_fused_sanitizer.py
+
+hub-kernel: $(READY)  ## the operation as a kernel package for the Hugging Face hub: build/hub-kernel
+	$(BIN)/python benchmarks/hub_kernel.py build/hub-kernel
 
 clean:
 	rm -rf $(VENV) build dist docs/_generated *.egg-info .pytest_cache .ruff_cache .coverage
