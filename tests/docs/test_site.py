@@ -160,7 +160,8 @@ def test_broken_links_are_found(tmp_path: Path):
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path):
     """Every tutorial runs anew: the cache of the test is its own."""
-    pytest.importorskip("myst_nb", reason="the site needs pip install 'lambdanets[docs]'")
+    for needed in ("myst_nb", "segmentation_models_pytorch"):
+        pytest.importorskip(needed, reason="the site needs pip install 'lambdanets[docs]'")
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     site = tmp_path / "site"
