@@ -165,20 +165,6 @@ def speed(row: Row | None, first: Row | None, what: str) -> str:
     return f"{value} ({row[what] / first[what]:.2f})"
 
 
-def steps(result: Row, where: str) -> str:
-    """What benchmarks/step_profile.py wrote."""
-    lines = [f"{where}; a training step of {result['batch']} images, bfloat16, milliseconds.\n\n"]
-    lines.append("| network | how | step | until all is started | GPU busy | ratio of steps |\n")
-    lines.append("| --- | --- | ---: | ---: | ---: | ---: |\n")
-    first: Row = {}
-    for row in result["rows"]:
-        times = (row["step_ms"], row["start_ms"], row["busy_ms"])
-        ratio = row["step_ms"] / first.setdefault(row["way"], row)["step_ms"]
-        cells = [f"`{row['network']}`", row["way"], *(f"{time:.1f}" for time in times), f"{ratio:.2f}"]
-        lines.append(f"| {' | '.join(cells)} |\n")
-    return "".join(lines)
-
-
 def language(result: Row, where: str) -> str:
     """What benchmarks/language_models.py wrote."""
     text, training, settings = result["text"], result["training"], result["settings"]
@@ -213,11 +199,11 @@ def language(result: Row, where: str) -> str:
 
 
 OTHERS = {"language": language, "compare": comparison, "networks": networks, "engine": engine, "pseudo": pseudo}
-OTHERS |= {"detect": detect, "sets": sets, "steps": steps, "loader": loader, "guard": readings.guard}
+OTHERS |= {"detect": detect, "sets": sets, "loader": loader, "guard": readings.guard}
 OTHERS |= {"roofline": kernels, "embedding": embedding, "own_images": own_images}
 WRITERS = {"detect-cuda": "benchmarks/detector_step.py", "detect-sets": "benchmarks/detect_sets.py"}
 WRITERS |= {"guard-imagenette": "benchmarks/guard_hashes.py", "kernels-h200": "lambdanets bench kernels"}
-WRITERS |= {"steps-cuda": "benchmarks/step_profile.py", "compare-imagenette": "lambdanets experiments compare"}
+WRITERS |= {"compare-imagenette": "lambdanets experiments compare"}
 WRITERS |= {"embedding-std": "benchmarks/embedding_std.py", "own-images": "benchmarks/own_images.py"}
 
 

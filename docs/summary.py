@@ -18,16 +18,29 @@ LAYERS = {  # how the measurements call them, and the README
 }
 
 
+def newest(results: Path) -> tuple[list[Row], str]:
+    """Rows of all contenders on a GPU: lambda layer and convolution from their own, later run; and a note on both."""
+    every, ours = (
+        json.loads((results / f"{name}.json").read_text()) for name in ("layer-cuda", "layer-cuda-convolution")
+    )
+    peers = [row for row in every["rows"] if base_of(row["contender"]) not in ("ours", "conv3x3")]
+    note = (
+        f"{ours['machine']['gpu']}, bfloat16, batch 256, scope 23. This lambda layer and the convolution were measured "
+        f"in one run on {ours['date'][:10]}, the others on {every['date'][:10]}."
+    )
+    return [*ours["rows"], *peers], note
+
+
 def contenders(results: Path) -> str:
     """Time and memory of one layer and its alternatives, each in its fastest form."""
-    result = json.loads((results / "layer-cuda.json").read_text())
+    found, note = newest(results)
     shapes = ("28x28x128", "14x14x256")
     titles = [f"{shape}, {what}" for shape in shapes for what in ("inference", "training", "memory")]
     lines = [f"| layer | {' | '.join(titles)} |\n", f"| --- |{' ---: |' * len(titles)}\n"]
     for name, title in LAYERS.items():
         cells = []
         for shape in shapes:
-            rows = [row for row in result["rows"] if row["shape"] == shape and base_of(row["contender"]) == name]
+            rows = [row for row in found if row["shape"] == shape and base_of(row["contender"]) == name]
             best = {
                 mode: min((row for row in rows if row["mode"] == mode), key=lambda row: row["milliseconds"])
                 for mode in ("inference", "training")
@@ -35,9 +48,7 @@ def contenders(results: Path) -> str:
             cells += [f"{best[mode]['milliseconds']:.2f} ms" for mode in best]
             cells.append(f"{best['training']['peak_bytes'] / 2**20:,.0f} MiB")
         lines.append(f"| {title} | {' | '.join(cells)} |\n")
-    gpu, date = result["machine"]["gpu"], result["date"][:10]
-    about = f"{gpu}, bfloat16, batch 256, scope 23; memory: peak of a training step beyond the input. Measured {date}."
-    return "".join([*lines, f"\n{about}\n"])
+    return "".join([*lines, f"\n{note} Memory is the peak of a training step beyond the input.\n"])
 
 
 def base_of(contender: str) -> str:

@@ -322,24 +322,6 @@ def test_networks_are_shown_beside_the_first_of_their_size(compiled: bool, tmp_p
     assert "training memory, batch 4" in table
 
 
-def test_steps_are_shown_beside_the_first_network_of_their_way(tmp_path: Path):
-    rows = [
-        {"network": name, "way": way, "step_ms": step, "start_ms": 1.0, "busy_ms": 2.0}
-        for name, way, step in (
-            ("a", "eager", 10.0),
-            ("a", "compiled", 4.0),
-            ("b", "eager", 20.0),
-            ("b", "compiled", 6.0),
-        )
-    ]
-    machine = {"gpu": "a GPU", "cpu": "", "cores": 1}
-    found = {"name": "steps", "date": "2026-01-01", "machine": machine, "versions": {"torch": "2"}, "batch": 8}
-    (tmp_path / "steps-cuda.json").write_text(json.dumps(found | {"rows": rows}))
-    table = generate.body("steps-cuda", tmp_path)
-    assert "| `b` | eager | 20.0 | 1.0 | 2.0 | 2.00 |" in table
-    assert "| `b` | compiled | 6.0 | 1.0 | 2.0 | 1.50 |" in table
-
-
 def test_contributing_lists_every_folder_of_the_package():
     text = (ROOT / "CONTRIBUTING.md").read_text()
     package = ROOT / "lambdanets"

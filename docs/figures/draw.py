@@ -15,13 +15,16 @@ from math import ceil, floor, log10
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # summary.py
+
+import summary
+
 from lambdanets.bench.memory import GB, RESNET50, global_attention_bytes, lambda_bytes
 from lambdanets.experiments.reproduce.pareto import published
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent.parent / "benchmarks" / "results"
 REPRODUCED = RESULTS / "reproduce-h200" / "reproduce.json"
-LAYERS = RESULTS / "layer-cuda.json"
 STYLE = """
   .card { fill: #fbfbfd; stroke: #d5d7de }  .text { fill: #1f2430 }  .quiet { fill: #5b6270 }  .line { stroke: #5b6270 }
   .query { fill: #e8853d }  .key { fill: #3d7fd9 }  .value { fill: #2f9e77 }  .place { fill: #8a63d2 }
@@ -242,8 +245,8 @@ CONTENDERS = (
 
 def speed() -> str:
     """Time of a layer by map, for every contender in its fastest form, on a logarithmic axis."""
-    data = json.loads(LAYERS.read_text())
-    title = f"time of one layer, {data['machine']['gpu']}, batch 256, bfloat16, scope 23"
+    measured, _ = summary.newest(RESULTS)
+    title = "time of one layer, NVIDIA H200, batch 256, bfloat16, scope 23"
     parts = [text(24, 34, title, "text title", "start")]
     for number, mode in enumerate(("training", "inference")):
         left = 110 + 390 * number
@@ -256,21 +259,15 @@ def speed() -> str:
             y = 98 + 46 * line
             if not number:
                 parts.append(text(left - 12, y + 5, shape.replace("x", " × "), "text small", "end"))
-            rows = [row for row in data["rows"] if (row["shape"], row["mode"]) == (shape, mode)]
+            rows = [row for row in measured if (row["shape"], row["mode"]) == (shape, mode)]
             for name, _, kind in reversed(CONTENDERS):
-                times = [row["milliseconds"] for row in rows if row["contender"] in forms(name)]
+                times = [row["milliseconds"] for row in rows if summary.base_of(row["contender"]) == name]
                 if times:
                     parts.append(dot(left + 80 * (log10(min(times)) + 1), y, kind))
     for number, (_, name, kind) in enumerate(CONTENDERS):
         x, y = 40 + 208 * (number % 4), 306 + 24 * (number // 4)
         parts += [dot(x, y - 4, kind), text(x + 12, y, name, "quiet small", "start")]
     return picture(880, 348, "Time of one layer", parts)
-
-
-def forms(name: str) -> tuple[str, ...]:
-    """A contender as it is, folded or compiled; the convolution with batch norm."""
-    base = f"{name} + BN" if name == "conv3x3" else name
-    return base, f"{base}, compiled", f"{name}, folded", f"{name}, BN folded"
 
 
 def dot(x: float, y: float, kind: str) -> str:
@@ -282,7 +279,7 @@ def reproduced() -> dict[str, Any]:
 
 
 FIGURES: dict[str, Callable[[], str]] = {"layer.svg": layer, "memory.svg": memory, "scope.svg": scope}
-if LAYERS.exists():
+if (RESULTS / "layer-cuda.json").exists():
     FIGURES["speed.svg"] = speed
 if reproduced()["headlines"]:
     FIGURES["pareto.svg"] = pareto

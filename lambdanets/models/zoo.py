@@ -14,6 +14,7 @@ class Scale:
     image_size: int  # one of those in the paper's tables, which have several for most depths
 
 
+# Depth N makes the rows resnet_rsN, lambda_resnetN and lambda_resnetN_c4.
 SCALES = {
     50: Scale((3, 4, 6, 3), (3,), 160),
     101: Scale((3, 4, 23, 3), (6, 12, 18), 224),

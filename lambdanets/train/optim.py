@@ -84,6 +84,7 @@ def make_optimizer(model: nn.Module, config: Optimizer) -> torch.optim.Optimizer
         ]
         split = [group for group in split if group["params"]]
         return Muon(split, lr=0.0, momentum=config.momentum, nesterov=config.nesterov, betas=betas, eps=config.eps)
+    assert config.kind == "rmsprop"
     return RMSpropTF(
         groups, lr=0.0, alpha=config.alpha, eps=config.eps, momentum=config.momentum, decoupled_decay=False
     )

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from dataclasses import replace
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
@@ -19,6 +20,8 @@ from lambdanets.train.loop import fit
 from lambdanets.train.nonfinite import NotFiniteError
 from lambdanets.train.task import Share
 from tests.train.tasks import EXAMPLES, Numbers, StopAt, config, final, records, same
+
+every_kind = pytest.mark.parametrize("kind", get_args(get_type_hints(Optimizer)["kind"]))
 
 
 def test_training_learns_and_leaves_a_run(tmp_path):
@@ -63,7 +66,7 @@ def test_the_loop_is_the_textbook_update(tmp_path):
 
 
 @pytest.mark.parametrize("precision", ["float64", "float32", "bfloat16"])
-@pytest.mark.parametrize("kind", ["sgd", "rmsprop", "adamw", "lamb", "muon"])
+@every_kind
 def test_a_run_that_stops_and_resumes_is_the_run_that_did_not(tmp_path, kind, precision):
     settings = dict(precision=precision, optimizer=Optimizer(kind=kind), schedule=Schedule(rate=0.01, per_batch=0))
     whole = tmp_path / "whole"
@@ -252,7 +255,7 @@ def test_constants_that_are_not_finite_are_no_reason_to_skip_a_step(tmp_path, mi
         torch.testing.assert_close(value, start[name[4:]], rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("kind", ["sgd", "rmsprop", "adamw", "lamb", "muon"])
+@every_kind
 def test_steps_that_stay_not_finite_end_the_run_with_a_diagnosis(tmp_path, kind):
     settings = config(tmp_path, max_skipped=8, optimizer=Optimizer(kind=kind), schedule=Schedule(rate=0.01))
     with pytest.raises(NotFiniteError, match=r"10 steps in a row up to step 15.*weights are finite.*look at the data"):
