@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lambdanets.layers import LambdaLayer2d
+from lambdanets.layers.arguments import fx_leaf
 from lambdanets.layers.lambda_layer import LambdaLayer
 from lambdanets.layers.pool import AveragePool
 from lambdanets.models.fold import fold_in_place
@@ -65,6 +66,7 @@ class AcceleratedLayer(LambdaLayer2d):
         self.projection_bias = False  # whether theirs has biases of projections
         self.pool = nn.Identity() if pool is None else pool
 
+    @fx_leaf
     def forward(self, x: Tensor, *arguments: Any, **options: Any) -> Tensor:
         return self.pool(super().forward(x, *arguments, **options))
 

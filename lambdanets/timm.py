@@ -6,24 +6,42 @@
 
 import runpy
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from timm.models import PretrainedCfg, is_model, register_model
+from timm.models import (
+    FeatureGraphNet,
+    FeatureHookNet,
+    PretrainedCfg,
+    generate_default_cfgs,
+    is_model,
+    register_model,
+)
+from timm.models._features import FeatureGetterNet
 from torch import nn
 
 from lambdanets.models import FeatureNetwork, Network, create_model, list_models
-from lambdanets.models.pretrained import WEIGHTS, WIDEST, default_card, locate, timm_configuration, timm_name
+from lambdanets.models.network import stage_indices
+from lambdanets.models.pretrained import (
+    WEIGHTS,
+    WIDEST,
+    default_card,
+    default_configuration,
+    locate,
+    timm_configuration,
+    timm_name,
+)
 from lambdanets.models.stored import within_size_of
+from lambdanets.models.zoo import PUBLISHED
 
 SAVED = ("hf-hub", "local-dir")  # a configuration of these sources is a saved one
 USAGE = "usage: python -m lambdanets.timm SCRIPT [arguments of the script], for example timm's train.py or validate.py"
 
 
-def entrypoint(name: str) -> Callable[..., Network | FeatureNetwork]:
+def entrypoint(name: str) -> Callable[..., nn.Module]:
     """The function that timm calls for one of our names."""
 
     def build(
@@ -34,10 +52,15 @@ def entrypoint(name: str) -> Callable[..., Network | FeatureNetwork]:
         pretrained_model_args: dict[str, Any] | None = None,  # from timm 1.0.31 on: what the weights were built with
         *,
         img_size: int | tuple[int, int] | None = None,
+        features_only: bool = False,
+        out_indices: Sequence[int] | int | None = None,
+        feature_cls: str | type[nn.Module] | None = None,
         bn_momentum: float | None = None,
         bn_eps: float | None = None,
         **arguments: Any,
-    ) -> Network | FeatureNetwork:
+    ) -> nn.Module:
+        if isinstance(pretrained_cfg, str) and pretrained_cfg not in default_cfgs[timm_name(name)].cfgs:
+            raise ValueError(f"{timm_name(name)} has no weights with the tag {pretrained_cfg!r}: {tags(name)}")
         if isinstance(pretrained_cfg, PretrainedCfg):
             pretrained_cfg = pretrained_cfg.to_dict()
         given = {**(pretrained_cfg if isinstance(pretrained_cfg, dict) else {}), **(pretrained_cfg_overlay or {})}
@@ -55,14 +78,18 @@ def entrypoint(name: str) -> Callable[..., Network | FeatureNetwork]:
             by_caller = classes if classes != said else None
             bounded = within_size_of(Path(weights), (by_caller or 0) * WIDEST)
         with bounded:
-            model = create_model(name, weights, **arguments)
+            if features_only:
+                arguments.setdefault("num_classes", 0)
+            network = create_model(name, weights, **arguments)
+        model = network if not features_only else feature_network(network, out_indices, feature_cls)
+        if not features_only and not (out_indices is None and feature_cls is None):
+            raise ValueError("out_indices and feature_cls are for features_only=True")
         for module in model.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.momentum = module.momentum if bn_momentum is None else bn_momentum
                 module.eps = module.eps if bn_eps is None else bn_eps
-        network = model.network if isinstance(model, FeatureNetwork) else model
         known = {f.name for f in fields(PretrainedCfg)}
-        configuration = timm_configuration(network, default_card(network))
+        configuration = timm_configuration(network.config, default_card(network))
         configuration.update({k: v for k, v in given.items() if k in known and k != "num_classes"})
         configuration = PretrainedCfg(**{**configuration, "architecture": timm_name(name)}).to_dict()
         # timm reads both names; plain attributes, which nn.Module does not list
@@ -73,6 +100,28 @@ def entrypoint(name: str) -> Callable[..., Network | FeatureNetwork]:
     build.__name__ = build.__qualname__ = timm_name(name)
     build.__doc__ = f"`lambdanets.create_model({name!r}, ...)`"
     return build
+
+
+def feature_network(
+    network: Network, out_indices: Sequence[int] | int | None, feature_cls: str | type[nn.Module] | None
+) -> nn.Module:
+    """The network as timm's `features_only=True` wraps it: with our class, or another one of timm's."""
+    if feature_cls in (None, "list"):
+        return FeatureNetwork(network, out_indices)
+    kept = stage_indices(out_indices, len(network.feature_info))
+    if not isinstance(feature_cls, str):
+        return feature_cls(network, out_indices=kept)  # type: ignore[misc]
+    if feature_cls == "dict":
+        return FeatureHookNet(network, kept, out_map=[str(i) for i in kept], return_dict=True)
+    classes = {"hook": FeatureHookNet, "fx": FeatureGraphNet, "getter": FeatureGetterNet}
+    if feature_cls not in classes:
+        raise ValueError(f"unknown feature_cls {feature_cls!r}; choose one of 'list', 'dict', 'hook', 'fx', 'getter'")
+    return classes[feature_cls](network, kept)
+
+
+def tags(name: str) -> str:
+    found = [tag for tag in default_cfgs[timm_name(name)].tags if tag]
+    return f"choose {' or '.join(map(repr, found))}" if found else "none are published"
 
 
 def weights_of(given: dict[str, Any], overlay: dict[str, Any]) -> str | None:
@@ -105,6 +154,16 @@ def main(arguments: list[str]) -> None:
     runpy.run_path(str(script), run_name="__main__")
 
 
+def configurations() -> dict[str, dict[str, Any] | PretrainedCfg]:
+    """What timm shows of our networks, under their names and the tags of published weights."""
+    found: dict[str, dict[str, Any] | PretrainedCfg] = {}
+    for name in list_models():
+        tag = PUBLISHED[name].hub_id.partition(".")[2] if name in PUBLISHED else ""
+        found[timm_name(name) + (f".{tag}" if tag else "")] = PretrainedCfg(**default_configuration(name))
+    return found
+
+
+default_cfgs = generate_default_cfgs(configurations())  # `register_model` looks here
 NAMES = register()
 
 if __name__ == "__main__":

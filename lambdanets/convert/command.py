@@ -14,10 +14,10 @@ from lambdanets.convert.formats import FORMATS, convert_state
 class Convert:
     """Weights of other implementations as ours, with equal outputs.
 
-    Lambda layers of lucidrains, timm and d-li14; d-li14's LambdaResNet; ResNets and ResNet-RS of torchvision and timm,
-    and torchvision's MobileNet-v2. Networks are known by their parameters: one that differs in what has none (blurred
-    pooling, another activation) is taken for the usual one. Pickles load only if they hold tensors and nothing that
-    could run code.
+    Lambda layers of lucidrains, timm and d-li14; d-li14's LambdaResNet and timm's lambda networks; ResNets and
+    ResNet-RS of torchvision and timm, and torchvision's MobileNet-v2. Networks are known by their parameters: one that
+    differs in what has none (blurred pooling, another activation) is taken for the usual one. Pickles load only if
+    they hold tensors and nothing that could run code.
     """
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]

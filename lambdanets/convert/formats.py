@@ -9,7 +9,7 @@ from torch import Tensor
 from lambdanets.convert import networks
 from lambdanets.layers import LambdaLayer2d
 from lambdanets.models import Network
-from lambdanets.models.foreign import D_LI14, LUCIDRAINS, TIMM, LayerNames, build_layer, read_layer
+from lambdanets.models.foreign import BYOBNET_MARK, D_LI14, LUCIDRAINS, TIMM, LayerNames, build_layer, read_layer
 from lambdanets.models.keys import COUNTER
 from lambdanets.models.stored import SPARE, SPARE_TENSORS, Budget, shorten, unwrapped
 
@@ -34,6 +34,7 @@ FORMATS = {
     "timm-layer": Format(TIMM.what, "qkv.weight", partial(layer, TIMM)),
     "d-li14-layer": Format(D_LI14.what, "conv_qkv.weight", partial(layer, D_LI14)),
     "d-li14": Format("d-li14's LambdaResNet", "layer1.0.conv2.conv_qkv.weight", networks.lambda_resnet),
+    "timm-lambda": Format("one of timm's lambda networks", BYOBNET_MARK, networks.timm_lambda_resnet),
     "resnet": Format("torchvision's or timm's ResNet or ResNet-RS", "layer1.0.conv1.weight", networks.resnet),
     "mobilenet_v2": Format("torchvision's MobileNet-v2", "features.0.0.weight", networks.mobilenet),
 }

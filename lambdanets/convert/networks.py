@@ -8,10 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from lambdanets.models import ROWS, Network, ResNetConfig, create_model
-from lambdanets.models.foreign import D_LI14, LayerWeights, read_layer
+from lambdanets.models.foreign import D_LI14, LayerWeights, from_byobnet, read_layer
 from lambdanets.models.keys import State, load
 from lambdanets.models.registry import changes
 from lambdanets.models.resnet import EXPANSION, STAGES
+from lambdanets.models.zoo import TIMM_NETWORKS
 
 WHAT = "a ResNet with bottleneck blocks"
 LAMBDA_SUFFIX = "to_queries.weight"
@@ -46,6 +47,29 @@ def lambda_resnet(state: Mapping[str, Tensor]) -> Network:
     return build(found, {**options, "position_bias": has_bias}, "d-li14's LambdaResNet")
 
 
+def timm_lambda_resnet(state: Mapping[str, Tensor]) -> Network:
+    """timm's networks with lambda layers; their activation is that of the named network with the same blocks."""
+    what = "one of timm's lambda networks"
+    found = from_byobnet(state)
+    tables = sorted(name for name in found if name.endswith(".conv2.positions.table"))
+    if not tables:
+        raise ValueError(f"this is not {what}: missing a lambda layer, such as stages.3.1.self_attn.qkv.weight")
+    table = found[tables[0]]
+    queries = found[tables[0].replace("positions.table", "norm_queries.weight")]
+    options: dict[str, Any] = {"heads": len(queries) // table.shape[2], "key_depth": table.shape[2]}
+    depths = resnet_fields(found, what)["depths"]
+    options["activation"] = next((row.activation for row in TIMM_NETWORKS.values() if row.depths == depths), "relu")
+    options |= {"block_pool": "2x2", "position_bias": tables[0].replace("positions.table", "position_bias") in found}
+    if options["position_bias"]:
+        options["scope"] = table.shape[0] if table.shape[0] == table.shape[1] else tuple(table.shape[:2])
+    else:  # for one size of images: that of the layer's input, times how much smaller it is
+        stage, block = map(int, re.findall(r"\d+", tables[0])[:2])
+        reduction = 2 ** (stage if block == 0 and stage > 1 else stage + 1)
+        sides = tuple((side + 1) // 2 * reduction for side in table.shape[:2])
+        options |= {"scope": None, "image_size": sides[0] if sides[0] == sides[1] else sides}
+    return build(found, options, what)
+
+
 def build(state: State, options: dict[str, Any], what: str) -> Network:
     """The network of a state with our names; `options` are those of its lambda layers."""
     inferred = {**resnet_fields(state, what), **options}
@@ -70,6 +94,8 @@ def resnet_fields(state: Mapping[str, Tensor], what: str) -> dict[str, Any]:
     plain = is_plain(state)
     first = tensor("conv1.weight" if plain else "conv1.0.weight")
     stem = ("vanilla" if first.shape[-1] == 7 else "small") if plain else "deep"
+    if not plain and len(first) == 3 * len(tensor("bn1.weight")) // 8:
+        stem = "tiered"
     if "maxpool.0.weight" in state:
         stem = "strided"
     if "layer1.0.conv1.weight" in state and "layer1.0.conv3.weight" not in state:
@@ -83,6 +109,8 @@ def resnet_fields(state: Mapping[str, Tensor], what: str) -> dict[str, Any]:
         placement.append("C" if not lambdas else "L" if len(lambdas) == len(blocks) else lambdas)
         se.append(f"layer{i}.0.se.fc1.weight" in state)
     fields: dict[str, Any] = {
+        "activation": "relu",  # weights show neither this nor the next
+        "block_pool": "3x3",
         "depths": tuple(depths),
         "widths": tuple(widths),
         "stem": stem,
@@ -101,7 +129,9 @@ def resnet_fields(state: Mapping[str, Tensor], what: str) -> dict[str, Any]:
 def nearest_row(fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The named network with the fewest fields to change, and the changes."""
     options = {
-        name: changes(name, replace(row, **fields)) for name, row in ROWS.items() if isinstance(row, ResNetConfig)
+        name: changes(name, replace(row, **fields))
+        for name, row in ROWS.items()
+        if isinstance(row, ResNetConfig) and (name in TIMM_NETWORKS) == (fields["stem"] == "tiered")
     }
     name = min(options, key=lambda name: len(options[name]))
     return name, options[name]

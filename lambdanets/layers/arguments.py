@@ -1,6 +1,8 @@
 """What layers say about arguments and inputs that they cannot take."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import wraps
+from inspect import signature
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -12,6 +14,7 @@ from lambdanets.typed import checked
 
 P = ParamSpec("P")
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 # Names from torch, timm, NATTEN and lucidrains: our names for the same thing, as far as a layer has one, or why none.
 CARRIED: dict[str, tuple[tuple[str, ...], str]] = {
@@ -113,12 +116,32 @@ class NotTraceable(NotScriptable):
         )
 
 
+def fx_leaf(forward: F) -> F:
+    """Decorate the `forward` of a module that torch.fx shall keep whole, as a single node, inside of a network.
+
+    A subclass with a `forward` of its own is not one node: it may do more than call this one.
+    """
+
+    @wraps(forward)
+    def kept(self: nn.Module, x: Any, *arguments: Any, **options: Any) -> Any:
+        if isinstance(x, Proxy):
+            tracer: Any = x.tracer
+            if type(self).forward is not kept or tracer.root is self:
+                check_tensor(x, "x")  # refuses it
+            return tracer.create_proxy("call_module", tracer.path_of_module(self), (x, *arguments), options)
+        return forward(self, x, *arguments, **options)
+
+    del kept.__wrapped__  # torch.fx would read the arguments of this function from the other one's code
+    kept.__signature__ = signature(forward)  # type: ignore[attr-defined]
+    return kept  # type: ignore[return-value]
+
+
 def check_tensor(x: Any, name: str) -> None:
     """Refuse what is not a tensor of floating-point numbers, with what to do about it."""
     if isinstance(x, Proxy):
         raise TypeError(
-            "torch.fx.symbolic_trace cannot follow this module: use torch.export or `lambdanets export`, or a Tracer "
-            "whose is_leaf_module() keeps it whole"
+            "torch.fx.symbolic_trace cannot follow this module: use torch.export or `lambdanets export`, or trace a "
+            "network that contains it"
         )
     check_is_tensor(x, name)
     if x.is_complex():

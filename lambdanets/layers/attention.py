@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from lambdanets.layers.arguments import NotScriptable, check_map, layer_arguments
+from lambdanets.layers.arguments import NotScriptable, check_map, fx_leaf, layer_arguments
 from lambdanets.ops.positions import per_axis
 from lambdanets.typed import Count
 
@@ -131,6 +131,7 @@ class GlobalAttention2d(SelfAttention2d):
         self.height = RelativeEmbedding(height, self.key_depth, device=device, dtype=dtype)
         self.width = RelativeEmbedding(width, self.key_depth, device=device, dtype=dtype)
 
+    @fx_leaf
     def forward(self, x: Tensor) -> Tensor:
         queries, keys, values = self.project(x)
         rows = torch.einsum("bhyxk,yik->bhyxi", queries, self.height(x.shape[2]))
@@ -169,6 +170,7 @@ class AxialAttention2d(NotScriptable):
         self.height = RelativeEmbedding(height, self.columns.key_depth, device=device, dtype=dtype)
         self.width = RelativeEmbedding(width, self.rows.key_depth, device=device, dtype=dtype)
 
+    @fx_leaf
     def forward(self, x: Tensor) -> Tensor:
         check_map(x, self.columns.channels, self.columns.to_queries)
         between = self._along(self.columns, self.height, x.transpose(2, 3)).transpose(2, 3)
@@ -221,6 +223,7 @@ class LocalAttention2d(SelfAttention2d):
         for table in (self.height, self.width):
             nn.init.normal_(table, std=self.key_depth**-0.5)
 
+    @fx_leaf
     def forward(self, x: Tensor) -> Tensor:
         queries, keys, values = self.project(x)
         queries = queries.flatten(2, 3)  # [B, H, N, K]

@@ -6,7 +6,7 @@ from typing import Annotated
 import torch
 from torch import Tensor, nn
 
-from lambdanets.layers.arguments import NotScriptable, check_map, check_odd, layer_arguments
+from lambdanets.layers.arguments import NotScriptable, check_map, check_odd, fx_leaf, layer_arguments
 from lambdanets.layers.attention import GlobalAttention2d
 from lambdanets.typed import Bounds, Count
 
@@ -59,6 +59,7 @@ class AugmentedConvolution2d(NotScriptable):
         )
         self.project = nn.Conv2d(attended, attended, 1, bias=False, **factory)
 
+    @fx_leaf
     def forward(self, x: Tensor) -> Tensor:
         check_map(x, self.conv.in_channels, self.conv)
         return torch.cat([self.conv(x), self.project(self.attention(x))], dim=1)

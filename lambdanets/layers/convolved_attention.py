@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from lambdanets.layers.arguments import NotScriptable, check_map, check_odd, layer_arguments
+from lambdanets.layers.arguments import NotScriptable, check_map, check_odd, fx_leaf, layer_arguments
 from lambdanets.layers.linear_attention import LinearAttention
 from lambdanets.typed import Count
 
@@ -46,6 +46,7 @@ class ConvolutionLinearAttention2d(NotScriptable):
         self.attention = LinearAttention(out_channels, inner, heads=heads, key_depth=key_depth, **factory)
         self.project = nn.Conv2d(inner, out_channels, 1, bias=False, **factory)
 
+    @fx_leaf
     def forward(self, x: Tensor) -> Tensor:
         check_map(x, self.conv.in_channels, self.conv)
         y = self.conv(x)

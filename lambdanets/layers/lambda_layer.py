@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lambdanets.layers.arguments import check_is_tensor, check_tensor, check_type, layer_arguments
+from lambdanets.layers.arguments import check_is_tensor, check_tensor, check_type, fx_leaf, layer_arguments
 from lambdanets.layers.fusing import Fusing
 from lambdanets.layers.pool import halved
 from lambdanets.layers.positions import DEFAULT_SCOPE, UNIT, RelativePositions
@@ -161,6 +161,7 @@ class LambdaLayer(Fusing):
         if positions and self.positions is not None:
             self.positions.reset_parameters()
 
+    @fx_leaf
     def forward(
         self,
         x: Tensor,

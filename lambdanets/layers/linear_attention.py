@@ -6,7 +6,7 @@ Letters: B batch, C channels, N positions, H heads, K key depth, V value depth.
 import torch
 from torch import Tensor, nn
 
-from lambdanets.layers.arguments import NotScriptable, check_map, layer_arguments
+from lambdanets.layers.arguments import NotScriptable, check_map, fx_leaf, layer_arguments
 from lambdanets.layers.attention import keep_format
 from lambdanets.typed import Count
 
@@ -60,6 +60,7 @@ class LinearAttention(NotScriptable):
         for projection in (self.to_queries, self.to_keys, self.to_values):
             nn.init.normal_(projection.weight, std=self.channels**-0.5)
 
+    @fx_leaf
     def forward(self, x: Tensor) -> Tensor:
         check_map(x, self.channels, self.to_queries, dims=None)
         inputs = x.flatten(2).transpose(1, 2)  # [B, N, C]

@@ -15,8 +15,8 @@ Letters: B batch, C channels, H and W the map.
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.fx import Proxy
 
+from lambdanets.layers.arguments import fx_leaf
 from lambdanets.ops.triton import pooling
 
 STRIDE = 2
@@ -25,9 +25,8 @@ STRIDE = 2
 class AveragePool(nn.AvgPool2d):
     """`nn.AvgPool2d` with correct gradients on CUDA GPUs too."""
 
+    @fx_leaf
     def forward(self, input: Tensor) -> Tensor:
-        if isinstance(input, Proxy) and not self.padding:  # torch.fx: torch's gradients are wrong with padding only
-            return super().forward(input)
         # 2x2 windows stand in shortcuts: the compiler adds their gradients to the block's without writing them first.
         compiling = torch.compiler.is_compiling()
         if (self.padding or not compiling) and pooling.takes(input) and self.is_halving(input):

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from lambdanets.layers.arguments import NotScriptable, check_map, layer_arguments
+from lambdanets.layers.arguments import NotScriptable, check_map, fx_leaf, layer_arguments
 from lambdanets.typed import Count
 
 
@@ -39,6 +39,7 @@ class SqueezeExcitation2d(NotScriptable):
         self.fc1 = nn.Conv2d(channels, hidden, 1, device=device, dtype=dtype)
         self.fc2 = nn.Conv2d(hidden, channels, 1, device=device, dtype=dtype)
 
+    @fx_leaf
     def forward(self, x: Tensor, *, context_mask: Tensor | None = None) -> Tensor:
         """x [B, channels, height, width]; `context_mask`, bool [B, height, width], is False where it is padding."""
         check_map(x, self.channels, self.fc1)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lambdanets.layers.arguments import NotScriptable, check_map, layer_arguments
+from lambdanets.layers.arguments import NotScriptable, check_map, fx_leaf, layer_arguments
 from lambdanets.layers.attention import keep_format
 from lambdanets.ops.positions import per_axis
 from lambdanets.typed import Count
@@ -65,6 +65,7 @@ class VectorAttention2d(NotScriptable):
         """Make the modules that `weights` uses."""
         raise NotImplementedError
 
+    @fx_leaf
     def forward(self, x: Tensor) -> Tensor:
         check_map(x, self.channels, self.to_queries)
         weights = self.weights(x)  # [B, G, S, N]

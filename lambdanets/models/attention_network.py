@@ -1,6 +1,6 @@
 """The self-attention networks of Zhao et al. 2020 (SAN): no convolution is larger than 1x1."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from torch import Tensor, nn
 
@@ -39,12 +39,25 @@ class AttentionStage(nn.Module):
         self.bn = nn.BatchNorm2d(width)
         self.act = nn.ReLU(inplace=True)
 
+    def forward(self, x: Tensor, run_block: Callable[[nn.Module, Tensor], Tensor]) -> Tensor:
+        x = self.conv(self.pool(x))
+        for block in self.blocks:
+            x = run_block(block, x)
+        return self.act(self.bn(x))
+
 
 class AttentionNetwork(Network):
     """A network of `AttentionNetworkConfig`; its five stages end where the map has lost 1 to 5 halvings."""
 
-    first_conv = "conv_in"
     depth_patterns = (r"^(?:conv_in|bn_in)\.", r"^stages\.(\d+)")
+
+    @classmethod
+    def first_conv_of(cls, config: AttentionNetworkConfig) -> str:
+        return "conv_in"
+
+    @classmethod
+    def reduction_of(cls, config: AttentionNetworkConfig) -> int:
+        return 2**STAGES
 
     def __init__(self, config: AttentionNetworkConfig) -> None:
         super().__init__(config)
@@ -69,12 +82,7 @@ class AttentionNetwork(Network):
     def forward_stage(self, stage: int, x: Tensor) -> Tensor:
         if stage == 0:
             x = self.act(self.bn_in(self.conv_in(x)))
-        chosen = self.stages[stage]
-        assert isinstance(chosen, AttentionStage)
-        x = chosen.conv(chosen.pool(x))
-        for block in chosen.blocks:
-            x = self.run_block(block, x)
-        return chosen.act(chosen.bn(x))
+        return self.stages[stage](x, self.run_block)
 
     def residual_blocks(self) -> Iterable[tuple[str, nn.Module]]:
         for i, stage in enumerate(self.stages):

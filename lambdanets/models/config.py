@@ -21,6 +21,7 @@ ScopePerStage = Scope | Literal["auto"] | tuple[Scope, ...]
 BlocksOfStage = str | tuple[Blocks, ...]
 Placement = str | tuple[BlocksOfStage, ...]
 Activation = Literal["relu", "silu", "mish", "gelu"]
+OutputStride = Literal[8, 16, 32]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +67,8 @@ class NetworkConfig(SpatialOptions):
         image_size: the size it is meant for, and the largest one where a layer sees the whole input.
         drop_rate: dropout before the classifier.
         drop_path_rate: stochastic depth of the last block, growing linearly from 0 in the first.
-        global_pool: "avg", "max", or "" to keep the map (then without a classifier).
+        global_pool: "avg", "max", "avgmax" (their mean), "catavgmax" (both, twice the features), or "" to keep the map
+            (then without a classifier).
     """
 
     num_classes: Annotated[int, Bounds(0, MOST_CLASSES)] = 1000
@@ -74,7 +76,7 @@ class NetworkConfig(SpatialOptions):
     image_size: Side | tuple[Side, Side] = 224
     drop_rate: Rate = 0.0
     drop_path_rate: Rate = 0.0
-    global_pool: Literal["avg", "max", ""] = "avg"
+    global_pool: Literal["avg", "max", "avgmax", "catavgmax", ""] = "avg"
 
     def __post_init__(self) -> None:
         check_fields(self)  # JSON and command lines bring lists: they become tuples
@@ -101,7 +103,8 @@ class ResNetConfig(NetworkConfig):
         depths: blocks of the stages c2 to c5.
         widths: channels inside the blocks of each stage; a quarter of what they put out.
         stem: "vanilla": 7x7 and max pooling; "deep": three 3x3 and max pooling (ResNet-D); "strided": three 3x3
-            and a strided one in place of the pooling (ResNet-RS); "small": one 3x3, nothing is made smaller.
+            and a strided one in place of the pooling (ResNet-RS); "small": one 3x3, nothing is made smaller;
+            "tiered": as "deep", with 24, 32 and 64 channels in place of 32, 32 and 64 (timm's ResNet-T).
         shortcut: "conv": a strided 1x1 where a stage makes the map smaller; "pool": 2x2 average pooling and a
             1x1 (ResNet-D).
         se: squeeze-and-excitation in convolution blocks, for all stages or each one; never with another layer.
@@ -112,24 +115,34 @@ class ResNetConfig(NetworkConfig):
         blur: "stem": the pooling of the stem (or the convolution in its place) keeps the resolution, and a 3x3 binomial
             filter with stride 2 follows; "all": the same for strided 3x3 convolutions of blocks. This reduces aliasing
             (Zhang 2019).
+        block_pool: windows of the average pooling that follows the `layer` where a block makes the map smaller.
+        output_stride: 16 or 8: no stage makes the map smaller than this fraction of the image. Strides beyond it are
+            left out, and convolutions and scopes behind them are dilated, so that weights of the usual network fit:
+            each position sees what it sees there (content lambdas see all positions of the larger map).
     """
 
     depths: tuple[Blocks, Blocks, Blocks, Blocks]
     widths: tuple[Count, Count, Count, Count] = (64, 128, 256, 512)
-    stem: Literal["vanilla", "deep", "strided", "small"] = "vanilla"
+    stem: Literal["vanilla", "deep", "tiered", "strided", "small"] = "vanilla"
     shortcut: Literal["conv", "pool"] = "conv"
     se: bool | tuple[bool, bool, bool, bool] = False
     se_reduction: Count = 16
     placement: Placement = "CCCC"
     activation: Activation = "relu"
     blur: Literal["none", "stem", "all"] = "none"
+    block_pool: Literal["3x3", "2x2"] = "3x3"
+    output_stride: OutputStride = 32
 
 
 @dataclass(frozen=True, kw_only=True)
 class MobileNetConfig(NetworkConfig):
-    """MobileNet-v2. `placement` names the inverted bottlenecks (1 to 17) that become lightweight lambda blocks."""
+    """MobileNet-v2. `placement` names the inverted bottlenecks (1 to 17) that become lightweight lambda blocks.
+
+    `output_stride` is as in ResNetConfig.
+    """
 
     placement: tuple[Blocks, ...] = ()
+    output_stride: OutputStride = 32
 
 
 @dataclass(frozen=True, kw_only=True)

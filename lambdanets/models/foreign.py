@@ -5,6 +5,7 @@ They store [U, K] and [U, V] where we store [K, U] and [V, U], and add a bias to
 for which our layer has `position_bias`.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,23 @@ from lambdanets.layers import LambdaLayer2d
 from lambdanets.models.keys import COUNTER, State, check_names, load
 
 NORM = ("weight", "bias", "running_mean", "running_var")
+# Names in timm's ByobNet, of which its lambda networks are made, and in our ResNet
+BYOBNET = (
+    (r"^stem\.conv1\.conv\.", "conv1.0."),
+    (r"^stem\.conv1\.bn\.", "conv1.1."),
+    (r"^stem\.conv2\.conv\.", "conv1.3."),
+    (r"^stem\.conv2\.bn\.", "conv1.4."),
+    (r"^stem\.conv3\.conv\.", "conv1.6."),
+    (r"^stem\.conv3\.bn\.", "bn1."),
+    (r"\.shortcut\.conv\.", ".downsample.0."),
+    (r"\.shortcut\.bn\.", ".downsample.1."),
+    (r"\.conv([123])_\w+\.conv\.", r".conv\1."),
+    (r"\.conv([123])_\w+\.bn\.", r".bn\1."),
+    (r"\.self_attn\.", ".conv2."),
+    (r"\.post_attn\.", ".bn2."),
+    (r"^head\.fc\.", "fc."),
+)
+BYOBNET_MARK = "stages.0.0.conv1_1x1.conv.weight"
 
 
 @dataclass(frozen=True)
@@ -86,6 +104,29 @@ def read_layer(names: LayerNames, state: Mapping[str, Tensor]) -> LayerWeights:
         arguments["input_size"] = [(size + 1) // 2 for size in table.shape[:2]]
     bias = table.new_zeros(K) if is_global else state[f"{names.convolution}.bias"]
     return LayerWeights(arguments, {name: tensor.contiguous() for name, tensor in found.items()}, bias)
+
+
+def is_byobnet(state: Mapping[str, Tensor]) -> bool:
+    return BYOBNET_MARK in state
+
+
+def from_byobnet(state: Mapping[str, Tensor]) -> State:
+    """The state dict of one of timm's lambda networks with the names of ours."""
+    found: State = {}
+    for name, tensor in state.items():
+        new = re.sub(r"^stages\.(\d+)\.", lambda match: f"layer{int(match[1]) + 1}.", name)
+        for pattern, ours_name in BYOBNET:
+            new = re.sub(pattern, ours_name, new)
+        found[new] = tensor
+    for prefix in sorted({name.removesuffix("qkv.weight") for name in found if name.endswith(".qkv.weight")}):
+        own = {name.removeprefix(prefix): found.pop(name) for name in list(found) if name.startswith(prefix)}
+        try:
+            layer = read_layer(TIMM, own)
+        except ValueError as error:
+            raise ValueError(f"{prefix.rstrip('.')}: {error}") from error
+        local = "input_size" not in layer.arguments
+        found.update({prefix + name: t for name, t in (layer.with_bias() if local else layer.state).items()})
+    return found
 
 
 def write_layer(names: LayerNames, layer: LambdaLayer2d, projection_bias: bool = False) -> State:

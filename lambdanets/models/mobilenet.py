@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
-from lambdanets.models.blocks import DropPath, conv, drop_path_rates, smaller
+from lambdanets.models.blocks import DropPath, Step, Steps, conv, drop_path_rates, smaller
 from lambdanets.models.config import MobileNetConfig
 from lambdanets.models.network import Network
 from lambdanets.models.spatial import pool_behind, scope_of_stage, spatial_layer
@@ -27,9 +27,11 @@ BLOCKS = tuple(
 ENDS = (1, 3, 6, 13, 18)  # the last module of `features` before each reduction, as a stage
 
 
-def conv_norm_act(channels: int, out_channels: int, size: int = 1, *, stride: int = 1, groups: int = 1) -> nn.Module:
+def conv_norm_act(
+    channels: int, out_channels: int, size: int = 1, *, stride: int = 1, groups: int = 1, dilation: int = 1
+) -> nn.Module:
     return nn.Sequential(
-        conv(channels, out_channels, size, stride=stride, groups=groups),
+        conv(channels, out_channels, size, stride=stride, groups=groups, dilation=dilation),
         nn.BatchNorm2d(out_channels),
         nn.ReLU6(inplace=True),
     )
@@ -38,13 +40,13 @@ def conv_norm_act(channels: int, out_channels: int, size: int = 1, *, stride: in
 class InvertedBottleneck(nn.Module):
     """1x1 to more channels, a depthwise 3x3, 1x1; a shortcut where the shape stays."""
 
-    def __init__(self, channels: int, out_channels: int, *, stride: int, expansion: int, drop_path: float) -> None:
+    def __init__(self, channels: int, out_channels: int, *, step: Step, expansion: int, drop_path: float) -> None:
         super().__init__()
         width = channels * expansion
         layers = [] if expansion == 1 else [conv_norm_act(channels, width)]
-        layers.append(conv_norm_act(width, width, 3, stride=stride, groups=width))
+        layers.append(conv_norm_act(width, width, 3, stride=step.kept, groups=width, dilation=step.dilation))
         self.conv = nn.Sequential(*layers, conv(width, out_channels), nn.BatchNorm2d(out_channels))
-        self.has_shortcut = stride == 1 and channels == out_channels
+        self.has_shortcut = step.stride == 1 and channels == out_channels
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -57,16 +59,16 @@ class LightweightBlock(InvertedBottleneck):
     Where the block makes the map smaller, 3x3 average pooling follows, in the spatial layer or behind it.
     """
 
-    def __init__(self, channels: int, out_channels: int, *, stride: int, spatial: nn.Module, drop_path: float) -> None:
+    def __init__(self, channels: int, out_channels: int, *, step: Step, spatial: nn.Module, drop_path: float) -> None:
         nn.Module.__init__(self)
-        pool = [pool_behind(spatial, stride)] if stride > 1 else []  # also if it does nothing: names stay
+        pool = [pool_behind(spatial, step)] if step.stride > 1 else []  # also if it does nothing: names stay
         self.conv = nn.Sequential(
             conv_norm_act(channels, channels),
             nn.Sequential(spatial, *pool, nn.BatchNorm2d(channels), nn.ReLU6(inplace=True)),
             conv(channels, out_channels),
             nn.BatchNorm2d(out_channels),
         )
-        self.has_shortcut = stride == 1 and channels == out_channels
+        self.has_shortcut = step.stride == 1 and channels == out_channels
         self.drop_path = DropPath(drop_path)
 
 
@@ -74,8 +76,15 @@ class MobileNetV2(Network):
     """A network of `MobileNetConfig`; its five stages end where the map has lost 1, 2, 3, 4 and 5 halvings."""
 
     classifier_name = "classifier"
-    first_conv = "features.0.0"
     depth_patterns = (r"^features\.0\.", r"^features\.(\d+)")
+
+    @classmethod
+    def first_conv_of(cls, config: MobileNetConfig) -> str:
+        return "features.0.0"
+
+    @classmethod
+    def reduction_of(cls, config: MobileNetConfig) -> int:
+        return min(32, config.output_stride)
 
     def __init__(self, config: MobileNetConfig) -> None:
         super().__init__(config)
@@ -83,21 +92,23 @@ class MobileNetV2(Network):
         if not isinstance(chosen, tuple) or not all(isinstance(i, int) and 1 <= i <= len(BLOCKS) for i in chosen):
             raise ValueError(f"placement must be block numbers from 1 to {len(BLOCKS)}, got {chosen!r}")
         scope = scope_of_stage(config.scope, 0, 1)
-        size, reduction, channels = smaller(config.image_grid, 2), 2, STEM
+        size, channels, steps = smaller(config.image_grid, 2), STEM, Steps(2, config.output_stride)
         layers = [conv_norm_act(config.in_chans, STEM, 3, stride=2)]
         rates = drop_path_rates(config.drop_path_rate, len(BLOCKS))
         for i, ((expansion, out_channels, stride), rate) in enumerate(zip(BLOCKS, rates, strict=True), start=1):
+            step = steps.take(stride)
             if i in config.placement:
-                spatial = spatial_layer(channels, config, scope, size, stride=stride)
-                block = LightweightBlock(channels, out_channels, stride=stride, spatial=spatial, drop_path=rate)
+                down, dilation = step.kept > 1, step.dilation
+                spatial = spatial_layer(channels, config, scope, size, downsample=down, dilation=dilation)
+                block = LightweightBlock(channels, out_channels, step=step, spatial=spatial, drop_path=rate)
             else:
-                block = InvertedBottleneck(channels, out_channels, stride=stride, expansion=expansion, drop_path=rate)
+                block = InvertedBottleneck(channels, out_channels, step=step, expansion=expansion, drop_path=rate)
             layers.append(block)
-            size, reduction, channels = smaller(size, stride), reduction * stride, out_channels
+            size, channels = smaller(size, step.kept), out_channels
             if i in ENDS:
-                self.feature_info.append({"num_chs": channels, "reduction": reduction, "module": f"features.{i}"})
+                self.feature_info.append({"num_chs": channels, "reduction": steps.reduction, "module": f"features.{i}"})
         layers.append(conv_norm_act(channels, LAST))
-        self.feature_info.append({"num_chs": LAST, "reduction": reduction, "module": f"features.{ENDS[-1]}"})
+        self.feature_info.append({"num_chs": LAST, "reduction": steps.reduction, "module": f"features.{ENDS[-1]}"})
         self.features = nn.Sequential(*layers)
         self.finish(LAST)
 

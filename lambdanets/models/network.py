@@ -32,7 +32,6 @@ class Network(SharesParameters, ABC):
 
     classifier_name: ClassVar[str] = "fc"
     depth_patterns: ClassVar[tuple[str, str]]  # of the names of parameters in the stem and in numbered blocks
-    first_conv: str  # the name of the convolution that sees the image
     config: NetworkConfig
     name: str | None = None  # in the registry
     card: "Card | None" = None  # preprocessing, class names, metrics, recipe of weights that were loaded
@@ -44,9 +43,20 @@ class Network(SharesParameters, ABC):
         self.grad_checkpointing = False
         self.frozen_norms: tuple[str, ...] = ()  # batch norms that stay in eval mode
 
+    @classmethod
+    @abstractmethod
+    def first_conv_of(cls, config: Any) -> str:
+        """The name of the convolution that sees the image."""
+
+    @classmethod
+    @abstractmethod
+    def reduction_of(cls, config: Any) -> int:
+        """How much smaller than the image the last map is."""
+
     def finish(self, num_features: int) -> None:
         """The head, and checks on what was built."""
         self.num_features = self.head_hidden_size = num_features
+        self.stages_left = len(self.feature_info)
         self.head_drop = nn.Dropout(self.config.drop_rate)
         self.reset_classifier(self.config.num_classes)
         self.register_load_state_dict_pre_hook(complete_shared)
@@ -80,7 +90,7 @@ class Network(SharesParameters, ABC):
     def forward_features(self, x: Tensor) -> Tensor:
         """The last map, [B, num_features, height, width]."""
         self._check_images(x)
-        for stage in range(len(self.feature_info)):
+        for stage in range(self.stages_left):
             x = self.forward_stage(stage, x)
         return x
 
@@ -94,17 +104,16 @@ class Network(SharesParameters, ABC):
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Pooling, dropout and the classifier (not with `pre_logits`) on what `forward_features` returned."""
-        if self.config.global_pool:
-            x = x.mean((2, 3)) if self.config.global_pool == "avg" else x.amax((2, 3))
-        x = self.head_drop(x)
+        x = self.head_drop(pool_globally(x, self.config.global_pool))
         return x if pre_logits else self.get_classifier()(x)
 
     def forward_intermediates(
         self,
         x: Tensor,
         indices: Sequence[int] | int | None = None,
-        *,
+        norm: bool = False,
         stop_early: bool = False,
+        output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
         """As in timm: the last map, and those of the stages `indices` (all if None, the last n if an int).
@@ -112,31 +121,64 @@ class Network(SharesParameters, ABC):
         Args:
             x: images.
             indices: which stages.
+            norm: has no effect: no stage has a norm that its map leaves out.
             stop_early: leave out the stages after the last one of `indices`, whose map is then the last.
+            output_fmt: "NCHW", the only one.
             intermediates_only: return the list alone.
         """
+        if output_fmt != "NCHW":
+            raise ValueError(f"output_fmt={output_fmt!r}: these networks have maps [B, C, H, W], 'NCHW'")
         self._check_images(x)
         wanted = stage_indices(indices, len(self.feature_info))
+        if max(wanted) >= self.stages_left:
+            raise ValueError(f"stage {max(wanted)} was removed: the network has the stages 0 to {self.stages_left - 1}")
         maps = {}
-        for stage in range(max(wanted) + 1 if stop_early else len(self.feature_info)):
+        for stage in range(max(wanted) + 1 if stop_early else self.stages_left):
             x = self.forward_stage(stage, x)
             if stage in wanted:
                 maps[stage] = x
         found = [maps[stage] for stage in wanted]
         return found if intermediates_only else (x, found)
 
-    def get_classifier(self) -> nn.Module:
-        return getattr(self, self.classifier_name)
+    def prune_intermediate_layers(
+        self, indices: Sequence[int] | int = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """As in timm: remove the stages after the last one of `indices`, and the head; returns the indices kept.
+
+        Args:
+            indices: which stages `forward_intermediates` will be asked for.
+            prune_norm: has no effect: a norm behind the last stage belongs to its map.
+            prune_head: remove the head also where all stages stay.
+        """
+        wanted = stage_indices(indices, len(self.feature_info))
+        left = max(wanted) + 1
+        ends_early = left < len(self.feature_info)
+        self.keep_stages(left)
+        self.stages_left = left
+        if ends_early:
+            self.num_features = self.feature_info[left - 1]["num_chs"]
+        if prune_head or ends_early:
+            self.reset_classifier(0, "")
+        return list(wanted)
+
+    def get_classifier(self, name_only: bool = False) -> Any:
+        """The classifier, or its name."""
+        return self.classifier_name if name_only else getattr(self, self.classifier_name)
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
         """A new classifier, on the device and in the dtype of the network; 0 classes for none."""
         pool = self.config.global_pool if global_pool is None else global_pool
         self.config = replace(self.config, num_classes=num_classes, global_pool=pool)
+        self.head_hidden_size = self.num_features * (2 if pool == "catavgmax" else 1)
         like = next(self.parameters())
         head: nn.Module = nn.Identity()
         if num_classes:
-            head = nn.Linear(self.num_features, num_classes, device=like.device, dtype=like.dtype)
+            head = nn.Linear(self.head_hidden_size, num_classes, device=like.device, dtype=like.dtype)
         setattr(self, self.classifier_name, head)
+
+    @property
+    def first_conv(self) -> str:
+        return self.first_conv_of(self.config)
 
     @property
     def num_classes(self) -> int:
@@ -147,9 +189,12 @@ class Network(SharesParameters, ABC):
         return {name for name, parameter in self.named_parameters() if parameter.ndim <= 1}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, str]:
-        """Patterns of parameters' names by depth, as timm's functions for layer-wise learning rates take them."""
+        """Patterns of parameters' names by depth, as timm's functions for layer-wise learning rates take them.
+
+        `coarse`: a group for each stage of a ResNet, otherwise for each block.
+        """
         stem, blocks = self.depth_patterns
-        return {"stem": stem, "blocks": blocks}
+        return {"stem": stem, "blocks": blocks.removesuffix(r"\.(\d+)") if coarse and blocks.count("(") > 1 else blocks}
 
     def depths(self) -> dict[str, int]:
         """The depth of each parameter: 0 is the stem, then block after block, and last the classifier."""
@@ -234,8 +279,9 @@ class FeatureNetwork(SharesParameters):
         super().__init__()
         self.out_indices = stage_indices(out_indices, len(network.feature_info))
         network.reset_classifier(0)
-        network.keep_stages(max(self.out_indices) + 1)
-        del network.feature_info[max(self.out_indices) + 1 :]
+        network.stages_left = max(self.out_indices) + 1
+        network.keep_stages(network.stages_left)
+        del network.feature_info[network.stages_left :]
         self.network = network
         self.feature_info = FeatureInfo(network.feature_info, self.out_indices)
 
@@ -244,6 +290,18 @@ class FeatureNetwork(SharesParameters):
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
         self.network.set_grad_checkpointing(enable)
+
+
+def pool_globally(x: Tensor, kind: str) -> Tensor:
+    """[B, C, height, width] -> [B, C], [B, 2C] with "catavgmax", or x itself with ""."""
+    if not kind:
+        return x
+    if kind == "avg":
+        return x.mean((2, 3))
+    if kind == "max":
+        return x.amax((2, 3))
+    average, largest = x.mean((2, 3)), x.amax((2, 3))
+    return torch.cat([average, largest], dim=1) if kind == "catavgmax" else 0.5 * (average + largest)
 
 
 class FeatureInfo:

@@ -34,8 +34,15 @@ class PatchNetwork(Network):
     """A network of `PatchConfig`; its four stages are quarters of the depth, all at the same resolution."""
 
     classifier_name = "head"
-    first_conv = "patch_embed"
     depth_patterns = (r"^patch_embed\.", r"^blocks\.(\d+)")
+
+    @classmethod
+    def first_conv_of(cls, config: PatchConfig) -> str:
+        return "patch_embed"
+
+    @classmethod
+    def reduction_of(cls, config: PatchConfig) -> int:
+        return config.patch
 
     def __init__(self, config: PatchConfig) -> None:
         super().__init__(config)
@@ -60,6 +67,7 @@ class PatchNetwork(Network):
         for end in self.ends:
             info = {"num_chs": width, "reduction": config.patch, "module": f"blocks.{end - 1}"}
             self.feature_info.append(info)
+        self.feature_info[-1]["module"] = "norm"
         self.finish(width)
 
     def forward_stage(self, stage: int, x: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ enough.
 import json
 import tempfile
 import warnings
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,6 +17,8 @@ from torch import Tensor
 
 from lambdanets.data.preprocessing import Preprocessing
 from lambdanets.files import read_object, whole_path, write_json
+from lambdanets.models.config import NetworkConfig
+from lambdanets.models.foreign import from_byobnet, is_byobnet
 from lambdanets.models.model_card import README, write_model_card
 from lambdanets.models.shared import complete_shared
 from lambdanets.models.stored import (
@@ -30,6 +32,7 @@ from lambdanets.models.stored import (
     shorten,
     within_size_of,
 )
+from lambdanets.models.zoo import PUBLISHED, ROWS, TIMM_NETWORKS
 from lambdanets.typed import from_json
 
 if TYPE_CHECKING:
@@ -38,7 +41,8 @@ if TYPE_CHECKING:
 CONFIG, WEIGHTS, KEY = "config.json", "model.safetensors", "lambdanets"
 HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "force_download")
 WIDEST = 2**13  # channels before a classifier, at most
-TIMM_HAS = frozenset({"resnet26", "resnet50", "resnet101", "resnet152"})  # names that are somebody else's there
+# Names that are somebody else's there
+TIMM_HAS = frozenset({"resnet26", "resnet50", "resnet101", "resnet152", *TIMM_NETWORKS})
 
 
 @dataclass(frozen=True)
@@ -71,23 +75,38 @@ def timm_name(name: str) -> str:
     return f"lambdanets_{name}" if name in TIMM_HAS else name
 
 
-def timm_configuration(network: "Network", card: Card) -> dict[str, Any]:
+def timm_configuration(config: NetworkConfig, card: Card) -> dict[str, Any]:
     """Fields of timm's PretrainedCfg."""
-    size = card.preprocessing.size
+    from lambdanets.models.registry import FAMILIES
+
+    family, size = FAMILIES[type(config)], card.preprocessing.size
+    height, width = (size, size) if isinstance(size, int) else size
+    reduction = family.reduction_of(config)
     return {
-        "input_size": (network.config.in_chans, *((size, size) if isinstance(size, int) else size)),
+        "input_size": (config.in_chans, height, width),
+        "pool_size": (-(-height // reduction), -(-width // reduction)),
         "mean": card.preprocessing.mean,
         "std": card.preprocessing.std,
         "crop_pct": card.preprocessing.crop,
         "interpolation": card.preprocessing.interpolation,
-        "num_classes": network.num_classes,
-        "classifier": network.classifier_name,
-        "first_conv": network.first_conv,
+        "num_classes": config.num_classes,
+        "classifier": family.classifier_name,
+        "first_conv": family.first_conv_of(config),
     }
 
 
 def default_card(network: "Network") -> Card:
-    return Card(Preprocessing(size=network.config.image_size))
+    published = PUBLISHED.get(network.name or "")
+    preprocessing = Preprocessing() if published is None else published.preprocessing
+    return Card(replace(preprocessing, size=network.config.image_size))
+
+
+def default_configuration(name: str) -> dict[str, Any]:
+    """Fields of timm's PretrainedCfg for a network as `create_model(name)` builds it."""
+    config, published = ROWS[name], PUBLISHED.get(name)
+    if published is None:
+        return timm_configuration(config, Card(Preprocessing(size=config.image_size)))
+    return {**timm_configuration(config, Card(published.preprocessing)), "hf_hub_id": published.hub_id}
 
 
 def describe_network(network: "Network", card: Card) -> dict[str, Any]:
@@ -128,7 +147,7 @@ def save_pretrained(
         "num_features": network.num_features,
         # transformers passes the classes itself; timm finds them above
         "model_args": {name: value for name, value in ours["arguments"].items() if name != "num_classes"},
-        "pretrained_cfg": timm_configuration(network, card),
+        "pretrained_cfg": timm_configuration(network.config, card),
         KEY: ours,
     }
     if card.class_names:
@@ -233,11 +252,16 @@ def from_pretrained(source: str | Path, **arguments: Any) -> "Network":
 def load_weights(network: "Network", source: str | Path, **hub_options: Any) -> None:
     """Weights from a file, folder or hub id.
 
-    A classifier for another number of classes is left out, and a convolution for images with other channels is made
-    to fit, as timm does.
+    timm's lambda networks may have timm's names. A classifier for another number of classes is left out, and a
+    convolution for images with other channels is made to fit, as timm does.
     """
     path = locate(source, WEIGHTS, **hub_options)
     state = read_state(path)
+    if is_byobnet(state):
+        try:
+            state = from_byobnet(state)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
     spoilt = non_finite(state)
     if spoilt:
         warnings.warn(non_finite_message(path, spoilt, len(state)), NonFiniteWeightsWarning, stacklevel=3)

@@ -20,10 +20,10 @@ from lambdanets.models.config import (
 from lambdanets.models.mobilenet import MobileNetV2
 from lambdanets.models.network import FeatureNetwork, Network
 from lambdanets.models.patch import PatchNetwork
-from lambdanets.models.pretrained import load_weights
+from lambdanets.models.pretrained import WEIGHTS, Card, load_weights, locate
 from lambdanets.models.resnet import ResNet
 from lambdanets.models.spatial import check_options
-from lambdanets.models.zoo import ROWS
+from lambdanets.models.zoo import PUBLISHED, ROWS, Published
 from lambdanets.typed import shown, unknown_arguments
 
 FAMILIES: dict[type[NetworkConfig], type[Network]] = {
@@ -53,6 +53,21 @@ NO_WEIGHTS = (
     "no weights are published for {name!r}: pass pretrained='weights.safetensors', a folder that save_pretrained "
     "wrote, or the id of a model on the Hugging Face hub; `lambdanets train` makes weights"
 )
+
+
+def load_published(network: Network, published: Published) -> None:
+    """Download weights, or take them from huggingface_hub's cache, and load them."""
+    hub_id = published.hub_id
+    try:
+        path = locate(hub_id, WEIGHTS)
+    except ValueError as error:
+        raise ValueError(
+            f"the weights of {network.name} could not be downloaded: {' '.join(str(error.__cause__ or error).split())} "
+            f"Where the hub cannot be reached, give their file: pretrained='{WEIGHTS}', "
+            f"from https://huggingface.co/{hub_id}"
+        ) from error
+    load_weights(network, path)
+    network.card = Card(published.preprocessing, recipe={"source": hub_id})
 
 
 def list_models(pattern: str = "*") -> list[str]:
@@ -141,7 +156,8 @@ def create_model(
     Args:
         name: one of `list_models()`.
         pretrained: weights: a file (safetensors, or a torch file of tensors), a folder that `save_pretrained`
-            wrote, or an id on the Hugging Face hub. The classifier is left new where the classes differ in number,
+            wrote, or an id on the Hugging Face hub; True for the published ones, which timm's lambda networks have
+            (`lambdanets.models.zoo.PUBLISHED`). The classifier is left new where the classes differ in number,
             and the first convolution is made to fit where the channels do.
         features_only: return the maps of the stages, as a list, in place of class scores.
         out_indices: which stages `features_only` returns (an int: the last n); all if None.
@@ -153,10 +169,12 @@ def create_model(
         raise ValueError("out_indices is for features_only=True")
     if features_only:
         arguments.setdefault("num_classes", 0)
-    if pretrained is True:
+    if pretrained is True and name in ROWS and name not in PUBLISHED:
         raise ValueError(NO_WEIGHTS.format(name=name))
     config = configure(name, **arguments)
     network = build(name, config)
-    if pretrained:
+    if pretrained is True:
+        load_published(network, PUBLISHED[name])
+    elif pretrained:
         load_weights(network, pretrained)
     return FeatureNetwork(network, out_indices) if features_only else network

@@ -4,19 +4,32 @@ Names of parameters are torchvision's and timm's, so that their weights fit.
 """
 
 from collections.abc import Iterable
+from math import prod
+from typing import Literal
 
 from torch import Tensor, nn
 
 from lambdanets.layers import LambdaLayer2d, SqueezeExcitation2d
-from lambdanets.layers.pool import AveragePool
-from lambdanets.models.blocks import DropPath, activation, blur_by_half, conv, drop_path_rates, smaller, zero_gamma
+from lambdanets.models.blocks import (
+    DropPath,
+    Step,
+    Steps,
+    activation,
+    average_by_half,
+    blur_by_half,
+    conv,
+    drop_path_rates,
+    smaller,
+    zero_gamma,
+)
 from lambdanets.models.config import Activation, Placement, ResNetConfig
 from lambdanets.models.network import Network
 from lambdanets.models.spatial import pool_behind, scope_of_stage, spatial_layer
 
 EXPANSION = 4  # a block puts out four times its width
 STAGES = 4
-STEMS = {"vanilla": (2, 2), "deep": (2, 2), "strided": (2, 2), "small": (1, 1)}  # strides of convolutions and pooling
+# Strides of convolutions and pooling
+STEMS = {"vanilla": (2, 2), "deep": (2, 2), "tiered": (2, 2), "strided": (2, 2), "small": (1, 1)}
 
 
 class Bottleneck(nn.Module):
@@ -24,7 +37,8 @@ class Bottleneck(nn.Module):
 
     A convolution strides itself. Any other `spatial` layer works at the input's resolution, and where the block
     makes the map smaller 3x3 average pooling follows: in lambda layers with `downsample="avg"`, behind other layers.
-    With `blur` a convolution works at the input's resolution too, and a binomial filter follows.
+    With `blur` a convolution works at the input's resolution too, and a binomial filter follows. With `left_out` the
+    block keeps every position (see `Step`).
     """
 
     def __init__(
@@ -33,20 +47,27 @@ class Bottleneck(nn.Module):
         width: int,
         *,
         stride: int = 1,
+        dilation: int = 1,
+        left_out: bool = False,
         spatial: nn.Module | None = None,
         shortcut: str = "conv",
         se: int | None = None,
         drop_path: float = 0.0,
         act: Activation = "relu",
         blur: bool = False,
+        window: Literal[2, 3] = 3,
     ) -> None:
         super().__init__()
         out_channels = width * EXPANSION
-        blur = blur and spatial is None and stride > 1
+        step = Step(stride, dilation, left_out)
+        blur = blur and spatial is None and step.stride > 1
         self.conv1 = conv(channels, width)
         self.bn1 = nn.BatchNorm2d(width)
-        self.conv2 = conv(width, width, 3, stride=1 if blur else stride) if spatial is None else spatial
-        self.pool = nn.Identity() if spatial is None else pool_behind(spatial, stride)
+        if spatial is None:
+            self.conv2 = conv(width, width, 3, stride=1 if blur else step.kept, dilation=dilation)
+        else:
+            self.conv2 = spatial
+        self.pool = nn.Identity() if spatial is None else pool_behind(spatial, step, window)
         if blur:
             self.pool = blur_by_half()
         self.bn2 = nn.BatchNorm2d(width)
@@ -56,8 +77,8 @@ class Bottleneck(nn.Module):
         self.act = activation(act)
         self.drop_path = DropPath(drop_path)
         self.downsample = None
-        if stride > 1 or channels != out_channels:
-            self.downsample = make_shortcut(channels, out_channels, stride, shortcut)
+        if step.stride > 1 or channels != out_channels:
+            self.downsample = make_shortcut(channels, out_channels, step, shortcut)
 
     def forward(self, x: Tensor) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
@@ -67,11 +88,11 @@ class Bottleneck(nn.Module):
         return self.act(self.drop_path(x) + shortcut)
 
 
-def make_shortcut(channels: int, out_channels: int, stride: int, kind: str) -> nn.Sequential:
+def make_shortcut(channels: int, out_channels: int, step: Step, kind: str) -> nn.Sequential:
     if kind == "conv":
-        return nn.Sequential(conv(channels, out_channels, stride=stride), nn.BatchNorm2d(out_channels))
-    if kind == "pool":  # odd maps: the last window has one row or column, and does not count what is outside
-        pool = AveragePool(2, stride, ceil_mode=True, count_include_pad=False) if stride > 1 else nn.Identity()
+        return nn.Sequential(conv(channels, out_channels, stride=step.kept), nn.BatchNorm2d(out_channels))
+    if kind == "pool":
+        pool = average_by_half(2, step)
         return nn.Sequential(pool, conv(channels, out_channels), nn.BatchNorm2d(out_channels))
     raise ValueError(f"unknown shortcut {kind!r}; choose one of 'conv', 'pool'")
 
@@ -90,11 +111,12 @@ def make_stem(config: ResNetConfig) -> tuple[nn.Module, nn.Module]:
     if kind == "vanilla":
         return conv(in_chans, width, 7, stride=2), pool
     half = width // 2
+    first = 3 * width // 8 if kind == "tiered" else half
     convs = nn.Sequential(
-        conv(in_chans, half, 3, stride=2),
-        nn.BatchNorm2d(half),
+        conv(in_chans, first, 3, stride=2),
+        nn.BatchNorm2d(first),
         activation(config.activation),
-        conv(half, half, 3),
+        conv(first, half, 3),
         nn.BatchNorm2d(half),
         activation(config.activation),
         conv(half, width, 3),
@@ -108,7 +130,7 @@ def make_stem(config: ResNetConfig) -> tuple[nn.Module, nn.Module]:
 
 
 def make_stage(
-    config: ResNetConfig, i: int, channels: int, stride: int, size: tuple[int, int], rates: list[float]
+    config: ResNetConfig, i: int, channels: int, steps: Steps, size: tuple[int, int], rates: list[float]
 ) -> nn.Sequential:
     """Stage i (0 is c2) on maps of `size`, one block for each rate of stochastic depth."""
     width = config.widths[i]
@@ -116,26 +138,32 @@ def make_stage(
     scope = scope_of_stage(config.scope, i, STAGES)
     se = config.se if isinstance(config.se, bool) else config.se[i]
     blocks, shared = [], None
+    window = 3 if config.block_pool == "3x3" else 2
     for number, rate in enumerate(rates, start=1):
         spatial = None
+        step = steps.take(2 if i > 0 and number == 1 else 1)
         if number in replaced:
-            spatial = spatial_layer(width, config, scope, size, shared, stride=stride)
+            inside = step.kept > 1 and window == 3
+            spatial = spatial_layer(width, config, scope, size, shared, downsample=inside, dilation=step.dilation)
             if config.share_positions and isinstance(spatial, LambdaLayer2d):
                 shared = spatial.positions
         blocks.append(
             Bottleneck(
                 channels,
                 width,
-                stride=stride,
+                stride=step.stride,
+                dilation=step.dilation,
+                left_out=step.left_out,
                 spatial=spatial,
                 shortcut=config.shortcut,
                 se=config.se_reduction if se and spatial is None else None,
                 drop_path=rate,
                 act=config.activation,
                 blur=config.blur == "all",
+                window=window,
             )
         )
-        size, channels, stride = smaller(size, stride), width * EXPANSION, 1
+        size, channels = smaller(size, step.kept), width * EXPANSION
     return nn.Sequential(*blocks)
 
 
@@ -144,10 +172,19 @@ class ResNet(Network):
 
     depth_patterns = (r"^(?:conv1|bn1|maxpool)\.", r"^layer(\d+)\.(\d+)")
 
+    @classmethod
+    def first_conv_of(cls, config: ResNetConfig) -> str:
+        return "conv1" if config.stem in ("vanilla", "small") else "conv1.0"
+
+    @classmethod
+    def reduction_of(cls, config: ResNetConfig) -> int:
+        return min(prod(STEMS[config.stem]) * 2 ** (STAGES - 1), config.output_stride)
+
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__(config)
         stem = config.widths[0]
-        self.first_conv = "conv1.0" if config.stem in ("deep", "strided") else "conv1"
+        if config.blur == "all" and config.output_stride < 32:
+            raise ValueError("blur='all' needs output_stride=32: a stride that is left out has nothing to blur")
         self.conv1, self.maxpool = make_stem(config)
         self.bn1 = nn.BatchNorm2d(stem)
         self.act1 = activation(config.activation)
@@ -155,14 +192,14 @@ class ResNet(Network):
         size = smaller(smaller(config.image_grid, first), second)
         reduction, channels = first, stem
         self.feature_info.append({"num_chs": channels, "reduction": reduction, "module": "act1"})
-        reduction *= second
+        steps = Steps(first * second, config.output_stride)
         rates = iter(drop_path_rates(config.drop_path_rate, sum(config.depths)))
         for i, (depth, width) in enumerate(zip(config.depths, config.widths, strict=True)):
-            stride = 1 if i == 0 else 2
-            stage = make_stage(config, i, channels, stride, size, [next(rates) for _ in range(depth)])
+            before = steps.reduction
+            stage = make_stage(config, i, channels, steps, size, [next(rates) for _ in range(depth)])
             setattr(self, f"layer{i + 1}", stage)
-            size, channels, reduction = smaller(size, stride), width * EXPANSION, reduction * stride
-            self.feature_info.append({"num_chs": channels, "reduction": reduction, "module": f"layer{i + 1}"})
+            size, channels = smaller(size, steps.reduction // before), width * EXPANSION
+            self.feature_info.append({"num_chs": channels, "reduction": steps.reduction, "module": f"layer{i + 1}"})
         self.finish(channels)
 
     def forward_stage(self, stage: int, x: Tensor) -> Tensor:
@@ -170,7 +207,10 @@ class ResNet(Network):
             return self.act1(self.bn1(self.conv1(x)))
         if stage == 1:
             x = self.maxpool(x)
-        for block in getattr(self, f"layer{stage}"):
+        blocks = getattr(self, f"layer{stage}")
+        if not self.grad_checkpointing:
+            return blocks(x)  # a hook on the stage sees its map
+        for block in blocks:
             x = self.run_block(block, x)
         return x
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
+from typing import Literal
 
 from torch import nn
 
@@ -18,7 +19,7 @@ from lambdanets.layers import (
     PatchwiseAttention2d,
     RelativePositions,
 )
-from lambdanets.layers.pool import AveragePool
+from lambdanets.models.blocks import Step, average_by_half
 from lambdanets.models.config import Scope, ScopePerStage, SpatialOptions
 
 SCOPE_WITH_INTRA_DEPTH = 7  # the paper's, to reduce the work that intra-depth multiplies
@@ -88,11 +89,10 @@ def spatial_layer(
     positions: RelativePositions | None = None,
     *,
     out_channels: int | None = None,
-    stride: int = 1,
+    downsample: bool = False,
+    dilation: int = 1,
 ) -> nn.Module:
     """A layer [B, channels, height, width] -> [B, out_channels, height, width].
-
-    With a stride of 2 a lambda layer halves the map.
 
     Args:
         channels: in, and out if `out_channels` is None.
@@ -101,8 +101,14 @@ def spatial_layer(
         input_size: the largest map it will see, as (height, width).
         positions: the stage's, if they are shared.
         out_channels: of the output; a layer given as a function keeps the channels.
-        stride: of the block, 1 or 2. Where the layer keeps the map, `pool_behind` halves it.
+        downsample: whether a lambda layer halves the map by 3x3 average pooling; others keep it (see `pool_behind`).
+        dilation: of the scope, for lambda layers.
     """
+    if dilation > 1 and (options.layer != "lambda" or scope is None):
+        what = "a global scope" if options.layer == "lambda" else f"layer={options.layer!r}"
+        raise ValueError(f"{what} cannot be dilated: use output_stride=32, or lambda layers with a local scope")
+    if dilation > 1 and options.share_positions:
+        raise ValueError("share_positions=True needs output_stride=32: blocks of a dilated stage differ in dilation")
     if not isinstance(options.layer, str):
         if out_channels is not None:
             raise ValueError("this network's layers change the number of channels: give layer a name, not a function")
@@ -111,7 +117,7 @@ def spatial_layer(
     chosen = {name: getattr(options, name) for name in kind.options - {"scope", "share_positions"}}
     chosen = {name: value for name, value in chosen.items() if value is not None or name == "key_norm"}
     if options.layer == "lambda":
-        chosen |= {"positions": positions, "downsample": "avg" if stride > 1 else None}
+        chosen |= {"positions": positions, "downsample": "avg" if downsample else None, "dilation": dilation}
     if scope == "auto" and options.intra_depth > 1:
         scope = SCOPE_WITH_INTRA_DEPTH
     if "scope" in kind.options and scope != "auto":
@@ -127,7 +133,8 @@ def spatial_layer(
     return kind.build(channels, **chosen)
 
 
-def pool_behind(spatial: nn.Module, stride: int) -> nn.Module:
-    """The average pooling behind a spatial layer of a block with this stride, unless the layer does it itself."""
-    done = stride == 1 or (isinstance(spatial, LambdaLayer2d) and spatial.downsample is not None)
-    return nn.Identity() if done else AveragePool(3, stride, padding=1)
+def pool_behind(spatial: nn.Module, step: Step, window: Literal[2, 3] = 3) -> nn.Module:
+    """The average pooling behind a spatial layer of a block, unless the layer does it itself."""
+    if isinstance(spatial, LambdaLayer2d) and spatial.downsample is not None:
+        return nn.Identity()
+    return average_by_half(window, step)

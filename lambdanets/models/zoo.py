@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from lambdanets.data.preprocessing import Preprocessing
 from lambdanets.models.config import AttentionNetworkConfig, MobileNetConfig, NetworkConfig, PatchConfig, ResNetConfig
 
 
@@ -81,6 +82,42 @@ ATTENTION_NETWORKS = {
     "san19": AttentionNetworkConfig(depths=(3, 3, 4, 6, 3)),
 }
 
+# timm's networks with lambda layers, which are trained on ImageNet (`PUBLISHED`).
+TIMM_26 = ResNetConfig(
+    depths=(2, 2, 2, 2),
+    stem="tiered",
+    placement=("C", "C", (2,), "L"),
+    heads=4,
+    key_depth=16,
+    scope=9,
+    position_bias=True,
+    embedding_std=0.25,
+    block_pool="2x2",
+    image_size=256,
+)
+TIMM_NETWORKS = {
+    "lambda_resnet26t": TIMM_26,
+    "lambda_resnet26rpt_256": replace(TIMM_26, scope=None, position_bias=False, embedding_std=0.02),
+    "lambda_resnet50ts": replace(
+        TIMM_26, depths=(3, 4, 6, 3), placement=("C", (4,), (2, 4, 6), (2,)), activation="silu"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Published:
+    """Weights that somebody published."""
+
+    hub_id: str
+    preprocessing: Preprocessing
+
+
+PUBLISHED = {
+    "lambda_resnet26t": Published("timm/lambda_resnet26t.c1_in1k", Preprocessing(size=256, crop=0.94)),
+    "lambda_resnet26rpt_256": Published("timm/lambda_resnet26rpt_256.c1_in1k", Preprocessing(size=256, crop=0.94)),
+    "lambda_resnet50ts": Published("timm/lambda_resnet50ts.a1h_in1k", Preprocessing(size=256, crop=0.95)),
+}
+
 ROWS: dict[str, NetworkConfig] = {
     **VANILLA,
     **RESNET_D,
@@ -91,6 +128,7 @@ ROWS: dict[str, NetworkConfig] = {
     **SMALL_IMAGES,
     **PATCHES,
     **ATTENTION_NETWORKS,
+    **TIMM_NETWORKS,
 }
 
 # Top-1 on ImageNet as the paper prints it, trained without pseudo-labels: (percent, image size, label of the table).

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from lambdanets import LambdaLayer1d, LambdaLayer2d, LambdaLayer3d, RelativePositions, create_model
+from lambdanets import LambdaLayer1d, LambdaLayer2d, LambdaLayer3d, RelativePositions
 from lambdanets.layers import (
     AugmentedConvolution2d,
     AxialAttention2d,
@@ -304,13 +304,6 @@ def test_scripting_and_symbolic_tracing_say_what_to_use_instead(kind, options, a
         torch.jit.script(layer)
     with pytest.raises(TypeError, match=r"symbolic_trace cannot follow this module: use torch.export"):
         torch.fx.symbolic_trace(layer)
-
-
-@pytest.mark.parametrize("shortcut", ["conv", "pool"])
-def test_symbolic_tracing_of_a_network_says_what_to_use_instead(shortcut):
-    model = create_model("lambda_resnet_tiny", shortcut=shortcut)
-    with pytest.raises(TypeError, match=r"symbolic_trace cannot follow this module: use torch.export"):
-        torch.fx.symbolic_trace(model)
 
 
 def test_a_tracer_may_keep_a_layer_whole():

@@ -47,6 +47,10 @@ NAMES = {
     "san10": 11_841_124,
     "san15": 16_181_310,
     "san19": 20_518_470,
+    # timm's
+    "lambda_resnet26rpt_256": 10_988_688,
+    "lambda_resnet26t": 10_958_272,
+    "lambda_resnet50ts": 21_536_832,
 }
 
 # The paper's number in millions, as printed.
