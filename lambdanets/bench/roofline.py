@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from lambdanets.bench.cases import BenchCase
+from lambdanets.ops.triton.problem import content_flops, count_flops
 
 # fmt: off
 # By what the paper calls the result; norms, projections and the rest have no letter there.
@@ -95,8 +96,6 @@ def per_step(kernel: str, microseconds: Sequence[float], steps: int) -> KernelTi
 
 def work_of(case: BenchCase, mode: str, g_is_written: bool) -> dict[str, Work]:
     """For each group that has useful work. `g_is_written`: by a kernel of its own, so that dv and dT read it."""
-    from lambdanets.ops.triton.operators import content_flops, count_flops
-
     B, N, C, H, K = case.batch, case.positions, case.shape.channels, case.heads, case.key_depth
     V, scopes, size = C // H, case.scopes, torch.empty(0, dtype=case.torch_dtype).element_size()
     lambdas = count_flops((B, N, H * K), (B, N, V), (*scopes, K, 1), case.grid, case.grid, 1)  # and applying them

@@ -8,6 +8,8 @@ Letters: B batch, N queries, M context, H heads, K key depth, V value depth, U i
 import pytest
 import torch
 
+pytest.importorskip("triton", reason="Triton is not installed")
+
 from lambdanets import LambdaLayer2d
 from lambdanets.ops.triton import fused_dense, fused_relative, why_not
 from lambdanets.ops.triton.content import content_gradients, content_lambda

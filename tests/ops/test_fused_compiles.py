@@ -8,10 +8,19 @@ import pytest
 import torch
 from torch import nn
 
-from lambdanets.ops.triton import content, expanded, interpreted, norms, pool_first, pooling, tiled
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from lambdanets.ops.triton import (
+    content,
+    expanded,
+    interpreted,
+    norm_operators,
+    pool_first,
+    pooling_operators,
+    tiled,
+)
 from lambdanets.ops.triton.problem import Geometry, Problem
 
-triton = pytest.importorskip("triton", reason="Triton is not installed")
 pytestmark = pytest.mark.skipif(interpreted(), reason="TRITON_INTERPRET is set: nothing is compiled")
 HOPPER = 90
 
@@ -113,15 +122,15 @@ def parameters_and_statistics(sizes):
 def test_norms(compiled):
     sizes, product = (64, 32, 16), on_meta(8, 49, 112)
     parameters, statistics = parameters_and_statistics(sizes)
-    *parts, moments = norms.forward(product, *parameters, *statistics, [1e-5, 1e-5], [0.1, 0.1], sizes)
-    norms.backward(*parts, product, *parameters, moments, sizes)
+    *parts, moments = norm_operators.forward(product, *parameters, *statistics, [1e-5, 1e-5], [0.1, 0.1], sizes)
+    norm_operators.backward(*parts, product, *parameters, moments, sizes)
     assert compiled.keys() == {"batch_moments", "normalise_parts", "gradient_moments", "gradients_of_parts"}
 
 
 @pytest.mark.parametrize("kernel", [2, 3])
 def test_pooling(kernel, compiled):
     """Where 16 divides the channels, a thread reads and writes 16 bytes at a time."""
-    pooling.backward(pooling.forward(on_meta(8, 256, 28, 28), kernel), 28, 28, kernel)
+    pooling_operators.backward(pooling_operators.forward(on_meta(8, 256, 28, 28), kernel), 28, 28, kernel)
     assert compiled.keys() == {"pool_forward", "pool_backward"}
     for code in compiled.values():
         widths = set(re.findall(r"(?:ld|st)\.global\.(\S+)", code["ptx"]))

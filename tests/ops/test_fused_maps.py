@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+pytest.importorskip("triton", reason="Triton is not installed")
+
 from lambdanets import LambdaLayer2d
 from lambdanets.layers.lambda_layer import LambdaLayer
 from lambdanets.layers.pool import AveragePool

@@ -7,6 +7,8 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 
+pytest.importorskip("triton", reason="Triton is not installed")
+
 from lambdanets import LambdaLayer2d
 from lambdanets.layers import projection
 from lambdanets.ops.triton import norm_operators, norms, why_not
@@ -38,10 +40,10 @@ def results(function, product, pair, gradients):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("case", CASES)
 def test_against_torch_in_float64(case, dtype, far, monkeypatch):
-    monkeypatch.setattr(norms, "ROWS", 16)  # several shares, of several tiles each, for small inputs
-    monkeypatch.setattr(norms, "SHARES", 16)
-    monkeypatch.setattr(norms, "PROGRAMS", 16)
-    monkeypatch.setattr(norms, "WIDE", 16)  # several strips of one part
+    monkeypatch.setattr(norm_operators, "ROWS", 16)  # several shares, of several tiles each, for small inputs
+    monkeypatch.setattr(norm_operators, "SHARES", 16)
+    monkeypatch.setattr(norm_operators, "PROGRAMS", 16)
+    monkeypatch.setattr(norm_operators, "WIDE", 16)  # several strips of one part
     batch, count, sizes = CASES[case]
     torch.manual_seed(0)
     product = (torch.randn(batch, count, sum(sizes), device=DEVICE) + far * torch.randn(sum(sizes), device=DEVICE)).to(

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+pytest.importorskip("triton", reason="Triton is not installed")
+
 from lambdanets import LambdaLayer2d
 from lambdanets.ops.triton import norm_operators, why_not
 from tests.ops.kernels import CUDA, DEVICE, Graphs, two_norms

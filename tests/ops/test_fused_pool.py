@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+pytest.importorskip("triton", reason="Triton is not installed")
+
 from lambdanets.layers.pool import AveragePool
 from lambdanets.ops.triton import pooling, pooling_operators, why_not
 from tests.ops.kernels import CUDA, DEVICE, DTYPES, Graphs
@@ -71,8 +73,8 @@ def test_pooling(module, shape, dtype):
 @pytest.mark.parametrize("rows", [1, 3])
 def test_other_tiles(rows, kernel, monkeypatch):
     """An odd edge of windows of 2x2 has no window, and no gradient."""
-    monkeypatch.setattr(pooling, "ROWS", rows)
-    monkeypatch.setattr(pooling, "COLUMNS", 4)
+    monkeypatch.setattr(pooling_operators, "ROWS", rows)
+    monkeypatch.setattr(pooling_operators, "COLUMNS", 4)
     module, x = AveragePool(kernel, 2, padding=kernel - 2), images(2, 6, 9, 13)
     found = pooling.average_pool(x, kernel)
     gradient = torch.randn_like(found)
@@ -83,7 +85,7 @@ def test_other_tiles(rows, kernel, monkeypatch):
 def test_pooling_registered(kernel):
     x = images(2, 3, 6, 4)
     torch.library.opcheck(pooling_operators.average_pool, (x, kernel))
-    gradient = torch.randn(pooling.forward(x.detach(), kernel).shape, device=DEVICE, requires_grad=True)
+    gradient = torch.randn(pooling_operators.forward(x.detach(), kernel).shape, device=DEVICE, requires_grad=True)
     torch.library.opcheck(pooling_operators.average_pool_backward, (gradient, 6, 4, kernel))  # of the other layout
 
 
@@ -151,7 +153,7 @@ def test_what_the_kernels_do_not_take():
 
 @pytest.mark.parametrize("channels", [1, 3, 16, 24, 64, 96, 144, 256, 320, 512, 2048])
 def test_tiles(channels):
-    tile = pooling.tile_of(channels, 3)
+    tile = pooling_operators.tile_of(channels, 3)
     unused = -channels % tile["CH"]
     assert unused <= max(channels // 3, 1)
-    assert tile["CH"] * tile["COLS"] <= pooling.NUMBERS
+    assert tile["CH"] * tile["COLS"] <= pooling_operators.NUMBERS

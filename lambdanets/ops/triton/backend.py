@@ -58,16 +58,8 @@ def whole_output(problem: Problem, dtype: torch.dtype) -> Tensor:
     if isinstance(positions, Dense):
         return fused.fused_dense(problem.queries_BNHK, values, content, positions.embeddings, keys=keys)
     assert isinstance(positions, Relative)
-    return fused.fused_relative(
-        problem.queries_BNHK,
-        values,
-        content,
-        positions.table,
-        positions.query_grid,
-        positions.context_grid,
-        positions.stride[0],
-        keys=keys,
-    )
+    where = (positions.query_grid, positions.context_grid, positions.stride[0])
+    return fused.fused_relative(problem.queries_BNHK, values, content, positions.table, *where, keys=keys)
 
 
 def position_output(problem: Problem) -> Tensor:

@@ -8,6 +8,7 @@ Letters: B batch, M context positions, K key depth, V value depth.
 import torch
 from torch import Tensor
 
+from . import content_kernels as kernels
 from .problem import ceil_div, on_device, power_of_two, precision_of
 
 BACKWARD_ROWS = {2: 64, 4: 32}  # context positions of a program, by bytes of a number: more of float32 would spill
@@ -29,8 +30,6 @@ def tile_sizes(key_depth: int, value_depth: int, context: int, element_size: int
 
 def content_lambda(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """keys [B,M,K], values [B,M,V] -> the content lambda [B,K,V] and log(sum of exp(keys)) [B,K], in float32."""
-    from . import content_kernels as kernels
-
     (B, M, K), V = keys.shape, values.shape[2]
     depth, value_tile, block = tile_sizes(K, V, M, values.element_size())
     found = torch.empty(B, K, V, device=values.device, dtype=torch.float32)
@@ -48,8 +47,6 @@ def content_gradients(
 ) -> Tensor | None:
     """Fills dk, the gradient of the keys, and adds that of the values, if it is wanted, to `before` [B,M,V], in place
     if that has no gaps between examples."""
-    from . import content_kernels as kernels
-
     (B, M, K), V = keys.shape, values.shape[2]
     depth, value_tile, _ = tile_sizes(K, V, M, values.element_size())
     rows = BACKWARD_ROWS[values.element_size()]

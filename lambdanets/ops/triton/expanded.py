@@ -9,9 +9,9 @@ Letters: B batch, N queries, M context positions (times intra-depth U), H heads,
 import functools
 from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor
 
+from . import expanded_kernels as kernels
 from . import tables
 from .problem import Geometry, Gradients, Needs, Problem, ceil_div, on_device, power_of_two, shares, without_autocast
 from .streams import ONE_BY_ONE, Sides
@@ -52,6 +52,14 @@ class Tile:
         return self.T * self.KP
 
     @property
+    def columns(self) -> int:
+        return self.BB * self.VT
+
+    @property
+    def heads(self) -> int:
+        return self.BB * self.T * self.HP
+
+    @property
     def context(self) -> int:
         return sum(self.chunks)
 
@@ -62,7 +70,7 @@ class Tile:
 
     def shared_memory(self, kernel: str, element_size: int) -> int:
         """Bytes of shared memory that a kernel's operands take, about."""
-        values, heads, depth = self.BB * self.VT, self.BB * self.T * self.HP, max(16, self.KP)
+        values, heads, depth = self.columns, self.heads, max(16, self.KP)
         kept = 0
         if kernel == "forward_small":
             kept, streamed = values * self.context + self.rows * depth, self.rows * (self.context + heads)
@@ -155,8 +163,6 @@ def expand(problem: Problem, table: Tensor) -> Tensor:
 
 
 def forward(problem: Problem, q: Tensor, v: Tensor, c: Tensor | None, table: Tensor) -> Tensor:
-    from . import expanded_kernels as kernels
-
     B, N, M, V = problem.B, problem.N, problem.M, problem.V
     small, content = is_small(problem), q if c is None else c
     use = tile("forward_small" if small else "forward_large", problem, c is not None, small)
@@ -194,15 +200,13 @@ def backward(
             dv = value_gradients(problem, dy, q, v, e, dc if with_values else None)
         if dc is not None and not with_values:
             with without_autocast(q):
-                dc.copy_(torch.bmm(q.reshape(problem.B, -1, problem.K).mT, dy.reshape(problem.B, -1, problem.V)))
+                dc.copy_(problem.content_gradient(q, dy))
         if needs[3]:
             dtable = table_gradients(problem, dy, q, v, table)
     return dq, dv, dc, dtable
 
 
 def query_gradients(problem: Problem, dy: Tensor, v: Tensor, c: Tensor | None, e: Tensor) -> Tensor:
-    from . import expanded_kernels as kernels
-
     B, N, M, V = problem.B, problem.N, problem.M, problem.V
     small, narrow = is_small(problem) and V <= 128, not is_small(problem)
     use = tile("query_gradients_small" if small else "query_gradients_large", problem, c is not None, small)
@@ -224,8 +228,6 @@ def query_gradients(problem: Problem, dy: Tensor, v: Tensor, c: Tensor | None, e
 
 def value_gradients(problem: Problem, dy: Tensor, q: Tensor, v: Tensor, e: Tensor, dc: Tensor | None) -> Tensor:
     """dv, and dc if it is given."""
-    from . import expanded_kernels as kernels
-
     B, N, M, V, small = problem.B, problem.N, problem.M, problem.V, is_small(problem)
     use = tile("value_gradients", problem, dc is not None, small)
     dv = problem.new(B, M, V, dtype=v.dtype)
@@ -237,8 +239,6 @@ def value_gradients(problem: Problem, dy: Tensor, q: Tensor, v: Tensor, e: Tenso
 
 
 def table_gradients(problem: Problem, dy: Tensor, q: Tensor, v: Tensor, table: Tensor) -> Tensor:
-    from . import expanded_kernels as kernels
-
     B, N, M, V, small = problem.B, problem.N, problem.M, problem.V, is_small(problem)
     use, block = tile("table_gradients", problem, False, small), 256 if problem.half else 32
     query_tiles, blocks, columns = ceil_div(N, use.T), ceil_div(M, use.context), ceil_div(M, block) * block

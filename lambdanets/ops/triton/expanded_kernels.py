@@ -28,13 +28,25 @@ BAND = ["band_width", "query_width", "reach_back", "reach_forward", "stride"]
 
 
 @triton.jit
+def zeros(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    return tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
+
+
+@triton.jit
+def columns_bv(b0, v0, tile: tl.constexpr):
+    """Batch element and value of each column "bv"."""
+    column = tl.arange(0, tile.columns)
+    return b0 + column // tile.VT, v0 + column % tile.VT
+
+
+@triton.jit
 def diagonal_queries(q_ptr, b0, n0, B, N, sqb, sqn, sqh, tile: tl.constexpr):
     """Queries as a matrix [bnh, nk] that is zero unless row and column belong to the same query.
 
     Multiplying by it applies (or spreads over) many queries' own lambdas with one tensor-core product.
     """
-    row = tl.arange(0, tile.BB * tile.T * tile.HP)
-    col = tl.arange(0, tile.T * tile.KP)
+    row = tl.arange(0, tile.heads)
+    col = tl.arange(0, tile.rows)
     row_b = b0 + row // (tile.T * tile.HP)
     row_n = (row // tile.HP) % tile.T
     row_h = row % tile.HP
@@ -52,6 +64,20 @@ def diagonal_queries(q_ptr, b0, n0, B, N, sqb, sqn, sqh, tile: tl.constexpr):
 
 
 @triton.jit
+def context_values(v_ptr, b0, v0, m0, B, M, V, svb, svm, C: tl.constexpr, tile: tl.constexpr):
+    """Values [C, bv] of C neighbouring context positions; zero outside the context."""
+    m = m0 + tl.arange(0, C)
+    b, v = columns_bv(b0, v0, tile)
+    mask = (m < M)[:, None] & (v < V)[None, :]
+    if tile.BB == 1:
+        v_ptr += tl.cast(b0, tl.int64) * svb
+    else:
+        mask = mask & (b < B)[None, :]
+        v = b.to(tl.int64) * svb + v
+    return tl.load(v_ptr + (v[None, :] + m[:, None] * svm), mask=mask, other=0.0)
+
+
+@triton.jit
 def add_content(lambdas, c_ptr, b0, v0, B, V, VALUE_ROWS: tl.constexpr, dtype: tl.constexpr, tile: tl.constexpr):
     """Lambdas [bv, nk] (VALUE_ROWS) or [nk, bv] with the content lambda of each batch element added.
 
@@ -59,9 +85,7 @@ def add_content(lambdas, c_ptr, b0, v0, B, V, VALUE_ROWS: tl.constexpr, dtype: t
     """
     KC: tl.constexpr = tile.KP if tile.KP >= 16 else 16
     k = tl.arange(0, KC)
-    col = tl.arange(0, tile.BB * tile.VT)
-    b = b0 + col // tile.VT
-    v = v0 + col % tile.VT
+    b, v = columns_bv(b0, v0, tile)
     mask = (k < tile.K)[:, None] & (v < V)[None, :]
     if tile.BB == 1:
         c_ptr += tl.cast(b0, tl.int64) * tile.K * V
@@ -81,37 +105,19 @@ def add_content(lambdas, c_ptr, b0, v0, B, V, VALUE_ROWS: tl.constexpr, dtype: t
 @triton.jit
 def output_rows(y_ptr, b0, n0, v0, B, N, V, syb, syn, syh, tile: tl.constexpr):
     """Gradients of the output [bnh, bv], zero unless row and column belong to the same batch element."""
-    row = tl.arange(0, tile.BB * tile.T * tile.HP)
-    col = tl.arange(0, tile.BB * tile.VT)
+    row = tl.arange(0, tile.heads)
     row_n = n0 + (row // tile.HP) % tile.T
     row_h = row % tile.HP
     row_b = row // (tile.T * tile.HP)
-    col_b = col // tile.VT
-    v = v0 + col % tile.VT
+    b, v = columns_bv(0, v0, tile)  # b within the tile
     mask = ((row_n < N) & (row_h < tile.H))[:, None] & (v < V)[None, :]
     offset = row_n * syn + row_h * syh
     if tile.BB == 1:
         y_ptr += tl.cast(b0, tl.int64) * syb
     else:
-        mask = mask & (row_b[:, None] == col_b[None, :]) & (b0 + row_b < B)[:, None]
+        mask = mask & (row_b[:, None] == b[None, :]) & (b0 + row_b < B)[:, None]
         offset = (b0 + row_b).to(tl.int64) * syb + offset
     return tl.load(y_ptr + (offset[:, None] + v[None, :]), mask=mask, other=0.0)
-
-
-@triton.jit
-def context_values(v_ptr, b0, v0, m0, B, M, V, svb, svm, C: tl.constexpr, tile: tl.constexpr):
-    """Values [C, bv] of C neighbouring context positions; zero outside the context."""
-    m = m0 + tl.arange(0, C)
-    col = tl.arange(0, tile.BB * tile.VT)
-    b = b0 + col // tile.VT
-    v = v0 + col % tile.VT
-    mask = (m < M)[:, None] & (v < V)[None, :]
-    if tile.BB == 1:
-        v_ptr += tl.cast(b0, tl.int64) * svb
-    else:
-        mask = mask & (b < B)[None, :]
-        v = b.to(tl.int64) * svb + v
-    return tl.load(v_ptr + (v[None, :] + m[:, None] * svm), mask=mask, other=0.0)
 
 
 @triton.jit
@@ -125,26 +131,49 @@ def table_block(e_ptr, m0, NK, C: tl.constexpr, tile: tl.constexpr):
 def context_chunks(v_ptr, b0, v0, m0, B, M, V, svb, svm, TRANSPOSED: tl.constexpr, tile: tl.constexpr):
     """Values of a block of context positions: [C, bv], or [bv, C], for each of its chunks."""
     x = ()
-    COUNT: tl.constexpr = len(tile.chunks)
-    for i in tl.static_range(COUNT):
+    for i in tl.static_range(len(tile.chunks)):
         chunk = context_values(v_ptr, b0, v0, m0 + tile.starts[i], B, M, V, svb, svm, tile.chunks[i], tile)
         x = x + ((tl.trans(chunk) if TRANSPOSED else chunk),)
     return x
 
 
 @triton.jit
-def zeros(ROWS: tl.constexpr, C: tl.constexpr):
-    return tl.zeros((ROWS, C), dtype=tl.float32)
-
-
-@triton.jit
 def zero_chunks(ROWS: tl.constexpr, tile: tl.constexpr):
     """Sums [ROWS, C] for each chunk of a block of context positions."""
     x = ()
-    COUNT: tl.constexpr = len(tile.chunks)
-    for i in tl.static_range(COUNT):
+    for i in tl.static_range(len(tile.chunks)):
         x = x + (zeros(ROWS, tile.chunks[i]),)
     return x
+
+
+@triton.jit
+def lambdas_of_block(lambdas, x, e_tile, NK, VALUE_ROWS: tl.constexpr, tile: tl.constexpr):
+    """Lambdas [bv, nk] (VALUE_ROWS) or [nk, bv] with the sum over one block of context added; x: its chunks."""
+    for i in tl.static_range(len(tile.chunks)):
+        e = table_block(e_tile, tile.starts[i], NK, tile.chunks[i], tile)
+        if VALUE_ROWS:
+            lambdas = tl.dot(x[i], e, lambdas, input_precision=tile.precision)
+        else:
+            lambdas = tl.dot(tl.trans(e), x[i], lambdas, input_precision=tile.precision)
+    return lambdas
+
+
+@triton.jit
+def lambdas_of_band(
+    v_ptr, c_ptr, e_tile, b0, v0, low, high, B, M, V, NK, svb, svm, VALUE_ROWS: tl.constexpr, tile: tl.constexpr
+):
+    """Lambdas [bv, nk] (VALUE_ROWS) or [nk, bv] of a query tile: a sum over blocks of context, and content."""
+    lambdas = zeros(tile.columns if VALUE_ROWS else tile.rows, tile.rows if VALUE_ROWS else tile.columns)
+    for block in range(low, high):
+        x = context_values(v_ptr, b0, v0, block * tile.context, B, M, V, svb, svm, tile.context, tile)
+        e = table_block(e_tile + tl.cast(block * tile.context, tl.int64) * NK, 0, NK, tile.context, tile)
+        if VALUE_ROWS:
+            lambdas = tl.dot(tl.trans(x), e, lambdas, input_precision=tile.precision)
+        else:
+            lambdas = tl.dot(tl.trans(e), x, lambdas, input_precision=tile.precision)
+    if tile.content:
+        lambdas = add_content(lambdas, c_ptr, b0, v0, B, V, VALUE_ROWS, e_tile.dtype.element_ty, tile)
+    return lambdas
 
 
 @triton.jit
@@ -178,26 +207,21 @@ def apply_and_store(y_ptr, lambdas, queries, b0, n0, v0, B, N, V, tile: tl.const
 
     The product pairs every batch element of the tile with every other; the equal ones are kept, in registers.
     """
-    BB: tl.constexpr = tile.BB
-    VT: tl.constexpr = tile.VT
-    HEADS: tl.constexpr = tile.T * tile.HP
     dtype: tl.constexpr = y_ptr.dtype.element_ty
     y = tl.dot(lambdas.to(dtype), tl.trans(queries), input_precision=tile.precision)  # [bv, bnh]
-    if BB > 1:
-        pairs = tl.reshape(y, (BB, VT, BB, HEADS))
-        left = tl.reshape(tl.arange(0, BB), (BB, 1, 1, 1))
-        right = tl.reshape(tl.arange(0, BB), (1, 1, BB, 1))
-        y = tl.reshape(tl.sum(tl.where(left == right, pairs, 0.0), axis=2), (BB * VT, HEADS))
-    value = tl.arange(0, BB * VT)
-    b = value // VT
-    v = v0 + value % VT
-    row = tl.arange(0, HEADS)
+    if tile.BB > 1:
+        pairs = tl.reshape(y, (tile.BB, tile.VT, tile.BB, tile.T * tile.HP))
+        left = tl.reshape(tl.arange(0, tile.BB), (tile.BB, 1, 1, 1))
+        right = tl.reshape(tl.arange(0, tile.BB), (1, 1, tile.BB, 1))
+        y = tl.reshape(tl.sum(tl.where(left == right, pairs, 0.0), axis=2), (tile.columns, tile.T * tile.HP))
+    b, v = columns_bv(0, v0, tile)  # b within the tile
+    row = tl.arange(0, tile.T * tile.HP)
     n = n0 + row // tile.HP
     h = row % tile.HP
     mask = ((n < N) & (h < tile.H))[:, None] & (v < V)[None, :]
     offset = ((n * tile.H + h) * V)[:, None] + v[None, :]
     y_ptr += tl.cast(b0, tl.int64) * N * tile.H * V
-    if BB > 1:
+    if tile.BB > 1:
         mask = mask & (b0 + b < B)[None, :]
         offset = offset + (b.to(tl.int64) * N * tile.H * V)[None, :]
     tl.store(y_ptr + offset, tl.trans(y).to(dtype), mask=mask)
@@ -212,26 +236,18 @@ def forward_small(
     lambda^T [bv, nk] = V^T E, rounded to the input type, then y^T [bv, nh] = lambda^T Q with Q block-diagonal.
     Grid: (batch tiles, value tiles, shares of the query tiles).
     """
-    precision: tl.constexpr = tile.precision
     b0 = tl.program_id(0) * tile.BB
     v0 = tl.program_id(1) * tile.VT
     low, high = share_of(N, splits, 2, tile)
     # Transposed before the loop: a transpose inside it makes Triton copy to shared memory in every step.
     x = context_chunks(v_ptr, b0, v0, 0, B, M, V, svb, svm, True, tile)
-    COUNT: tl.constexpr = len(tile.chunks)
-    VALUES: tl.constexpr = tile.BB * tile.VT
-    ROWS: tl.constexpr = tile.rows
-    start = tl.zeros((VALUES, ROWS), dtype=tl.float32)
+    start = zeros(tile.columns, tile.rows)
     if tile.content:  # every tile starts from the same content lambdas
         start = add_content(start, c_ptr, b0, v0, B, V, True, e_ptr.dtype.element_ty, tile)
     for block in tl.range(low, high, num_stages=tile.stages):
         n0 = block * tile.T
         queries = diagonal_queries(q_ptr, b0, n0, B, N, sqb, sqn, sqh, tile)
-        e_tile = e_ptr + n0 * tile.KP
-        lambdas = start
-        for i in tl.static_range(COUNT):
-            e = table_block(e_tile, tile.starts[i], NK, tile.chunks[i], tile)
-            lambdas = tl.dot(x[i], e, lambdas, input_precision=precision)
+        lambdas = lambdas_of_block(start, x, e_ptr + n0 * tile.KP, NK, True, tile)
         apply_and_store(y_ptr, lambdas, queries, b0, n0, v0, B, N, V, tile)
 
 
@@ -250,15 +266,7 @@ def forward_large(
     v0 = tl.program_id(2) * tile.VT
     low, high = band(n0, tile.T, N, M, band_width, query_width, reach_back, reach_forward, stride, tile.context)
     e_tile = e_ptr + n0 * tile.KP
-    VALUES: tl.constexpr = tile.BB * tile.VT
-    ROWS: tl.constexpr = tile.rows
-    lambdas = tl.zeros((VALUES, ROWS), dtype=tl.float32)
-    for block in range(low, high):
-        x = context_values(v_ptr, b0, v0, block * tile.context, B, M, V, svb, svm, tile.context, tile)
-        e = table_block(e_tile + tl.cast(block * tile.context, tl.int64) * NK, 0, NK, tile.context, tile)
-        lambdas = tl.dot(tl.trans(x), e, lambdas, input_precision=tile.precision)
-    if tile.content:
-        lambdas = add_content(lambdas, c_ptr, b0, v0, B, V, True, e_ptr.dtype.element_ty, tile)
+    lambdas = lambdas_of_band(v_ptr, c_ptr, e_tile, b0, v0, low, high, B, M, V, NK, svb, svm, True, tile)
     queries = diagonal_queries(q_ptr, b0, n0, B, N, sqb, sqn, sqh, tile)
     apply_and_store(y_ptr, lambdas, queries, b0, n0, v0, B, N, V, tile)
 
@@ -266,18 +274,14 @@ def forward_large(
 @triton.jit
 def store_query_gradients(dq_ptr, wide, b0, n0, B, N, tile: tl.constexpr):
     """wide [nk, bnh] holds every pair of queries; keep the pairs of a query with itself and store them."""
-    T: tl.constexpr = tile.T
-    KP: tl.constexpr = tile.KP
-    HP: tl.constexpr = tile.HP
-    BB: tl.constexpr = tile.BB
-    wide = tl.reshape(wide, (T, KP, BB, T, HP))
-    left = tl.reshape(tl.arange(0, T), (T, 1, 1, 1, 1))
-    right = tl.reshape(tl.arange(0, T), (1, 1, 1, T, 1))
+    wide = tl.reshape(wide, (tile.T, tile.KP, tile.BB, tile.T, tile.HP))
+    left = tl.reshape(tl.arange(0, tile.T), (tile.T, 1, 1, 1, 1))
+    right = tl.reshape(tl.arange(0, tile.T), (1, 1, 1, tile.T, 1))
     own = tl.sum(tl.where(left == right, wide, 0.0), axis=3)  # [T, KP, BB, HP]
-    n = tl.reshape(n0 + tl.arange(0, T), (T, 1, 1, 1))
-    k = tl.reshape(tl.arange(0, KP), (1, KP, 1, 1))
-    b = tl.reshape(b0 + tl.arange(0, BB), (1, 1, BB, 1))
-    h = tl.reshape(tl.arange(0, HP), (1, 1, 1, HP))
+    n = tl.reshape(n0 + tl.arange(0, tile.T), (tile.T, 1, 1, 1))
+    k = tl.reshape(tl.arange(0, tile.KP), (1, tile.KP, 1, 1))
+    b = tl.reshape(b0 + tl.arange(0, tile.BB), (1, 1, tile.BB, 1))
+    h = tl.reshape(tl.arange(0, tile.HP), (1, 1, 1, tile.HP))
     mask = (n < N) & (k < tile.K) & (b < B) & (h < tile.H)
     offset = ((b.to(tl.int64) * N + n) * tile.H + h) * tile.K + k
     tl.store(dq_ptr + offset, own.to(dq_ptr.dtype.element_ty), mask=mask)
@@ -291,26 +295,18 @@ def query_gradients_small(
 
     lambda [nk, bv] = E^T V, then dq from lambda dy^T. Grid: (batch tiles, shares of the query tiles).
     """
-    precision: tl.constexpr = tile.precision
     dtype: tl.constexpr = e_ptr.dtype.element_ty
     b0 = tl.program_id(0) * tile.BB
     low, high = share_of(N, splits, 1, tile)
     x = context_chunks(v_ptr, b0, 0, 0, B, M, V, svb, svm, False, tile)
-    COUNT: tl.constexpr = len(tile.chunks)
-    ROWS: tl.constexpr = tile.rows
-    VALUES: tl.constexpr = tile.BB * tile.VT
-    start = tl.zeros((ROWS, VALUES), dtype=tl.float32)
+    start = zeros(tile.rows, tile.columns)
     if tile.content:
         start = add_content(start, c_ptr, b0, 0, B, V, False, dtype, tile)
     for block in tl.range(low, high, num_stages=tile.stages):
         n0 = block * tile.T
         dy = output_rows(dy_ptr, b0, n0, 0, B, N, V, syb, syn, syh, tile)
-        e_tile = e_ptr + n0 * tile.KP
-        lambdas = start
-        for i in tl.static_range(COUNT):
-            e = table_block(e_tile, tile.starts[i], NK, tile.chunks[i], tile)
-            lambdas = tl.dot(tl.trans(e), x[i], lambdas, input_precision=precision)
-        wide = tl.dot(lambdas.to(dtype), tl.trans(dy), input_precision=precision)
+        lambdas = lambdas_of_block(start, x, e_ptr + n0 * tile.KP, NK, False, tile)
+        wide = tl.dot(lambdas.to(dtype), tl.trans(dy), input_precision=tile.precision)
         store_query_gradients(dq_ptr, wide, b0, n0, B, N, tile)
 
 
@@ -324,41 +320,28 @@ def query_gradients_large(
 
     Grid: (batch tiles, query tiles).
     """
-    precision: tl.constexpr = tile.precision
-    dtype: tl.constexpr = e_ptr.dtype.element_ty
     b0 = tl.program_id(0) * tile.BB
     n0 = tl.program_id(1) * tile.T
     low, high = band(n0, tile.T, N, M, band_width, query_width, reach_back, reach_forward, stride, tile.context)
     e_tile = e_ptr + n0 * tile.KP
-    ROWS: tl.constexpr = tile.rows
-    VALUES: tl.constexpr = tile.BB * tile.VT
-    HEADS: tl.constexpr = tile.BB * tile.T * tile.HP
-    wide = tl.zeros((ROWS, HEADS), dtype=tl.float32)
+    wide = zeros(tile.rows, tile.heads)
     NV: tl.constexpr = tile.NV
     for value_tile in tl.static_range(NV):
         v0 = value_tile * tile.VT
-        lambdas = tl.zeros((ROWS, VALUES), dtype=tl.float32)
-        for block in range(low, high):
-            x = context_values(v_ptr, b0, v0, block * tile.context, B, M, V, svb, svm, tile.context, tile)
-            e = table_block(e_tile + tl.cast(block * tile.context, tl.int64) * NK, 0, NK, tile.context, tile)
-            lambdas = tl.dot(tl.trans(e), x, lambdas, input_precision=precision)
-        if tile.content:
-            lambdas = add_content(lambdas, c_ptr, b0, v0, B, V, False, dtype, tile)
+        lambdas = lambdas_of_band(v_ptr, c_ptr, e_tile, b0, v0, low, high, B, M, V, NK, svb, svm, False, tile)
         dy = output_rows(dy_ptr, b0, n0, v0, B, N, V, syb, syn, syh, tile)
-        wide = tl.dot(lambdas.to(dtype), tl.trans(dy), wide, input_precision=precision)
+        wide = tl.dot(lambdas.to(e_ptr.dtype.element_ty), tl.trans(dy), wide, input_precision=tile.precision)
     store_query_gradients(dq_ptr, wide, b0, n0, B, N, tile)
 
 
 @triton.jit
-def store_value_gradients(dv_ptr, block, b0, v0, m0, B, M, V, C: tl.constexpr, tile: tl.constexpr):
-    """block [bv, C] -> dv [B, M, V], contiguous."""
-    col = tl.arange(0, tile.BB * tile.VT)
-    b = b0 + col // tile.VT
-    v = v0 + col % tile.VT
+def store_by_value(ptr, block, b0, v0, m0, B, M, V, C: tl.constexpr, tile: tl.constexpr):
+    """block [bv, C], of rows m0 to m0 + C -> [B, M, V], contiguous."""
+    b, v = columns_bv(b0, v0, tile)
     m = m0 + tl.arange(0, C)
     mask = (m < M)[:, None] & ((b < B) & (v < V))[None, :]
     offset = (b.to(tl.int64) * M * V + v)[None, :] + m[:, None] * V
-    tl.store(dv_ptr + offset, tl.trans(block).to(dv_ptr.dtype.element_ty), mask=mask)
+    tl.store(ptr + offset, tl.trans(block).to(ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=["B", "N", "M", *BAND])
@@ -371,54 +354,39 @@ def value_gradients(
 
     Grid: (batch tiles, context blocks, value tiles).
     """
-    T: tl.constexpr = tile.T
-    KP: tl.constexpr = tile.KP
-    VALUES: tl.constexpr = tile.BB * tile.VT
-    precision: tl.constexpr = tile.precision
     b0 = tl.program_id(0) * tile.BB
     m0 = tl.program_id(1) * tile.context
     v0 = tl.program_id(2) * tile.VT
-
     low = 0
-    high = (N + T - 1) // T
+    high = (N + tile.T - 1) // tile.T
     if band_width > 0:
         # Queries whose scope touches the context rows of this block.
         first_row = m0 // band_width
         last_row = tl.minimum(m0 + tile.context - 1, M - 1) // band_width
         first_query_row = tl.maximum(first_row - reach_forward, 0) // stride
         last_query_row = (last_row + reach_back) // stride
-        low = tl.minimum(first_query_row * query_width, N) // T
-        high = tl.minimum(((last_query_row + 1) * query_width + T - 1) // T, high)
-
-    sums = zero_chunks(VALUES, tile)
-    COUNT: tl.constexpr = len(tile.chunks)
-    if tile.content:
-        acc_c = tl.zeros((VALUES, KP), dtype=tl.float32)
+        low = tl.minimum(first_query_row * query_width, N) // tile.T
+        high = tl.minimum(((last_query_row + 1) * query_width + tile.T - 1) // tile.T, high)
+    sums = zero_chunks(tile.columns, tile)
+    dc = zeros(tile.columns, tile.KP)
     for block in tl.range(low, high, num_stages=tile.stages):
-        n0 = block * T
+        n0 = block * tile.T
         queries = diagonal_queries(q_ptr, b0, n0, B, N, sqb, sqn, sqh, tile)
         dy = output_rows(dy_ptr, b0, n0, v0, B, N, V, syb, syn, syh, tile)
-        g = tl.dot(tl.trans(dy), queries, input_precision=precision)  # [bv, nk]
+        g = tl.dot(tl.trans(dy), queries, input_precision=tile.precision)  # [bv, nk]
         if tile.content:  # a sum over the tile's queries, which one thread holds
-            acc_c += tl.sum(tl.reshape(g, (VALUES, T, KP)), axis=1)
+            dc += tl.sum(tl.reshape(g, (tile.columns, tile.T, tile.KP)), axis=1)
         g = g.to(e_ptr.dtype.element_ty)
         e_tile = e_ptr + tl.cast(m0, tl.int64) * NK + n0 * tile.KP
         more = ()
-        for i in tl.static_range(COUNT):
+        for i in tl.static_range(len(tile.chunks)):
             e = table_block(e_tile, tile.starts[i], NK, tile.chunks[i], tile)
-            more = more + (tl.dot(g, tl.trans(e), sums[i], input_precision=precision),)
+            more = more + (tl.dot(g, tl.trans(e), sums[i], input_precision=tile.precision),)
         sums = more
-
-    for i in tl.static_range(COUNT):
-        store_value_gradients(dv_ptr, sums[i], b0, v0, m0 + tile.starts[i], B, M, V, tile.chunks[i], tile)
+    for i in tl.static_range(len(tile.chunks)):
+        store_by_value(dv_ptr, sums[i], b0, v0, m0 + tile.starts[i], B, M, V, tile.chunks[i], tile)
     if tile.content:
-        col = tl.arange(0, VALUES)
-        b = b0 + col // tile.VT
-        v = v0 + col % tile.VT
-        k = tl.arange(0, tile.KP)
-        c_mask = (k < tile.K)[:, None] & ((b < B) & (v < V))[None, :]
-        c_offset = (b.to(tl.int64) * tile.K * V + v)[None, :] + k[:, None] * V
-        tl.store(dc_ptr + c_offset, tl.trans(acc_c), mask=c_mask)
+        store_by_value(dc_ptr, dc, b0, v0, 0, B, tile.K, V, tile.KP, tile)
 
 
 @triton.jit(do_not_specialize=["B", "N", "M", "rows", "splits", *BAND])
@@ -431,30 +399,27 @@ def table_gradients(
 
     Grid: (query tiles, context blocks, batch splits). Blocks out of reach are not written, and never read.
     """
-    MT: tl.constexpr = tile.context
-    BB: tl.constexpr = tile.BB
-    precision: tl.constexpr = tile.precision
     n0 = tl.program_id(0) * tile.T
-    m0 = tl.program_id(1) * MT
-    low, high = band(n0, tile.T, N, M, band_width, query_width, reach_back, reach_forward, stride, MT)
+    m0 = tl.program_id(1) * tile.context
+    low, high = band(n0, tile.T, N, M, band_width, query_width, reach_back, reach_forward, stride, tile.context)
     if (tl.program_id(1) >= low) & (tl.program_id(1) < high):
-        share = ((B + BB - 1) // BB + splits - 1) // splits
+        groups = (B + tile.BB - 1) // tile.BB
+        share = (groups + splits - 1) // splits
         group_low = tl.program_id(2) * share
-        group_high = tl.minimum(group_low + share, (B + BB - 1) // BB)
+        group_high = tl.minimum(group_low + share, groups)
         sums = zero_chunks(tile.rows, tile)
-        COUNT: tl.constexpr = len(tile.chunks)
         for step in tl.range(group_low * tile.NV, group_high * tile.NV, num_stages=tile.stages):
-            b0 = (step // tile.NV) * BB
+            b0 = (step // tile.NV) * tile.BB
             v0 = (step % tile.NV) * tile.VT
             queries = diagonal_queries(q_ptr, b0, n0, B, N, sqb, sqn, sqh, tile)
             dy = output_rows(dy_ptr, b0, n0, v0, B, N, V, syb, syn, syh, tile)
-            g = tl.dot(tl.trans(queries), dy, input_precision=precision).to(v_ptr.dtype.element_ty)  # [nk, bv]
+            g = tl.dot(tl.trans(queries), dy, input_precision=tile.precision).to(v_ptr.dtype.element_ty)  # [nk, bv]
             more = ()
-            for i in tl.static_range(COUNT):
+            for i in tl.static_range(len(tile.chunks)):
                 x = context_values(v_ptr, b0, v0, m0 + tile.starts[i], B, M, V, svb, svm, tile.chunks[i], tile)
-                more = more + (tl.dot(g, tl.trans(x), sums[i], input_precision=precision),)
+                more = more + (tl.dot(g, tl.trans(x), sums[i], input_precision=tile.precision),)
             sums = more
         de_tile = de_ptr + (tl.program_id(2).to(tl.int64) * rows + tl.program_id(0) * tile.rows) * ME
-        for i in tl.static_range(COUNT):
+        for i in tl.static_range(len(tile.chunks)):
             row, col = tl.arange(0, tile.rows), m0 + tile.starts[i] + tl.arange(0, tile.chunks[i])
             tl.store(de_tile + row[:, None] * ME + col[None, :], sums[i])

@@ -1,15 +1,58 @@
 """Batch norm of queries and values as a registered operator: lambdanets::normed_parts and its backward.
 
-Letters: B batch, N positions, S channels of the projection. `sizes`: channels of queries, values and keys (0: no keys).
+torch copies each part out of the projection, normalises it, and concatenates the gradients again: sixteen small kernels
+and five more passes over memory. Here two kernels run forward and two backward. Sums are in float32, in a fixed order.
+
+Letters: B batch, N positions, R = B * N rows, S channels of the projection, P shares of the rows.
+`sizes`: channels of queries, values and keys (0: no keys).
 """
+# pyright: reportCallIssue=false, reportArgumentType=false
+# Triton adds num_warps and num_stages to the arguments of kernels.
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from . import norms
+from . import norm_kernels as kernels
+from .problem import ceil_div, multiprocessors, on_device
 from .register import differentiable, directly, operator
+
+ROWS, COLUMNS, STAGES = 128, 32, 4  # of a tile, and tiles on their way: README.md
+WIDE = 64  # rows and columns where gradients are summed: their rows are read whole
+SHARES = 64  # of the rows, at most: whoever norms reads the sums of all of them at once, before it begins
+PROGRAMS = 2  # per multiprocessor, each with STAGES tiles on their way
+STATISTICS = ("mean_q", "mean_v", "var_q", "var_v", "count_q", "count_v")
+
+
+def strips(sizes: Sequence[int], columns: int = COLUMNS) -> int:
+    """Tiles side by side that cover the channels of these parts, each part by its own."""
+    return sum(ceil_div(size, columns) for size in sizes)
+
+
+def shares_of(product: Tensor, sizes: Sequence[int]) -> tuple[int, int, int, tuple[Tensor, ...]]:
+    """R, rows of a share (a multiple of the tile), how many shares (as many as fill the chip, or SHARES), and memory
+    for two sums [P, normed]."""
+    rows, device = product.shape[0] * product.shape[1], product.device
+    programs = max(1, min(SHARES, multiprocessors(device) * PROGRAMS // strips(sizes[:2])))
+    tiles = ceil_div(rows, ROWS)
+    share = ceil_div(tiles, min(programs, tiles)) * ROWS
+    shares = ceil_div(rows, share)
+    sums = torch.empty(2, shares, sizes[0] + sizes[1], device=device, dtype=torch.float32)
+    return rows, share, shares, sums.unbind()
+
+
+def programs_of(rows: int, sizes: Sequence[int], device: torch.device) -> tuple[int, int]:
+    """A grid for kernels that write all rows: (strips, programs that share the rows)."""
+    across = strips(sizes)
+    return across, max(1, min(ceil_div(rows, ROWS), multiprocessors(device) * PROGRAMS // across))
+
+
+def tile_of(sizes: Sequence[int], wide: bool = False) -> dict[str, Any]:
+    parts = dict(FIRST=sizes[0], NORMED=sizes[0] + sizes[1], S=sum(sizes))
+    rows, columns = (WIDE, WIDE) if wide else (ROWS, COLUMNS)
+    return parts | dict(ROWS=rows, COLS=columns, STAGES=STAGES, num_warps=4)
 
 
 def parts_shape(product_BNS: Tensor, *others) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -23,9 +66,49 @@ def gradients_shape(dq: Tensor, dv: Tensor, dk: Tensor, *kept) -> tuple[Tensor, 
     return tuple(one.new_empty(one.shape) for one in kept[:-2])
 
 
-STATISTICS = ("mean_q", "mean_v", "var_q", "var_v", "count_q", "count_v")
-normed_parts = operator("normed_parts", parts_shape, mutates=STATISTICS)(norms.forward)
-normed_parts_backward = operator("normed_parts_backward", gradients_shape)(norms.backward)
+def forward(
+    product: Tensor, weight_q: Tensor, weight_v: Tensor, bias_q: Tensor, bias_v: Tensor,
+    mean_q: Tensor, mean_v: Tensor, var_q: Tensor, var_v: Tensor, count_q: Tensor, count_v: Tensor,
+    eps: Sequence[float], momentum: Sequence[float], sizes: Sequence[int],
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Queries, values, keys, and the moments [2, normed]: mean and 1 / deviation. Running statistics move in place."""
+    product = product.contiguous()  # already so, unless somebody calls the operator with another layout
+    q, v, k, moments = parts_shape(product, sizes)
+    (rows, share, shares, sums), tile = shares_of(product, sizes), tile_of(sizes)
+    with on_device(product):
+        kernels.batch_moments[(strips(sizes[:2]), shares)](product, *sums, rows, share, **tile)
+        kernels.normalise_parts[programs_of(rows, sizes, product.device)](
+            product, q, v, k, *sums, moments, weight_q, weight_v, bias_q, bias_v,
+            mean_q, mean_v, var_q, var_v, count_q, count_v, rows, share, shares, *eps, *momentum,
+            SHARES=SHARES, **tile,
+        )  # fmt: skip
+    return q, v, k, moments
+
+
+def backward(
+    dq: Tensor, dv: Tensor, dk: Tensor,
+    product: Tensor, weight_q: Tensor, weight_v: Tensor, bias_q: Tensor, bias_v: Tensor, moments: Tensor,
+    sizes: Sequence[int],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of the projection, the weights and the biases."""
+    product = product.contiguous()
+    dq, dv, dk = (one.to(product.dtype).contiguous() for one in (dq, dv, dk))
+    (rows, share, shares, sums), tile = shares_of(product, sizes), tile_of(sizes)
+    gradients = tuple(map(torch.empty_like, (product, weight_q, weight_v, bias_q, bias_v)))
+    dx, *parameters = gradients
+    with on_device(product):
+        kernels.gradient_moments[(strips(sizes[:2], WIDE), shares)](
+            product, dq, dv, moments, *sums, rows, share, **tile_of(sizes, wide=True)
+        )
+        kernels.gradients_of_parts[programs_of(rows, sizes, product.device)](
+            product, dq, dv, dk, dx, moments, *sums, weight_q, weight_v, *parameters, rows, shares,
+            SHARES=SHARES, **tile,
+        )  # fmt: skip
+    return gradients  # pyright: ignore[reportReturnType]
+
+
+normed_parts = operator("normed_parts", parts_shape, mutates=STATISTICS)(forward)
+normed_parts_backward = operator("normed_parts_backward", gradients_shape)(backward)
 
 
 def plain_parts(

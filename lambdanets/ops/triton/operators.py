@@ -17,20 +17,13 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from . import expanded, pool_first, pooling, streams, tiled
+from . import expanded, pool_first, pooling_operators, streams, tiled
 from .content import content_gradients, content_lambda
-from .problem import Geometry, Problem, unit_stride
+from .pooling import pooled_side
+from .problem import Geometry, Problem, content_flops, count_flops, unit_stride
 from .register import below_autograd, differentiable, operator
 
 MODES = (pool_first, tiled, expanded)  # the first that can runs
-
-
-def geometry_of(embeddings: Tensor, query_grid: Sequence[int], context_grid: Sequence[int], stride: int) -> Geometry:
-    if not query_grid:
-        return Geometry(None, (1, embeddings.shape[1]), (1, 1), 1, embeddings.shape[3])
-    (query_y, query_x), (context_y, context_x) = query_grid, context_grid
-    scope = embeddings.shape[0], embeddings.shape[1]
-    return Geometry((query_y, query_x), (context_y, context_x), scope, stride, embeddings.shape[3])
 
 
 def mode_of(problem: Problem, backward: bool = False) -> ModuleType:
@@ -38,13 +31,26 @@ def mode_of(problem: Problem, backward: bool = False) -> ModuleType:
     return next(mode for mode in MODES if mode.why_not(problem, backward) is None)
 
 
-def heads_of(queries: Tensor, embeddings: Tensor) -> int:
-    return queries.shape[2] // embeddings.shape[2]
-
-
 def with_heads(joined: Tensor, depth: int) -> Tensor:
     """[B, N, H * depth] -> [B, N, H, depth], with a last stride of 1."""
     return unit_stride(joined).unflatten(2, (-1, depth))
+
+
+def problem_of(
+    queries: Tensor, values: Tensor, content: Tensor | None, embeddings: Tensor,
+    query_grid: Sequence[int], context_grid: Sequence[int], stride: int, pooled: bool,
+) -> tuple[Problem, Tensor, Tensor, Tensor | None]:  # fmt: skip
+    """The sizes of one call, and queries, values and content lambda as modes take them."""
+    K, U = embeddings.shape[2:]
+    if query_grid:
+        (query_y, query_x), (context_y, context_x) = query_grid, context_grid
+        scope = embeddings.shape[0], embeddings.shape[1]
+        geometry = Geometry((query_y, query_x), (context_y, context_x), scope, stride, U)
+    else:
+        geometry = Geometry(None, (1, embeddings.shape[1]), (1, 1), 1, U)
+    q_BNHK, v_BMV = with_heads(queries, K), unit_stride(values)
+    c_BKV = None if content is None else content.float().contiguous()
+    return Problem.of(geometry, q_BNHK, v_BMV, pooled), q_BNHK, v_BMV, c_BKV
 
 
 def images_of(joined: Tensor, grid: Sequence[int]) -> Tensor:
@@ -57,15 +63,13 @@ def positions_of(images: Tensor) -> Tensor:
     return images.permute(0, 2, 3, 1).flatten(1, 2)
 
 
-def fused_shape(
-    queries: Tensor, values: Tensor, keys: Tensor | None, content: Tensor | None, embeddings: Tensor,
-    query_grid: Sequence[int], context_grid: Sequence[int], stride: int, pooled: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    rows, columns = pool_first.windows_of(query_grid) if pooled else (1, queries.shape[1])
-    output = queries.new_empty(queries.shape[0], rows * columns, heads_of(queries, embeddings) * values.shape[2])
+def fused_shape(queries, values, keys, content, embeddings, query_grid, context_grid, stride, pooled):
+    (B, N, joined), K, V = queries.shape, embeddings.shape[2], values.shape[2]
+    if pooled:
+        N = pooled_side(query_grid[0], 3) * pooled_side(query_grid[1], 3)
+    output = queries.new_empty(B, N, joined // K * V)
     if keys is None:
         return output, queries.new_empty(0), queries.new_empty(0)
-    B, K, V = keys.shape[0], keys.shape[2], values.shape[2]
     return output, values.new_empty(B, K, V, dtype=torch.float32), values.new_empty(B, K, dtype=torch.float32)
 
 
@@ -79,34 +83,26 @@ def fused(
 
     That lambda is made of keys [B,M,K], or given, [B,K,V], or there is none.
     """
-    geometry = geometry_of(embeddings, query_grid, context_grid, stride)
-    queries, values = with_heads(queries, embeddings.shape[2]), unit_stride(values)
-    problem = Problem.of(geometry, queries, values, pooled)
+    where = (query_grid, context_grid, stride, pooled)
+    problem, q_BNHK, v_BMV, c_BKV = problem_of(queries, values, content, embeddings, *where)
     mode = mode_of(problem)
-    whole = None if content is None else content.float().contiguous()
     if keys is None:
         found, norm = queries.new_empty(0), queries.new_empty(0)
     else:
-        found, norm = content_lambda(unit_stride(keys), values)
-        whole = found
-    output = mode.forward(problem, queries, values, whole, embeddings).flatten(2)
+        found, norm = content_lambda(unit_stride(keys), v_BMV)
+        c_BKV = found
+    output = mode.forward(problem, q_BNHK, v_BMV, c_BKV, embeddings).flatten(2)
     if pooled and not mode.POOLS:
-        output = positions_of(pooling.forward(images_of(output, query_grid), 3))
+        output = positions_of(pooling_operators.forward(images_of(output, query_grid), 3))
     return output, found, norm
 
 
-def fused_backward_shape(
-    gradient: Tensor, queries: Tensor, values: Tensor, keys: Tensor | None, content: Tensor | None,
-    norm: Tensor | None, embeddings: Tensor,
-    query_grid: Sequence[int], context_grid: Sequence[int], stride: int, pooled: bool, needs: Sequence[bool],
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    inputs = (queries, values, keys, content, embeddings)
-    found = (
+def fused_backward_shape(gradient, queries, values, keys, content, norm, embeddings, *where):
+    inputs, needs = (queries, values, keys, content, embeddings), where[-1]
+    return tuple(
         one.new_empty(one.shape) if need and one is not None else queries.new_empty(0)
         for one, need in zip(inputs, needs, strict=True)
     )
-    dq, dv, dk, dc, de = found
-    return dq, dv, dk, dc, de
 
 
 @operator("fused_backward", fused_backward_shape)
@@ -119,31 +115,27 @@ def fused_backward(
 
     With keys, `content` and `norm` are what `fused` made of them.
     """
-    geometry = geometry_of(embeddings, query_grid, context_grid, stride)
-    whole = None if content is None else content.float().contiguous()
-    values = unit_stride(values)
-    queries = with_heads(queries, embeddings.shape[2])
-    problem = Problem.of(geometry, queries, values, pooled)
+    where = (query_grid, context_grid, stride, pooled)
+    problem, q_BNHK, v_BMV, c_BKV = problem_of(queries, values, content, embeddings, *where)
     mode = mode_of(problem, backward=True)
     if pooled and not mode.POOLS:
         windows = images_of(gradient, pool_first.windows_of(query_grid))
-        gradient = positions_of(pooling.backward(windows, query_grid[0], query_grid[1], 3))
-    gradient = with_heads(gradient, values.shape[2])
-    through_keys = keys is not None and (needs[1] or needs[2])
-    wanted = (needs[0], needs[1], through_keys or (keys is None and needs[3]), needs[4])
-    dk = None
-    if keys is not None and through_keys:
+        gradient = positions_of(pooling_operators.backward(windows, query_grid[0], query_grid[1], 3))
+    dy_BNHV, dk = with_heads(gradient, problem.V), None
+    if keys is not None and (needs[1] or needs[2]):
         keys = unit_stride(keys)
         dk = torch.empty(keys.shape, device=keys.device, dtype=keys.dtype)
+    wanted = (needs[0], needs[1], needs[3] if keys is None else dk is not None, needs[4])
     overlap = streams.forked(queries.device, problem.work) if mode.OVERLAPS else nullcontext(streams.ONE_BY_ONE)
     with overlap as side:
-        dq, dv, dc, de = mode.backward(problem, gradient, queries, values, whole, embeddings, wanted, side)
+        dq, dv, dc, de = mode.backward(problem, dy_BNHV, q_BNHK, v_BMV, c_BKV, embeddings, wanted, side)
         if dk is not None:
             with side("values"):
-                dv = content_gradients(dc, keys, values, whole, norm, dv, dk)  # pyright: ignore
-    dc = dc.to(content.dtype) if dc is not None and keys is None and content is not None else None
+                dv = content_gradients(dc, keys, v_BMV, c_BKV, norm, dv, dk)  # pyright: ignore
+    dq = None if dq is None else dq.flatten(2)
     dv = None if dv is None else dv.contiguous()
-    needed = (None if dq is None else dq.flatten(2), dv, dk if needs[2] else None, dc, de)
+    dc = dc.to(content.dtype) if dc is not None and keys is None and content is not None else None
+    needed = (dq, dv, dk if needs[2] else None, dc, de)
     dq, dv, dk, dc, de = (queries.new_empty(0) if one is None else one for one in needed)
     return dq, dv, dk, dc, de
 
@@ -201,47 +193,13 @@ class Fused(torch.autograd.Function):
 differentiable(fused, Fused)
 
 
-def pairs_in_scope(query_side: int, context_side: int, scope: int, stride: int) -> int:
-    """Pairs (n, m) of one axis that lie in scope and inside the context."""
-    back = (scope - 1) // 2
-    total = 0
-    for query in range(query_side):
-        low, high = max(query * stride - back, 0), min(query * stride + scope - 1 - back, context_side - 1)
-        total += max(high - low + 1, 0)
-    return total
-
-
-def count_flops(queries, values, embeddings, query_grid, context_grid, stride) -> int:
-    """Multiply-adds times two, work in scope only: lambdas b*pairs*u*k*v, and applying them b*n*h*k*v.
-
-    Counted alike where pooling follows: what the operation is, not the order in which it is done.
-    """
-    (batch, length, joined), depth = queries, embeddings[2]
-    if query_grid:
-        pairs = pairs_in_scope(query_grid[0], context_grid[0], embeddings[0], stride)
-        pairs *= pairs_in_scope(query_grid[1], context_grid[1], embeddings[1], stride)
-    else:
-        pairs = embeddings[0] * embeddings[1]
-    return 2 * batch * values[2] * (depth * pairs * embeddings[3] + length * joined)
-
-
-def content_flops(keys, values) -> int:
-    return 0 if keys is None else 2 * keys[0] * keys[1] * keys[2] * values[2]
-
-
 @register_flop_formula(torch.ops.lambdanets.fused)
-def forward_flops(
-    queries, values, keys, content, embeddings, query_grid, context_grid, stride, *args, **kwargs
-) -> int:  # fmt: skip
-    whole = count_flops(queries, values, embeddings, query_grid, context_grid, stride)
-    return whole + content_flops(keys, values)
+def forward_flops(queries, values, keys, content, embeddings, *where, **kwargs) -> int:
+    return count_flops(queries, values, embeddings, *where[:3]) + content_flops(keys, values)
 
 
 @register_flop_formula(torch.ops.lambdanets.fused_backward)
-def backward_flops(
-    gradient, queries, values, keys, content, norm, embeddings, query_grid, context_grid, stride, pooled, needs,
-    *args, **kwargs,
-) -> int:  # fmt: skip
+def backward_flops(gradient, queries, values, keys, content, norm, embeddings, *where, **kwargs) -> int:
     """Each of dq, dv and the table's gradient repeats the forward's work; keys and values each the content lambda's."""
-    whole = count_flops(queries, values, embeddings, query_grid, context_grid, stride)
+    whole, needs = count_flops(queries, values, embeddings, *where[:3]), where[4]
     return (needs[0] + needs[1] + needs[4]) * whole + (needs[1] + needs[2]) * content_flops(keys, values)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from . import pool_first_kernels as kernels
 from . import tables
 from .pooling import pooled_side
 from .problem import Geometry, Gradients, Needs, Problem, ceil_div, on_device, power_of_two, without_autocast
@@ -82,8 +83,6 @@ def parts_of(batch: int, bytes_each: int) -> list[slice]:
 
 def expand(table: Tensor, geometry: Geometry, dtype: torch.dtype) -> Tensor:
     """table [scope_y, scope_x, K, 1] -> E [C, P, 9 * K]: embeddings of every window, then unit vectors for content."""
-    from . import pool_first_kernels as kernels
-
     K, grid, windows = table.shape[2], geometry.context_grid, windows_of(geometry.context_grid)
     (first, columns), count = columns_of(grid[0] * grid[1], K), windows[0] * windows[1]
     expanded = torch.empty(columns, count, PLACES * K, device=table.device, dtype=dtype)
@@ -108,8 +107,6 @@ def fold(gradient: Tensor, table: Tensor, geometry: Geometry) -> Tensor:
 
 def gather(q: Tensor, grid: Sequence[int]) -> Tensor:
     """q [B, N, H, K] -> the queries of every window [P, H * B, 9 * K]."""
-    from . import pool_first_kernels as kernels
-
     (B, _, H, K), (rows, across) = q.shape, windows_of(grid)
     gathered = torch.empty(rows * across, H * B, PLACES * K, device=q.device, dtype=q.dtype)
     depth = power_of_two(PLACES * K)
@@ -122,8 +119,6 @@ def gather(q: Tensor, grid: Sequence[int]) -> Tensor:
 
 def scatter(gathered: Tensor, dq: Tensor, grid: Sequence[int]) -> None:
     """Gradients of the windows' queries [P, H * B, 9 * K] -> those of the queries, dq [B, N, H, K], contiguous."""
-    from . import pool_first_kernels as kernels
-
     B, N, H, K = dq.shape
     joined = power_of_two(H * K)
     block = max(1, min(64, NUMBERS // joined))

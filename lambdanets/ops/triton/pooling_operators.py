@@ -1,28 +1,76 @@
 """Average pooling by half as registered operators: lambdanets::average_pool and lambdanets::average_pool_backward.
 
-Pooling is linear, so each is the other's gradient, as often as anybody differentiates.
+Pooling waits for memory: the kernels read every map about once, 16 bytes at a time, and sum in float32. It is linear,
+so each operator is the other's gradient, as often as anybody differentiates.
 
-Letters: B batch, H x W the map, P x Q the pooled map, C channels.
+Letters: B batch, H x W the map, P x Q the pooled map, C channels. `kernel`: 3, with a border of zeros, or 2.
 """
+# pyright: reportCallIssue=false, reportArgumentType=false
+# Triton adds num_warps and num_stages to the arguments of kernels.
+
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import pooling
+from . import pooling_kernels as kernels
+from .pooling import pooled_side
+from .problem import ceil_div, on_device, power_of_two
 from .register import differentiable, directly, operator
 
-
-def pooled_shape(x_BCHW: Tensor, kernel: int) -> Tensor:
-    B, C, H, W = x_BCHW.shape
-    return pooling.images(x_BCHW, B, C, pooling.pooled_side(H, kernel), pooling.pooled_side(W, kernel))
+CHANNELS = (256, 128, 64)  # of a tile: whichever leaves the fewest of its last one unused
+NUMBERS, COLUMNS, ROWS, WARPS = 1024, 32, 2, 4  # of a tile: numbers of a row, columns at most, rows one after another
 
 
-def gradient_shape(gradient_BCPQ: Tensor, height: int, width: int, kernel: int) -> Tensor:
-    return pooling.images(gradient_BCPQ, *gradient_BCPQ.shape[:2], height, width)
+def tile_of(channels: int, kernel: int) -> dict[str, Any]:
+    size = min(CHANNELS, key=lambda size: ceil_div(channels, size) * size)
+    size = min(size, power_of_two(channels))
+    return dict(KERNEL=kernel, CH=size, COLS=min(COLUMNS, NUMBERS // size), ROWS=ROWS, num_warps=WARPS)
 
 
-average_pool = operator("average_pool", pooled_shape)(pooling.forward)
-average_pool_backward = operator("average_pool_backward", gradient_shape)(pooling.backward)
+def programs(batch: int, rows: int, columns: int, channels: int, tile: dict[str, Any]) -> tuple[int]:
+    """One dimension: the others of a grid are limited to 65,535."""
+    return (batch * ceil_div(rows, tile["ROWS"]) * ceil_div(columns, tile["COLS"]) * ceil_div(channels, tile["CH"]),)
+
+
+def images(like: Tensor, *shape: int) -> Tensor:
+    """Channels-last ones [B, C, H, W], not filled. The compiler, which lays out as channels-last what a convolution
+    follows, would copy [B, H, W, C]."""
+    return torch.empty(shape, device=like.device, dtype=like.dtype, memory_format=torch.channels_last)
+
+
+def pooled_images(x: Tensor, kernel: int) -> Tensor:
+    B, C, H, W = x.shape
+    return images(x, B, C, pooled_side(H, kernel), pooled_side(W, kernel))
+
+
+def whole_images(gradient: Tensor, height: int, width: int, kernel: int) -> Tensor:
+    return images(gradient, *gradient.shape[:2], height, width)
+
+
+def forward(x: Tensor, kernel: int) -> Tensor:
+    """x [B, C, H, W] -> [B, C, P, Q], channels-last."""
+    x = x.contiguous(memory_format=torch.channels_last)  # already so, unless somebody calls the operator
+    y = pooled_images(x, kernel)
+    (B, C, P, Q), tile = y.shape, tile_of(x.shape[1], kernel)
+    with on_device(x):
+        kernels.pool_forward[programs(B, P, Q, C, tile)](x, y, *x.shape[2:], P, Q, C, **tile)
+    return y
+
+
+def backward(gradient: Tensor, height: int, width: int, kernel: int) -> Tensor:
+    """gradient [B, C, P, Q] -> [B, C, H, W], channels-last."""
+    gradient = gradient.contiguous(memory_format=torch.channels_last)
+    dx = whole_images(gradient, height, width, kernel)
+    (B, C, P, Q), tile = gradient.shape, tile_of(gradient.shape[1], kernel)
+    with on_device(gradient):
+        grid = programs(B, pooled_side(height, 3), pooled_side(width, 3), C, tile)
+        kernels.pool_backward[grid](gradient, dx, height, width, P, Q, C, **tile)
+    return dx
+
+
+average_pool = operator("average_pool", pooled_images)(forward)
+average_pool_backward = operator("average_pool_backward", whole_images)(backward)
 
 
 class AveragePool(torch.autograd.Function):

@@ -45,6 +45,31 @@ class Geometry:
         return (*self.query_grid, *self.context_grid, back_y, back_x, scope_y - 1 - back_y, scope_x - 1 - back_x)
 
 
+def pairs_in_scope(queries: int, context: int, scope: int, stride: int) -> int:
+    """Pairs (n, m) of one axis that lie in scope and inside the context."""
+    back = (scope - 1) // 2
+    first = range(-back, queries * stride - back, stride)  # positions in the scopes of the queries
+    return sum(max(min(low + scope, context) - max(low, 0), 0) for low in first)
+
+
+def count_flops(queries, values, embeddings, query_grid, context_grid, stride) -> int:
+    """Multiply-adds times two, work in scope only: lambdas b*pairs*u*k*v, and applying them b*n*h*k*v; of shapes.
+
+    Counted alike where pooling follows: what the operation is, not the order in which it is done.
+    """
+    (batch, length, joined), depth = queries, embeddings[2]
+    if query_grid:
+        pairs = pairs_in_scope(query_grid[0], context_grid[0], embeddings[0], stride)
+        pairs *= pairs_in_scope(query_grid[1], context_grid[1], embeddings[1], stride)
+    else:
+        pairs = embeddings[0] * embeddings[1]
+    return 2 * batch * values[2] * (depth * pairs * embeddings[3] + length * joined)
+
+
+def content_flops(keys, values) -> int:
+    return 0 if keys is None else 2 * keys[0] * keys[1] * keys[2] * values[2]
+
+
 @dataclass(frozen=True)
 class Problem:
     """Sizes and types of one call. `pooled`: 3x3 average pooling at every other position follows."""
@@ -78,6 +103,10 @@ class Problem:
     @property
     def precision(self) -> str:
         return precision_of(self.dtype)
+
+    def content_gradient(self, q_BNHK: Tensor, dy_BNHV: Tensor) -> Tensor:
+        """dc [B, K, V], rounded to the type of q."""
+        return torch.bmm(q_BNHK.reshape(self.B, -1, self.K).mT, dy_BNHV.reshape(self.B, -1, self.V))
 
     def new(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         return torch.empty(shape, device=self.device, dtype=dtype or self.dtype)

@@ -8,6 +8,7 @@ Letters: N queries, M context positions, K key depth, U intra-depth. E: table_ke
 import torch
 from torch import Tensor
 
+from . import table_kernels as kernels
 from .problem import Geometry, ceil_div
 
 ROWS, COLUMNS = 16, 128  # of E that one program writes
@@ -27,8 +28,6 @@ def expand(
         centre: of the table, if not the scope's.
         transposed: E is stored as [copies, (query, depth), context].
     """
-    from . import table_kernels as kernels
-
     table = table.contiguous()
     (rows, columns), query_grid = shape, geometry.query_grid
     queries, width = (table.shape[0], 1) if query_grid is None else (query_grid[0] * query_grid[1], query_grid[1])
@@ -53,8 +52,6 @@ def fold(
 
     `into`: memory for it, like the table; for at most four columns of queries, which need no other.
     """
-    from . import table_kernels as kernels
-
     K, U = table.shape[-2:]
     if geometry.query_grid is None:
         N, M = table.shape[:2]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from . import tables
+from . import tiled_kernels as kernels
 from .problem import Geometry, Gradients, Needs, Problem, ceil_div, on_device, power_of_two, shares, without_autocast
 from .streams import ONE_BY_ONE, Sides
 
@@ -172,8 +173,6 @@ def expand(
 
 
 def forward(problem: Problem, q: Tensor, v: Tensor, c: Tensor | None, table: Tensor) -> Tensor:
-    from . import tiled_kernels as kernels
-
     use, grid = launch_grid(problem, tile("forward", problem, c is not None))
     # Four more registers without a limit; with it three programs fit. Other depths and odd sizes would spill.
     usual = problem.half and problem.K == 16 and problem.H <= 8 and problem.V % 16 == 0
@@ -223,7 +222,7 @@ def backward(
                 queries.start(0)
             if needs[2]:
                 with without_autocast(q):
-                    dc = torch.bmm(q.reshape(problem.B, -1, problem.K).mT, dy.reshape(problem.B, -1, problem.V)).float()
+                    dc = problem.content_gradient(q, dy).float()
                 side.wait("values", "here")
             return queries and queries.result, None, dc, None
         if needs[1]:
@@ -257,8 +256,6 @@ def backward(
 
 
 def query_gradients(problem: Problem, dy: Tensor, q: Tensor, v: Tensor, c: Tensor | None, table: Tensor) -> Work:
-    from . import tiled_kernels as kernels
-
     use, grid = launch_grid(problem, tile("query_gradients", problem, c is not None))
     t = expand(problem, table, (use.rows, use.width), use.reach(problem.geometry))
     dq = problem.new(problem.B, problem.N, problem.H, problem.K)
@@ -276,8 +273,6 @@ def lambda_gradients(
     problem: Problem, dy: Tensor, q: Tensor, part: int, with_content: bool
 ) -> tuple[Tensor | None, Work]:
     """g [(n, k), (b, v)] of a part of the batch, and dc, its sum over queries, taken while it is in registers."""
-    from . import tiled_kernels as kernels
-
     B, N, K, V, use = problem.B, problem.N, problem.K, problem.V, tile("lambda_gradients", problem, with_content)
     g = problem.new(N * use.KP, part * use.VP)
     batch_tiles = ceil_div(part, use.BB)
@@ -296,8 +291,6 @@ def lambda_gradients(
 
 
 def value_gradients(problem: Problem, v: Tensor, table: Tensor, g: Tensor) -> Work:
-    from . import tiled_kernels as kernels
-
     geometry, use = problem.geometry, tile("value_gradients", problem)
     dv = problem.new(*v.shape)
     far = geometry.scope[0] - 1, geometry.scope[1] - 1
@@ -315,14 +308,11 @@ def value_gradients(problem: Problem, v: Tensor, table: Tensor, g: Tensor) -> Wo
 
 def table_gradients(problem: Problem, v: Tensor, table: Tensor, g: Tensor) -> Work:
     """Parts of dT [splits, columns of tiles, nk, clipped positions of their windows], summed and folded at the end."""
-    from . import tiled_kernels as kernels
-
     geometry, use, grid = problem.geometry, tile("table_gradients", problem), grid_of(problem)
     across, reach = use.across(grid), use.reach(geometry)
     blocks, programs = table_blocks(geometry, use)
-    splits = even_shares(
-        v.device, programs, ceil_div(g.shape[1], use.columns) * ceil_div(grid[0], use.rows), use.occupancy
-    )
+    steps = ceil_div(g.shape[1], use.columns) * ceil_div(grid[0], use.rows)
+    splits = even_shares(v.device, programs, steps, use.occupancy)
     rows, columns, positions = use.T * use.KP, blocks * use.block, reach[0] * reach[1]
     parts = problem.new_float32(splits, across, rows, columns)
     summed = problem.new_float32(1, rows, positions)

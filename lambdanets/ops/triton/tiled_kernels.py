@@ -8,7 +8,7 @@ CH x CW that of the context.
 import triton
 import triton.language as tl
 
-from .expanded_kernels import add_content
+from .expanded_kernels import add_content, zeros
 
 # Sizes that do not compile another variant.
 EXTENT = ["QH", "QW", "CH", "CW", "back_y", "back_x", "forward_y", "forward_x"]
@@ -73,8 +73,7 @@ def tile_lambdas(
     m0 = low_y * CW + low_x
     t0 = (low_y - y0 + back_y) * span + low_x - x0 + back_x
     count = height * width
-    COLUMNS: tl.constexpr = tile.columns
-    lambdas = tl.zeros((COLUMNS if VALUE_ROWS else ROWS, ROWS if VALUE_ROWS else COLUMNS), dtype=tl.float32)
+    lambdas = zeros(tile.columns if VALUE_ROWS else ROWS, ROWS if VALUE_ROWS else tile.columns)
     for start in range(0, count, tile.block):
         j = start + tl.arange(0, tile.block)
         row, _ = row_column(j, width)  # j % width + row * pitch, of the map or the table, is j + row * (pitch - width)
@@ -130,10 +129,8 @@ def forward_window(
     # One small product [16 values, k] [k, h] per query and group of 16 rows. In this order (queries outside, groups
     # inside) every warp already holds its left operands: nothing moves between threads.
     G: tl.constexpr = tile.columns // 16
-    T: tl.constexpr = tile.T
-    KP: tl.constexpr = tile.KP
-    own = tl.permute(tl.reshape(lambdas.to(dtype), (G, 16, T, KP)), (2, 0, 1, 3))
-    index = tl.arange(0, T * G)
+    own = tl.permute(tl.reshape(lambdas.to(dtype), (G, 16, tile.T, tile.KP)), (2, 0, 1, 3))
+    index = tl.arange(0, tile.T * G)
     b = b0 + (index % G) * 16 // tile.VT
     first_v = v0 + (index % G) * 16 % tile.VT
     n, exists = tile_query(index // G, y0, x0, QH, QW, tile.width)
@@ -141,7 +138,7 @@ def forward_window(
     queries = small_matrices(
         q_ptr, b, n, tl.zeros_like(n), exists, tile.K, tile.H, sqb, sqn, sqh, tile.HP, tile.KP, False
     )
-    own = tl.reshape(own, (T * G, 16, KP))
+    own = tl.reshape(own, (tile.T * G, 16, tile.KP))
     y = tl.dot(own, tl.permute(queries, (0, 2, 1)), input_precision=tile.precision)
     h = tl.arange(0, tile.HP)
     v = tl.arange(0, 16)
@@ -163,8 +160,6 @@ def query_gradients_window(
     """
     T: tl.constexpr = tile.T
     KP: tl.constexpr = tile.KP
-    HP: tl.constexpr = tile.HP
-    BB: tl.constexpr = tile.BB
     G: tl.constexpr = tile.columns // 16
     t_ptr += tl.program_id(0) % copies * copy
     b0 = tl.program_id(1 if tile.tiles_first else 0) * tile.BB
@@ -174,7 +169,7 @@ def query_gradients_window(
     n_group, exists_group = tile_query(index % T, y0, x0, QH, QW, tile.width)
     b_group = b0 + group * 16 // tile.VT
     exists_group = exists_group & (b_group < B)
-    dq = tl.zeros((G * T, KP, HP), dtype=tl.float32)
+    dq = tl.full((G * T, KP, tile.HP), 0.0, dtype=tl.float32)
     NV: tl.constexpr = tile.NV
     for value_tile in tl.static_range(NV):
         v0 = value_tile * tile.VT
@@ -190,10 +185,11 @@ def query_gradients_window(
         own = tl.reshape(own, (G * T, KP, 16))
         dq = tl.dot(own, tl.permute(dy, (0, 2, 1)), dq, input_precision=tile.precision)
     if tile.VT > 16:
-        dq = tl.reshape(tl.sum(tl.reshape(dq, (BB, G // BB, T, KP, HP)), axis=1), (BB * T, KP, HP))
+        dq = tl.sum(tl.reshape(dq, (tile.BB, G // tile.BB, T, KP, tile.HP)), axis=1)
+        dq = tl.reshape(dq, (tile.BB * T, KP, tile.HP))
     bt = tl.arange(0, tile.BB * T)
-    b = b0 + bt // T
     n, exists = tile_query(bt % T, y0, x0, QH, QW, tile.width)
+    b = b0 + bt // T
     h = tl.arange(0, tile.HP)
     k = tl.arange(0, KP)
     mask = (exists & (b < B))[:, None, None] & (h < tile.H)[None, :, None] & (k < tile.K)[None, None, :]
