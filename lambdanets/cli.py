@@ -45,7 +45,9 @@ class Command:
 
 GROUPS = {
     "Train and use networks": {
-        "train": Command("train a network by a recipe, or resume a run", "train.command", "train_command"),
+        "train": Command(
+            "train on a folder of images or by a recipe, or resume a run", "train.command", "train_command"
+        ),
         "evaluate": Command(
             "measure accuracy on labelled images, per class, and speed", "train.inference.command", "Evaluate"
         ),

@@ -168,8 +168,8 @@ class TrainImages:
     """Train on your own images: a folder with a folder for each class, or one with train/ and val/ of such.
 
     Network, image size, batch, epochs and all other settings are chosen by rules, and printed with their reasons and
-    the time that training will take. Settings that you give stay as they are, and the others follow: the defaults
-    below are those of the rules only where they say so. `lambdanets train RECIPE` has fixed settings.
+    the time that training will take. Settings that you give stay as they are, and the choices take the place of the
+    other defaults below. `lambdanets train RECIPE` has fixed settings.
     """
 
     given: ClassVar[tuple[str, ...]] = ()
