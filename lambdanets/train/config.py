@@ -288,6 +288,7 @@ class RunConfig:
             "evaluate_every",
             "log_every",
             "keep_best",
+            "logger",
         }
         | {"checkpoint_minutes", "keep", "max_skipped", "timeout_minutes"}
     )
@@ -335,6 +336,9 @@ class RunConfig:
     """Write best.safetensors, the weights of the best evaluation; early stopping always does."""
     log_every: int = 50
     """Steps."""
+    logger: Literal["tensorboard", "wandb", "trackio", "none"] = "tensorboard"
+    """Where curves are drawn: tensorboard writes files into the folder of the run, wandb and trackio are libraries that
+    you install and sign in to. log.jsonl is written in any case."""
     checkpoint_minutes: float = 10.0
     """Minutes between checkpoints; there is also one on SIGTERM and at the end."""
     keep: int = 2

@@ -1,5 +1,6 @@
-"""What happened, one JSON object a line: `log.jsonl` is the truth, TensorBoard's events are drawn from it."""
+"""What happened, one JSON object a line: `log.jsonl` is the truth, the curves of TensorBoard and others repeat it."""
 
+import importlib
 import json
 import math
 import os
@@ -10,11 +11,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
-from lambdanets.runs import LOG, TENSORBOARD
+from lambdanets.files import read_object
+from lambdanets.runs import LOG, RUN, TENSORBOARD
 
 CURVES = ("step", "evaluation")  # the events that become curves
+Logger = Literal["tensorboard", "wandb", "trackio", "none"]
+TRACKERS = ("wandb", "trackio")
+PROJECT = "lambdanets"  # there
 
 
 class FolderLostError(OSError):
@@ -30,11 +35,17 @@ class RunLog:
     """
 
     def __init__(
-        self, folder: Path | None, seconds: float = 0.0, step: int = 0, warn: Callable[[str], None] = warnings.warn
+        self,
+        folder: Path | None,
+        seconds: float = 0.0,
+        step: int = 0,
+        warn: Callable[[str], None] = warnings.warn,
+        logger: Logger = "tensorboard",
     ) -> None:
         self.began = time.monotonic() - seconds
         self.warn, self.warned = warn, False
         self.file = self.board = self.hook = None
+        self.tracker = tracking_library(logger) if folder is not None and logger in TRACKERS else None
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             self.path, self.curves = folder / LOG, folder / TENSORBOARD
@@ -42,7 +53,7 @@ class RunLog:
             self.file = self.path.open("ab", buffering=0)  # a line is there at once, and none waits that cannot go
             self.hook, threading.excepthook = threading.excepthook, self.thread_failed
             try:
-                self.board = summary_writer(self.curves, step)
+                self.board = summary_writer(self.curves, step) if logger == "tensorboard" else None
             except OSError as error:
                 self.drop_board(error)
 
@@ -74,15 +85,33 @@ class RunLog:
                 if not self.warned:
                     self.warn(f"{self.path} cannot be written, and records are lost until it can: {error}")
                 self.warned = True
-        if self.board is not None and event in CURVES:
+        if self.tracker is not None and event in ("start", "resumed"):
+            self.track(lambda: start_tracking(self.tracker, self.path.parent, values))
+        if event in CURVES:
             name = event if event == "step" else f"{values.get('split', 'evaluation')}_{values.get('weights', 'raw')}"
+            curves = {
+                f"{name}/{key}": value for key, value in values.items() if isinstance(value, float) and key != "epoch"
+            }
+            self.draw(curves, values["step"])
+        return record
+
+    def draw(self, curves: dict[str, float], step: int) -> None:
+        if self.board is not None:
             try:
-                for key, value in values.items():
-                    if isinstance(value, float) and key != "epoch":
-                        self.board.add_scalar(f"{name}/{key}", value, values["step"])
+                for name, value in curves.items():
+                    self.board.add_scalar(name, value, step)
             except OSError as error:
                 self.drop_board(error)
-        return record
+        self.track(lambda: self.tracker.log(curves, step=step))
+
+    def track(self, act: Callable[[], Any]) -> None:
+        """Call the library that tracks experiments; one that fails, for example without a network, is left out."""
+        if self.tracker is not None:
+            try:
+                act()
+            except Exception as error:
+                name, self.tracker = self.tracker.__name__, None
+                self.warn(f"{name} failed, and its curves end here; {LOG} has everything: {error}")
 
     def append(self, line: bytes) -> None:
         assert self.file is not None
@@ -110,6 +139,7 @@ class RunLog:
                 self.board.close()
             except OSError as error:
                 self.drop_board(error)
+        self.track(lambda: self.tracker.finish())
         if self.hook is not None:
             threading.excepthook, self.hook = self.hook, None
 
@@ -145,3 +175,16 @@ def summary_writer(folder: Path, step: int) -> Any:
     except ImportError:
         return None
     return SummaryWriter(str(folder), purge_step=step + 1 if step else None)
+
+
+def tracking_library(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ValueError(f"logger {name} is not installed: pip install {name}, or use --logger tensorboard") from error
+
+
+def start_tracking(library: Any, folder: Path, values: dict[str, Any]) -> None:
+    """Begin or continue the run in wandb or trackio. Both have these arguments; the id is wandb's own."""
+    known = {"id": read_object(folder / RUN)["id"], "dir": str(folder)} if library.__name__ == "wandb" else {}
+    library.init(project=PROJECT, name=folder.resolve().name, config=values.get("config"), resume="allow", **known)

@@ -99,7 +99,8 @@ class TrainingRun:
             self.share = fitting_share(self.engine, self.config.batch_size, self.epochs.remainder)
         capture = self.choose_steps()
         folder = self.config.out if self.world.main else None
-        with RunLog(folder, loaded["seconds"] if loaded else 0.0, self.step, self.warn) as self.log:
+        began = loaded["seconds"] if loaded else 0.0
+        with RunLog(folder, began, self.step, self.warn, self.config.logger) as self.log:
             self.report_start(loaded, capture)
             self.clock = self.saved_at = time.monotonic()
             try:

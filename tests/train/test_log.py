@@ -1,18 +1,21 @@
 """The log of a run, on a disk that is full: nothing stops, and what is there can be read."""
 
 import resource
+import sys
 import threading
 from io import StringIO
+from types import ModuleType
 
 import pytest
 from rich.console import Console
 
+from lambdanets.files import read_object
 from lambdanets.report.log import read_log
 from lambdanets.train.log import RunLog
 from lambdanets.train.loop import fit
 from lambdanets.train.progress import Watcher
 from tests.support.file_size import limit, unlimited_afterwards
-from tests.train.tasks import Numbers, config, final, same
+from tests.train.tasks import Numbers, StopAt, config, final, records, same
 
 
 def test_a_log_that_fails_loses_records_and_says_so_once(tmp_path):
@@ -111,3 +114,59 @@ def test_a_run_goes_on_when_the_disk_is_full_and_ends_with_the_same_weights(tmp_
     text = console.file.getvalue()
     assert text.count(f"{full / 'log.jsonl'} cannot be written") == 1
     assert "no checkpoint at step 11" in text
+
+
+class Library(ModuleType):
+    """In place of wandb or trackio."""
+
+    def __init__(self, name, fails_at=None):
+        super().__init__(name)
+        self.calls, self.fails_at = [], fails_at
+
+    def init(self, **options):
+        self.calls.append(("init", options))
+
+    def log(self, values, step):
+        if step == self.fails_at:
+            raise ConnectionError("no network")
+        self.calls.append((step, values))
+
+    def finish(self):
+        self.calls.append(("finish", {}))
+
+
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
+def test_curves_of_a_run_go_to_other_libraries(tmp_path, monkeypatch, name):
+    library = Library(name)
+    monkeypatch.setitem(sys.modules, name, library)
+    fit(Numbers(), config(tmp_path, logger=name), watch=StopAt(10))
+    fit(Numbers(), config(tmp_path, logger=name), resume=True)
+    assert not (tmp_path / "tensorboard").exists()
+    begun = [options for kind, options in library.calls if kind == "init"]
+    assert len(begun) == [kind for kind, _ in library.calls].count("finish") == 2
+    assert all((one["project"], one["name"], one["resume"]) == ("lambdanets", tmp_path.name, "allow") for one in begun)
+    assert begun[0]["config"]["batch_size"] == 16
+    assert [one.get("id") for one in begun] == [
+        read_object(tmp_path / "run.json")["id"] if name == "wandb" else None
+    ] * 2
+    losses = {step: values["step/loss"] for step, values in library.calls if "step/loss" in values}
+    assert losses == {record["step"]: record["loss"] for record in records(tmp_path, "step")}
+    assert any("held_out_ema/top1" in values for _, values in library.calls)
+
+
+def test_a_library_that_fails_stops_nothing(tmp_path, monkeypatch):
+    said, library = [], Library("trackio", fails_at=10)
+    monkeypatch.setitem(sys.modules, "trackio", library)
+    fit(Numbers(), config(tmp_path, logger="trackio"), watch=said.append)
+    assert ["no network" in one["reason"] for one in said if one["event"] == "warning"] == [True]
+    assert records(tmp_path, "end")[0]["reason"] == "finished"
+    assert max(step for step, _ in library.calls if step != "init") == 6
+
+
+def test_a_library_that_is_missing_is_named_before_the_run(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ValueError, match="logger wandb is not installed: pip install wandb"):
+        fit(Numbers(), config(tmp_path / "run", logger="wandb"))
+    assert not (tmp_path / "run" / "log.jsonl").exists()
+    fit(Numbers(), config(tmp_path / "none", logger="none"))
+    assert not (tmp_path / "none" / "tensorboard").exists()
