@@ -57,6 +57,8 @@ class CoTrainConfig(TrainConfig):
                 "co-training has no color_jitter, erasing, mixup and cutmix, which would mix labels of two kinds: set "
                 "them to 0"
             )
+        if self.data.first_size is not None:
+            raise ValueError("co-training has no progressive resizing: leave data.first_size out")
 
     def make_task(self) -> "CoTrain":
         from lambdanets.pseudo.cotrain import CoTrain

@@ -1,5 +1,6 @@
 """Classification of images, as a task."""
 
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import replace
@@ -36,6 +37,7 @@ from lambdanets.typed import to_json
 
 PREDICTIONS, START = "predictions.safetensors", "start.safetensors"
 MOST_WORKERS = 16
+SIZE_STEP = 16  # pixels by which images grow
 
 
 class ReadingConfig(Protocol):
@@ -59,7 +61,14 @@ class Classify(Task):
     def __init__(self, config: TrainConfig) -> None:
         self.config, data = config, config.data
         self.size = config.model.size
-        self.preprocessing = data.preprocessing(self.size)
+        if data.first_size is not None and data.first_size > self.size:
+            raise ValueError(
+                f"data.first_size {data.first_size} is larger than the images of the last epochs, {self.size}: use a "
+                f"smaller one, or a larger --model.image-size"
+            )
+        self.largest_epoch = math.ceil(config.epochs) - 1 if data.first_size is not None else 0
+        self.test_size = data.test_size or self.size
+        self.preprocessing = data.preprocessing(self.test_size)
         self.source = open_source(data.path, split="train")
         if len(self.source.class_names) < 2:
             raise ValueError(f"{data.path}: {len(self.source.class_names)} class; at least two are needed to train")
@@ -93,6 +102,7 @@ class Classify(Task):
         self.loaders: dict[Any, Any] = {}
         self.kept: dict[str, list[Batch]] = {}  # evaluation batches that stay on the device
         self.noticed: list[dict[str, Any]] = []
+        self.said_size: int | None = None  # of training images, where it grows
         self.predictions: dict[str, Tensor] = {}
 
     # Training
@@ -103,6 +113,12 @@ class Classify(Task):
         arguments |= {"num_classes": len(self.source.class_names), "in_chans": self.config.data.channels}
         with only_finite_weights():
             network = create_model(config.name, config.pretrained or False, **arguments)
+        tables = (module for module in network.modules() if isinstance(module, RelativePositions))
+        if self.test_size > self.size and any(table.is_global for table in tables):
+            raise ValueError(
+                f"data.test_size {self.test_size}: layers with a global scope take images of at most model.image_size, "
+                f"{self.size}. Use a local scope, for example --model.options scope=23"
+            )
         for module in network.modules():
             if isinstance(module, nn.modules.batchnorm._BatchNorm):
                 module.momentum = config.batch_norm_momentum
@@ -122,7 +138,7 @@ class Classify(Task):
         shape = self.size, self.size
         training_images = estimated_bytes(self.source, self.indices, shape, self.config.augment, channels)
         evaluated = sum(len(source) if chosen is None else len(chosen) for source, chosen in self.parts.values())
-        return training_images + evaluated * self.size**2 * channels
+        return training_images + evaluated * self.test_size**2 * channels
 
     @cached_property
     def resident(self) -> ResidentImages:
@@ -148,19 +164,29 @@ class Classify(Task):
         return BatchAugment(augment, (self.size, self.size), self.config.data.mean, whole=resident)
 
     def batches(self, epoch: int, first_step: int, share: Share) -> Iterator[Any]:
-        """(images, labels), with batch augmentation also its random numbers.
+        """(images, labels), with progressive resizing their size, with batch augmentation also its random numbers.
 
         `images` are pixels, or the numbers of images on the device.
         """
         first = (share.epochs(self.examples).first(epoch) + first_step) * share.parts
         batches = self.training_loader(share).epoch(epoch, first_step * share.parts)
+        grows, size = self.config.data.first_size is not None, self.size_of_epoch(epoch)
+        if grows and self.said_size != size:
+            self.noticed.append({"event": "image_size", "epoch": epoch, "size": size})
+            self.said_size = size
         for number, batch in enumerate(batches, first):
             self.notice(batch)
-            if self.variation is None:
-                yield batch.images, batch.labels
-            else:
+            numbers: tuple[Any, ...] = (size,) if grows else ()
+            if self.variation is not None:
                 places = share.epochs(self.examples).places(number, share.micro_batch, share.rank, share.world)
-                yield batch.images, batch.labels, *self.variation.numbers(self.config.seed, *places)
+                numbers += self.variation.numbers(self.config.seed, *places)
+            yield batch.images, batch.labels, *numbers
+
+    def size_of_epoch(self, epoch: int) -> int:
+        """Pixels of a side of training images: linear in the epoch, rounded down to multiples of 16 above the first."""
+        first, last = self.config.data.first_size or self.size, self.size
+        share = epoch / (self.config.data.growing * self.config.epochs)
+        return last if share >= 1 else first + int(share * (last - first)) // SIZE_STEP * SIZE_STEP
 
     def training_loader(self, share: Share) -> Loader | ResidentLoader:
         key = ("train", share.micro_batch)
@@ -177,8 +203,12 @@ class Classify(Task):
 
     def loss(self, model: nn.Module, batch: Any) -> Outcome:
         images, labels, *numbers = batch
+        size = numbers.pop(0) if self.config.data.first_size is not None else self.size
         mixed = self.varied(images, *numbers) if numbers else None
-        logits = model(self.inputs(images if mixed is None else mixed.images)).float()
+        images = images if mixed is None else mixed.images
+        if size != self.size:
+            images = F.interpolate(images.float(), (size, size), mode="bilinear", antialias=True)
+        logits = model(self.inputs(images)).float()
         smoothing = self.config.label_smoothing
         loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
         if mixed is not None and self.config.augment.mixes:
@@ -289,11 +319,19 @@ class Classify(Task):
         return {"classes": len(self.source.class_names), "evaluated": sizes, "data_path": path}
 
     def notes(self) -> list[str]:
+        data = self.config.data
         every = {"training": self.source} | {name: source for name, (source, _) in self.parts.items()}
         every.pop("held_out", None)  # a part of the training images
         found = [note for split, source in every.items() if (note := unlabelled_note(split, source))]
         if self.config.model.freeze and not self.config.model.pretrained:
             found.append("model.freeze keeps random weights: start from trained ones with --model.pretrained")
+        if data.first_size is not None:
+            found.append(
+                f"Training images grow from {data.first_size} to {self.size} pixels in the first "
+                f"{data.growing * self.config.epochs:.4g} epochs"
+            )
+        if self.test_size != self.size:
+            found.append(f"Evaluation is at {self.test_size} pixels")
         found += [self.data_path.note] if self.data_path.note else []
         return found + notes_on(every.values())
 

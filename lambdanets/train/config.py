@@ -143,6 +143,14 @@ class DataConfig:
     """The fraction of the training images that is kept for choosing and early stopping; the paper's is 0.02."""
     channels: Literal[1, 3] = 3
     """1 keeps grey images grey."""
+    test_size: Annotated[int | None, optional("PIXELS")] = None
+    """The size of images in evaluation, and in the preprocessing that weights are stored with; by default that of
+    training. A larger one often scores better; layers with a global scope cannot have it."""
+    first_size: Annotated[int | None, optional("PIXELS")] = None
+    """Progressive resizing: the size of training images in the first epoch. It grows to model.image_size in multiples
+    of 16. Batches are made smaller on the device, which saves the time of the network and not that of reading."""
+    growing: float = 0.75
+    """With first_size: the fraction of the run in which images grow."""
     crop: float = 0.875
     """Evaluation resizes the short side to size / crop and cuts out the centre."""
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
@@ -168,6 +176,10 @@ class DataConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.held_out < 1:
             raise ValueError(f"data.held_out is a fraction, at least 0 and below 1, not {self.held_out}")
+        check_image_size(self.test_size, "data.test_size")
+        check_image_size(self.first_size, "data.first_size")
+        if not 0 < self.growing <= 1:
+            raise ValueError(f"data.growing is in (0, 1], not {self.growing}")
         if not 0 < self.crop <= 1:
             raise ValueError(f"data.crop is in (0, 1], not {self.crop}")
         if len(self.mean) != self.channels or len(self.std) != self.channels:

@@ -45,7 +45,7 @@ class RunLog:
         self.began = time.monotonic() - seconds
         self.warn, self.warned = warn, False
         self.file = self.board = self.hook = None
-        self.tracker = tracking_library(logger) if folder is not None and logger in TRACKERS else None
+        self.tracker: Any = tracking_library(logger) if folder is not None and logger in TRACKERS else None
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             self.path, self.curves = folder / LOG, folder / TENSORBOARD

@@ -50,7 +50,7 @@ def fitting_share(engine: Engine, batch_size: int, remainder: Remainder = "drop"
 def survives(engine: Engine, share: Share) -> bool:
     engine.model.train()
     engine.statistics.begin()
-    batches = engine.task.batches(0, 0, share)
+    batches = engine.task.batches(engine.task.largest_epoch, 0, share)
     try:
         whole = replace(share, parts=share.parts + 1)  # never the last part: no sync
         for batch in on_device(batches, engine.world.device):

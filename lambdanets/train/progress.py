@@ -150,6 +150,9 @@ class Watcher:
     def broken_image(self, record: Record) -> None:
         self.say(f"[yellow]replaced {escape(record['name'])}: {escape(record['reason'])}[/]")
 
+    def image_size(self, record: Record) -> None:
+        self.say(f"epoch {record['epoch']}: training images of {record['size']} pixels")
+
     def checkpoint_failed(self, record: Record) -> None:
         self.say(
             f"[red]no checkpoint at step {record['step']}, the last good one is kept: {escape(record['reason'])}[/]"

@@ -54,6 +54,8 @@ class Task(Protocol):
     score: str = "top1"
     """The number of an evaluation that early stopping watches; more is better."""
 
+    largest_epoch: int = 0
+    """An epoch whose batches take most memory."""
     not_captured: str | None = None
     """Why a CUDA graph cannot replay its steps, if so. They need batches of one shape, and a loss that never waits for
     the device."""

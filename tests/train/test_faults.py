@@ -477,3 +477,55 @@ def test_the_best_weights_are_kept(tmp_path, early_stopping):
     assert same(best, load_file(str(out / "best.safetensors")))
     assert same(best, load_file(str(out / "weights.safetensors"))) == bool(early_stopping)
     assert read_card(out / "best.safetensors").metrics["validation_top1"] == 0.5
+
+
+class Sizes(Classify):
+    """Notes the sizes of training and evaluation images."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.seen = []
+
+    def inputs(self, images):
+        inputs = super().inputs(images)
+        self.seen.append(inputs.shape[2])
+        return inputs
+
+
+@pytest.mark.parametrize("mixup", [0.0, 0.4])
+def test_training_images_grow_and_evaluation_has_its_own_size(tmp_path, mixup):
+    images = folder_of_images(tmp_path / "images")
+
+    def settings(name):
+        config = image_config(images, tmp_path / name, epochs=5.0, batch_size=16)
+        model = replace(config.model, image_size=48)
+        data = replace(config.data, first_size=16, growing=0.8, test_size=64)
+        return replace(config, model=model, data=data, augment=replace(config.augment, mixup=mixup))
+
+    whole, parts = settings("whole"), settings("parts")
+    task = Sizes(whole)
+    fit(task, whole)
+    each = [16, 16, 32, 32, 48]  # 0, 8, 16 and 24 of 32 pixels more, in sixteens
+    assert task.seen == [size for one in each for size in (*[one] * 3, 64)] + [64]
+    assert [(r["epoch"], r["size"]) for r in records(whole.out, "image_size")] == [(0, 16), (2, 32), (4, 48)]
+    assert (
+        "Training images grow from 16 to 48 pixels in the first 4 epochs. Evaluation is at 64 pixels"
+        in (records(whole.out, "start")[0]["note"])
+    )
+    assert read_card(whole.out / "weights.safetensors").preprocessing.size == 64
+    fit(Sizes(parts), parts, watch=StopAt(8, event="tick"))
+    again = Sizes(parts)
+    fit(again, parts, resume=True)
+    assert again.seen == task.seen[10:]
+    assert same(weights(whole.out), weights(parts.out))
+
+
+def test_sizes_that_cannot_be(tmp_path):
+    images = folder_of_images(tmp_path / "images")
+    config = image_config(images, tmp_path / "run")
+    with pytest.raises(ValueError, match=r"data\.first_size 32 is larger than the images of the last epochs, 16"):
+        Classify(replace(config, data=replace(config.data, first_size=32)))
+    model = replace(config.model, options=("scope=None",))
+    task = Classify(replace(config, model=model, data=replace(config.data, test_size=32)))
+    with pytest.raises(ValueError, match=r"data\.test_size 32: layers with a global scope take images of at most"):
+        task.model()
