@@ -212,11 +212,27 @@ class Train:
     """Go on with the run in --out if it has a checkpoint, otherwise start: one command for every requeue of a job."""
     report: bool = True
     """Write report.html at the end."""
+    find_rate: bool = False
+    """Do not train: try growing learning rates for 100 steps on weights that are thrown away, suggest one, and write
+    find_rate.json and find_rate.svg into --out."""
 
     def run(self) -> int:
+        if self.find_rate:
+            return self.suggest_rate()
         again = isinstance(self.recipe, Resume)
         config = self.recipe.config() if isinstance(self.recipe, Resume) else self.recipe
         return train(config, resume=again or self.resume, report=self.report)
+
+    def suggest_rate(self) -> int:
+        from lambdanets.train.find_rate import find_rate, show, write
+
+        if self.resume or isinstance(self.recipe, Resume):
+            raise ValueError("--find-rate is for new runs: leave resume out")
+        found = find_rate(self.recipe.make_task(), self.recipe)
+        if int(os.environ.get("RANK", "0")) == 0:
+            write(found, self.recipe.out)
+            show(found, Console(highlight=False))
+        return 0
 
 
 def train(config: TrainConfig, *, resume: bool = False, report: bool = True, console: Console | None = None) -> int:
