@@ -123,7 +123,8 @@ class Graph:
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             try:
-                with torch.cuda.graph(graph, stream=self.stream):
+                # The thread that pins batches for the loader may allocate memory meanwhile.
+                with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
                     self.function()
             except RuntimeError as error:
                 raise ValueError(f"the step cannot be captured as a CUDA graph, use --capture off: {error}") from error
