@@ -271,7 +271,7 @@ class Ema:
     """1 / (1 - decay) is at most this fraction of the run, or the average would still hold its random start."""
     recalibrate: int = 0
     """Before each evaluation, recompute the running statistics of batch norm for the averaged weights over this many
-    training (micro-)batches of each process; 100 is plenty. 0: use those of the weights that are trained."""
+    training (micro-)batches of each process, for example 100. 0: use those of the weights that are trained."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.decay < 1:
