@@ -14,6 +14,7 @@ from lambdanets.report.show import rounded
 
 Record = dict[str, Any]
 SILENCE = 10.0  # seconds without a line, where there is no bar
+LEAST = 3  # steps that an estimate needs
 MARK, MARKS = 1.0, 60  # seconds between two measurements of the pace, and how many of them count
 
 
@@ -32,7 +33,7 @@ class Pace:
 
     def left(self, steps: int) -> float | None:
         """Seconds until so many steps are done; None while nothing is known."""
-        if not self.marks or self.last[1] == self.marks[0][1]:
+        if not self.marks or self.last[1] < self.marks[0][1] + LEAST:
             return None
         (began, first), (now, step) = self.marks[0], self.last
         return (now - began) / (step - first) * (steps - step)

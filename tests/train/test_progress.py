@@ -64,12 +64,13 @@ def test_a_line_of_the_log_says_how_long_the_rest_takes():
     clock, console = Clock(), Console(file=StringIO(), width=200)
     watcher = Watcher(console, clock)
     watcher.steps = 10
-    for step in (1, 2):
+    for step in (1, 2, 3, 4):
         clock.now += 3.0
         watcher({"event": "tick", "step": step})
-    record = {"event": "step", "step": 2, "epoch": 0.1, "lr": 0.1, "loss": 1.0, "data_wait": 0.0}
+        assert watcher.left == ("" if step < 4 else "  18 s left")  # a step or two say little
+    record = {"event": "step", "step": 4, "epoch": 0.1, "lr": 0.1, "loss": 1.0, "data_wait": 0.0}
     watcher(record | {"examples_per_second": 9.0})
-    assert console.file.getvalue().splitlines()[-1].endswith("lr 0.1  24 s left")
+    assert console.file.getvalue().splitlines()[-1].endswith("lr 0.1  18 s left")
 
 
 def test_the_pace_follows_a_machine_that_becomes_slower():
