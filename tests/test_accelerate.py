@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import lambdanets
 from lambdanets.accelerate import AcceleratedLayer, original_state
+from lambdanets.models.memory_format import to_channels_last
 from tests.convert import peers
 from tests.models.helpers import randomized, settled
 
@@ -174,6 +175,12 @@ def test_channels_last_works_afterwards() -> None:
     model = model.to(memory_format=torch.channels_last)
     assert model.stem.conv2.conv.weight.is_contiguous(memory_format=torch.channels_last)
     assert torch.isfinite(model(images(64).float())).all()
+
+
+def test_networks_with_weights_of_five_axes_become_channels_last() -> None:
+    network = to_channels_last(timm.create_model("lambda_resnet26t", num_classes=5))
+    weight = network.get_parameter("stages.3.1.conv1_1x1.conv.weight")
+    assert weight.stride() == weight.to(memory_format=torch.channels_last).stride() == (2048, 1, 2048, 2048)
 
 
 def test_what_is_left_says_why() -> None:

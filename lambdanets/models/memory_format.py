@@ -13,6 +13,5 @@ def to_channels_last(network: M) -> M:
 
     Those, for example the position convolutions of timm's lambda layers, stay as they are.
     """
-    return network._apply(
-        lambda tensor: tensor.contiguous(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor
-    )
+    # Not `contiguous`, which leaves the strides of 1x1 convolutions as they are: their outputs would be contiguous.
+    return network._apply(lambda tensor: tensor.to(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor)
