@@ -132,6 +132,7 @@ def choose(data: str, given: Mapping[str, Any], minutes: float | None, resume: b
     facts = look_at(data, given.get("data.validation"))
     console.print(escape(f"{data}: {about(facts)}"), soft_wrap=True)
     with_settings(TrainConfig(), given)  # a wrong setting is refused before steps are timed
+    console.print("timing some training steps")
     plan = make_plan(facts, machine_of(given.get("device")), measure, {**given, "out": out}, minutes)
     show_plan(plan, console)
     return plan.config
