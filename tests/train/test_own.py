@@ -37,7 +37,8 @@ def test_a_folder_trains_with_settings_that_are_chosen(pets, capsys):
     assert main(["train", "pets", *OPTIONS]) == 0
     out = capsys.readouterr().out
     assert out.startswith(
-        "pets: 32 colour images of 3 classes (10 to 11 of each), 20 px on their short side\ntiming some training steps\n"
+        "pets: 32 colour images of 3 classes (10 to 11 of each), 20 px on their short side\n"
+        "timing some training steps\n"
     )
     assert "  judged by       6 images held out: 19%, some of every class" in out
     assert "  epochs          2: as you asked\n" in out
