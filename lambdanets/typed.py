@@ -164,6 +164,23 @@ def as_before(config: T, data: dict[str, Any]) -> T:
     return replace(config, **changes)  # type: ignore[type-var]
 
 
+def absent(config: Any, data: dict[str, Any]) -> dict[str, Any]:
+    """What the absence means of the fields of `config` that the older configuration `data` does not have, as JSON."""
+    meanings, found = getattr(config, "WHEN_ABSENT", {}), {}
+    for f in fields(config):
+        value = getattr(config, f.name)
+        if f.name not in data:
+            if f.name in meanings:
+                found[f.name] = meanings[f.name]
+            elif f.default is not MISSING:
+                found[f.name] = f.default
+            elif f.default_factory is not MISSING:
+                found[f.name] = f.default_factory()
+        elif is_dataclass(value) and isinstance(data[f.name], dict):
+            found[f.name] = absent(value, data[f.name])
+    return to_json(found)
+
+
 def join(where: str, key: object) -> str:
     return f"{where}.{key}" if where else str(key)
 

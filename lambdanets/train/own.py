@@ -126,7 +126,8 @@ def choose(data: str, given: Mapping[str, Any], minutes: float | None, resume: b
         raise ValueError(f"minutes must be more than 0, got {minutes}")
     out = Path(given["out"]) if "out" in given else new_folder(data, again=resume)
     if resume and (out / CONFIG).is_file():  # a run keeps what was chosen for it
-        return with_settings(read_config(out, TrainConfig.COMMAND), {**given, "out": out})
+        # The images may lie elsewhere now; others are refused.
+        return with_settings(read_config(out, TrainConfig.COMMAND), {"data.path": data, **given, "out": out})
     if (out / CONFIG).is_file():
         raise ValueError(f"{out} already holds a run: resume it with --resume, or choose another --out")
     facts = look_at(data, given.get("data.validation"))

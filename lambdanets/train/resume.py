@@ -16,7 +16,7 @@ from lambdanets.train.config import RunConfig
 from lambdanets.train.distributed import World
 from lambdanets.train.identity import data_change, flat, read_identity
 from lambdanets.train.task import Task
-from lambdanets.typed import to_json
+from lambdanets.typed import absent, to_json
 
 FORMAT = 1  # of a checkpoint
 FIRST_LINE = 2**20  # most bytes of it
@@ -100,7 +100,8 @@ def check_config(config: RunConfig) -> None:
     path = config.out / CONFIG
     if not path.is_file():
         raise ValueError(f"{config.out} has checkpoints but no {CONFIG}: restore it, or start a new run elsewhere")
-    before, now = flat(read_object(path)), flat(as_stored(config))
+    stored, now = read_object(path), flat(as_stored(config))
+    before = flat(stored) | flat(absent(config, stored))  # a setting that is newer than the run, too
     changed = [key for key in before if before[key] != now.get(key) and key not in config.RESUMABLE]
     if changed:
         there = ", ".join(f"{key} was {before[key]!r} and is {now.get(key)!r}" for key in changed)

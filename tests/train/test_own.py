@@ -87,8 +87,16 @@ def test_a_stopped_run_goes_on_with_what_was_chosen(pets, monkeypatch, capsys):
         patched.setattr(own, "Watcher", Stopping)
         with pytest.raises(KeyboardInterrupt, match="resume=True"):
             lambdanets.fit(pets, out="part", quiet=True, **SETTINGS)
-    again = lambdanets.fit(pets, out="part", quiet=True, report=False, resume=True)
+    (pets / "class2").rename(pets / "renamed")
+    with pytest.raises(ValueError, match=r"cannot resume, because the 3 classes are 3 now; gone: class2; new: renamed"):
+        lambdanets.fit(pets, out="part", quiet=True, report=False, resume=True)
+    (pets / "renamed").rename(pets / "class2")
+    moved = pets.rename("moved")
+    again = lambdanets.fit(moved, out="part", quiet=True, report=False, resume=True)
     assert again.scores == whole.scores
+    other = folder_of_images(pets.parent / "other", count=40)
+    with pytest.raises(ValueError, match="cannot resume"):  # and does not train on the images of the run instead
+        lambdanets.fit(other / "val", out="part", quiet=True, report=False, resume=True)
     assert capsys.readouterr().out == ""
 
 

@@ -1,7 +1,9 @@
 """Resuming: the same run, the same data, checkpoints and folders that are not as they were left."""
 
 import errno
+import json
 import shutil
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
@@ -10,11 +12,13 @@ import torch
 from lambdanets.files import FolderInUseError, locked
 from lambdanets.train import checkpoint
 from lambdanets.train.checkpoint import complete
-from lambdanets.train.config import DataConfig, TrainConfig
+from lambdanets.train.config import DataConfig, Ema, TrainConfig
 from lambdanets.train.distributed import World
 from lambdanets.train.identity import check_processes
 from lambdanets.train.log import FolderLostError
 from lambdanets.train.loop import fit
+from lambdanets.train.resume import check_config
+from lambdanets.typed import to_json
 from tests.train.tasks import EXAMPLES, Numbers, StopAt, config, final, records, same
 
 # Two runs in one folder, and a run on other data
@@ -148,6 +152,34 @@ def test_a_damaged_log_does_not_stop_a_resume(tmp_path, monkeypatch, text):
     with pytest.raises(ValueError, match="already holds a run"):
         fit(Numbers(), config(tmp_path))
     assert fit(Numbers(), config(tmp_path), resume=True).finished
+
+
+def test_a_setting_that_is_newer_than_the_run_does_not_change_when_it_resumes(tmp_path):
+    """config.json of the run does not have it."""
+    fit(Numbers(), config(tmp_path), watch=StopAt(10))
+    stored = json.loads((tmp_path / "config.json").read_text())
+    del stored["clip_norm"], stored["schedule"]["flat"], stored["ema"]["recalibrate"], stored["keep_best"]
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    with pytest.raises(ValueError, match=r"cannot resume, because clip_norm was 0.0 and is 1.0"):
+        fit(Numbers(), config(tmp_path, clip_norm=1.0), resume=True)
+    with pytest.raises(ValueError, match=r"cannot resume, because ema.recalibrate was 0 and is 2"):
+        fit(Numbers(), config(tmp_path, ema=Ema(decay=0.9, recalibrate=2)), resume=True)
+    assert fit(Numbers(), config(tmp_path, keep_best=True), resume=True).finished
+
+
+def test_what_the_absence_of_a_setting_means_is_compared(tmp_path):
+    before = TrainConfig(out=tmp_path)
+    stored = to_json(before)
+    del stored["data"]["exif_orientation"], stored["data"]["first_size"], stored["augment"]["mixup"]
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    old = replace(before, data=replace(before.data, exif_orientation=False))
+    check_config(old)
+    with pytest.raises(ValueError, match=r"data.exif_orientation was False and is True"):
+        check_config(before)
+    with pytest.raises(ValueError, match=r"data.first_size was None and is 64"):
+        check_config(replace(old, data=replace(old.data, first_size=64)))
+    with pytest.raises(ValueError, match=r"augment.mixup was 0.0 and is 0.2"):
+        check_config(replace(old, augment=replace(old.augment, mixup=0.2)))
 
 
 def changed(state, path, value):
