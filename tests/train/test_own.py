@@ -195,6 +195,11 @@ def test_steps_that_do_not_fit_into_memory_are_timed_in_parts(pets, monkeypatch)
     assert seen == [16, 8, *[4] * (probe.STEPS + 1)]
 
 
+def test_a_broken_image_among_those_that_are_timed_is_not_too_many(pets):
+    sorted((pets / "class0").iterdir())[1].write_bytes(b"not an image")
+    assert probe.measure(image_config(pets, pets.parent / "run", batch_size=4)) > 0
+
+
 def test_unequal_classes_have_a_mean_of_their_own(tmp_path, monkeypatch):
     logits = torch.tensor([[2.0, 1.0]] * 7 + [[1.0, 2.0]])
 
