@@ -185,8 +185,14 @@ class Classify(Task):
     def size_of_epoch(self, epoch: int) -> int:
         """Pixels of a side of training images: linear in the epoch, rounded down to multiples of 16 above the first."""
         first, last = self.config.data.first_size or self.size, self.size
-        share = epoch / (self.config.data.growing * self.config.epochs)
-        return last if share >= 1 else first + int(share * (last - first)) // SIZE_STEP * SIZE_STEP
+        return (
+            last if epoch >= self.grown else first + int(epoch / self.grown * (last - first)) // SIZE_STEP * SIZE_STEP
+        )
+
+    @property
+    def grown(self) -> float:
+        """Epochs until training images have their full size: the last epoch has it in any case."""
+        return min(self.config.data.growing * self.config.epochs, math.ceil(self.config.epochs) - 1)
 
     def training_loader(self, share: Share) -> Loader | ResidentLoader:
         key = ("train", share.micro_batch)
@@ -328,7 +334,7 @@ class Classify(Task):
         if data.first_size is not None:
             found.append(
                 f"Training images grow from {data.first_size} to {self.size} pixels in the first "
-                f"{data.growing * self.config.epochs:.4g} epochs"
+                f"{self.grown:.4g} epochs"
             )
         if self.test_size != self.size:
             found.append(f"Evaluation is at {self.test_size} pixels")

@@ -520,6 +520,23 @@ def test_training_images_grow_and_evaluation_has_its_own_size(tmp_path, mixup):
     assert same(weights(whole.out), weights(parts.out))
 
 
+@pytest.mark.parametrize(
+    ("epochs", "growing", "sizes"),
+    [
+        (1, 0.75, [48]),
+        (2, 0.75, [16, 48]),
+        (3, 0.75, [16, 32, 48]),
+        (5, 1.0, [16, 16, 32, 32, 48]),
+        (2.5, 0.1, [16, 48, 48]),
+    ],
+)
+def test_training_images_have_their_full_size_in_the_last_epoch(tmp_path, epochs, growing, sizes):
+    config = image_config(folder_of_images(tmp_path / "images"), tmp_path / "run", epochs=float(epochs))
+    data = replace(config.data, first_size=16, growing=growing)
+    task = Classify(replace(config, model=replace(config.model, image_size=48), data=data))
+    assert [task.size_of_epoch(epoch) for epoch in range(len(sizes))] == sizes
+
+
 def test_sizes_that_cannot_be(tmp_path):
     images = folder_of_images(tmp_path / "images")
     config = image_config(images, tmp_path / "run")
