@@ -242,7 +242,7 @@ def test_weights_that_the_disk_has_no_room_for(tmp_path):
 
     with unlimited_afterwards(), pytest.raises(OSError, match=r"weights cannot be written: .*File too large.*is kept"):
         fit(Classify(settings), settings, watch=fill)
-    assert not list(full.glob("*weights*"))
+    assert [path.name for path in full.glob("*weights*")] == ["weights.safetensors"]  # of an earlier evaluation
     assert fit(Classify(settings), settings, resume=True).finished
     assert records(full, "resumed")[0]["step"] == 18
     assert same(weights(whole), weights(full))
