@@ -13,7 +13,7 @@ pytest.importorskip("lambdanets.timm")  # registers our names
 smp = pytest.importorskip("segmentation_models_pytorch", reason="needs pip install segmentation-models-pytorch")
 
 SMALL = {"depths": (1, 1, 3, 1), "widths": (8, 8, 16, 16), "scope": 5}
-DECODERS = ("Unet", "FPN", "UPerNet", "UnetPlusPlus", "Linknet", "PSPNet", "MAnet", "Segformer")
+DECODERS = ("Unet", "FPN", "UPerNet", "UnetPlusPlus", "Linknet", "PSPNet", "MAnet", "Segformer", "DeepLabV3Plus")
 
 
 @pytest.mark.parametrize("name", ["lambda_resnet50", "lambdanets_resnet26"])
