@@ -124,6 +124,8 @@ def choose(data: str, given: Mapping[str, Any], minutes: float | None, resume: b
         )
     if minutes is not None and not minutes > 0:
         raise ValueError(f"minutes must be more than 0, got {minutes}")
+    if given.get("data.path", data) != data:
+        raise ValueError(f"train on {data} or on data.path {given['data.path']}? Give one of them")
     out = Path(given["out"]) if "out" in given else new_folder(data, again=resume)
     if resume and (out / CONFIG).is_file():  # a run keeps what was chosen for it
         # The images may lie elsewhere now; others are refused.

@@ -133,6 +133,7 @@ def test_what_cannot_be_trained_on_is_refused(what, message, pets, capsys):
         (["pets", "--minutes", "0"], "minutes must be more than 0"),
         (["pets", "--out", "pets/../old"], "already holds a run"),
         (["pots"], "unknown recipe 'pots'"),
+        (["pets", "--data.path", "old"], "train on pets or on data.path old? Give one of them"),
         (["pets", "--model.name", "lambda_resnet51"], "unknown model"),
     ],
 )
