@@ -104,7 +104,8 @@ class Graph:
     replayed. The device's generator counts on from its seed in each replay, as in a call."""
 
     def __init__(self, function: Any, engine: "Engine") -> None:
-        self.function, self.calls = function, 0
+        self.function: Any = function
+        self.calls = 0
         self.graph: torch.cuda.CUDAGraph | None = None
         self.stream = torch.cuda.Stream()
         for group in engine.optimizer.param_groups:
@@ -129,4 +130,5 @@ class Graph:
             except RuntimeError as error:
                 raise ValueError(f"the step cannot be captured as a CUDA graph, use --capture off: {error}") from error
             self.graph = graph
+            self.function = None  # whose owner has this object: together they would keep the memory of the graph
         self.graph.replay()

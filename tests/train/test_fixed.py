@@ -1,7 +1,11 @@
 """Steps in fixed memory: the same numbers, also where recorded operations are repeated, as a CUDA graph does."""
 
+import gc
 import math
+import weakref
+from contextlib import nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -145,6 +149,46 @@ def test_another_shape_gets_memory_of_its_own(tmp_path, steps):
     steps("replayed")
     fit(Growing(), config(tmp_path / "replayed"))
     assert same(final(tmp_path / "eager"), final(tmp_path / "replayed"))
+
+
+def test_a_captured_step_that_is_replaced_gives_its_memory_back_at_once(monkeypatch):
+    """And not when Python looks for cycles: with progressive resizing that would be the memory of several steps."""
+
+    class Graph:
+        def replay(self):
+            pass
+
+    class Owner:
+        def __init__(self):
+            self.calls, self.run = (
+                0,
+                fixed.Graph(self.compute, SimpleNamespace(optimizer=SimpleNamespace(param_groups=[]))),
+            )
+
+        def compute(self):
+            self.calls += 1
+
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    for name, stand_in in (
+        ("Stream", lambda: stream),
+        ("current_stream", lambda: stream),
+        ("stream", lambda stream: nullcontext()),
+        ("synchronize", lambda: None),
+        ("CUDAGraph", Graph),
+        ("graph", lambda graph, **options: nullcontext()),
+    ):
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    owner = Owner()
+    for _ in range(fixed.WARM_UP + 3):
+        owner.run()
+    assert owner.calls == fixed.WARM_UP + 1
+    left = weakref.ref(owner)
+    gc.disable()
+    try:
+        del owner
+        assert left() is None
+    finally:
+        gc.enable()
 
 
 def test_a_number_that_python_froze_would_be_noticed(tmp_path, steps, monkeypatch):
