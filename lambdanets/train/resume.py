@@ -101,7 +101,9 @@ def check_config(config: RunConfig) -> None:
     if not path.is_file():
         raise ValueError(f"{config.out} has checkpoints but no {CONFIG}: restore it, or start a new run elsewhere")
     stored, now = read_object(path), flat(as_stored(config))
-    before = flat(stored) | flat(absent(config, stored))  # a setting that is newer than the run, too
+    newer = flat(absent(config, stored))  # settings that are newer than the run
+    newer.pop("remainder", None)  # the checkpoint says which one the run has, and it stays
+    before = flat(stored) | newer
     changed = [key for key in before if before[key] != now.get(key) and key not in config.RESUMABLE]
     if changed:
         there = ", ".join(f"{key} was {before[key]!r} and is {now.get(key)!r}" for key in changed)
