@@ -1,4 +1,4 @@
-"""What co-training is, as data."""
+"""Configuration of co-training."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,38 +13,40 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PseudoData:
-    """The pseudo-labelled images."""
+    """The pseudo-labelled images and their part in the loss."""
 
     path: Path = Path("pseudo")
     """The folder that `lambdanets pseudo label` wrote."""
     images: Annotated[str | None, optional("PATH")] = None
-    """The images themselves, if they are no longer where they were labelled."""
+    """The folder or files of the images, if they were moved after labelling; by default where they were labelled."""
     ratio: float = 1.0
-    """Pseudo-labelled images for each labelled one, in every step. batch_size counts both."""
+    """Number of pseudo-labelled images per labelled image in each batch; batch_size counts both."""
     weight: float = 1.0
-    """Of the loss of a pseudo-labelled image; the loss of a step is the sum over all images / batch_size."""
+    """Weight of the loss of each pseudo-labelled image. The loss of a step is the weighted sum / batch_size."""
     labelled_weight: float = 1.0
-    """Of the loss of a labelled image."""
+    """Weight of the loss of each labelled image."""
     soft: bool = False
-    """Learn the teacher's probabilities instead of its best class; needs labels made with --soft."""
+    """Train on the teacher's probabilities instead of its top class; needs labels made with --soft."""
     epoch: Literal["longer", "labelled", "pseudo"] = "longer"
-    """Whose images an epoch goes through once; those of the other kind come round at their own pace. longer: those that
-    take more steps, so that an epoch uses all images of both kinds at least once."""
+    """The images that define an epoch: one pass over the labelled or the pseudo-labelled (pseudo) images. longer:
+    whichever takes more steps, so that an epoch uses every image of both kinds at least once."""
 
     def __post_init__(self) -> None:
         if self.ratio <= 0:
-            raise ValueError(f"pseudo.ratio is more than 0, not {self.ratio}: without pseudo-labels use another recipe")
+            raise ValueError(
+                f"pseudo.ratio must be more than 0, got {self.ratio}: use another recipe without pseudo-labels"
+            )
         check_numbers(self, "pseudo.", ratio=(1e-6, 1e6), weight=(0, 1e6), labelled_weight=(0, 1e6))
 
 
 @dataclass(frozen=True, kw_only=True)
 class CoTrainConfig(TrainConfig):
-    """A classifier of images that learns from pseudo-labelled ones as well."""
+    """Configuration of an image classifier that trains on labelled and pseudo-labelled images."""
 
     TASK: ClassVar[str] = "co-training"
     RESUMABLE: ClassVar[frozenset[str]] = TrainConfig.RESUMABLE | {
         "pseudo.images",
-        "pseudo.epoch",  # the number of steps says whether epochs are the same
+        "pseudo.epoch",  # a resumed run compares the number of steps instead
     }
     PER_MACHINE: ClassVar[frozenset[str]] = TrainConfig.PER_MACHINE | {"pseudo.path", "pseudo.images"}
 
@@ -54,11 +56,11 @@ class CoTrainConfig(TrainConfig):
         super().__post_init__()
         if self.augment.on_batches:
             raise ValueError(
-                "co-training has no color_jitter, erasing, mixup and cutmix, which would mix labels of two kinds: set "
-                "them to 0"
+                "co-training does not support color_jitter, erasing, mixup and cutmix, which would mix labelled and "
+                "pseudo-labelled images: set them to 0"
             )
         if self.data.first_size is not None:
-            raise ValueError("co-training has no progressive resizing: leave data.first_size out")
+            raise ValueError("co-training does not support progressive resizing: remove data.first_size")
 
     def make_task(self) -> "CoTrain":
         from lambdanets.pseudo.cotrain import CoTrain

@@ -1,4 +1,4 @@
-"""Labelled and pseudo-labelled images in one step, as a task of the one loop."""
+"""Co-training: batches of labelled and pseudo-labelled images, as a task of the training loop."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,26 +18,31 @@ from lambdanets.train.classify import Classify
 from lambdanets.train.task import Outcome, Share
 
 PSEUDO = "pseudo.json"  # in the folder of a run
-PSEUDO_SEED = 0x5EED  # the streams are in different orders
+PSEUDO_SEED = 0x5EED  # gives the pseudo-labelled images an order of their own
 
 
 class CoTrain(Classify):
-    """Every micro-batch holds both kinds, labelled images first, and goes through the network at once.
+    """Task that trains a classifier on labelled and pseudo-labelled images together.
 
-    The k-th step of the run takes the k-th stretch of either stream, so each is a function of (seed, step), whatever
-    the number of processes, micro-batches and workers, and wherever the run was resumed.
+    Each micro-batch holds labelled images followed by pseudo-labelled ones, in one forward pass. Step k takes the k-th
+    batch of either stream. The images of a step depend only on the seed and the step, not on the number of processes,
+    micro-batches or workers, or on where a run was resumed.
+
+    Args:
+        config: data, network, schedule and pseudo-labels. A ValueError explains what does not fit: classes that differ,
+            a batch that `pseudo.ratio` does not divide, images that changed after labelling.
     """
 
     not_resident = "co-training reads two sets of images"
 
     def __init__(self, config: CoTrainConfig) -> None:
         super().__init__(config)
-        _ = self.data_path  # refuses data.cache device
+        _ = self.data_path  # raises for data.cache=device
         self.pseudo = config.pseudo
         self.unlabelled = PseudoSource(self.pseudo.path, self.source.class_names, images=self.pseudo.images)
         if self.pseudo.soft and not self.unlabelled.soft:
             raise ValueError(
-                f"{self.pseudo.path} has hard labels only: label again with --soft, or leave --pseudo.soft out"
+                f"{self.pseudo.path} has hard labels only: label again with --soft, or remove --pseudo.soft"
             )
         labelled = labelled_part(config.batch_size, self.pseudo.ratio)
         counts = {"labelled": len(self.indices), "pseudo": len(self.unlabelled)}
@@ -45,7 +50,7 @@ class CoTrain(Classify):
         for name, count in counts.items():
             if count < each[name]:
                 raise ValueError(
-                    f"{count} {name} images do not fill the {each[name]} of a step: use a smaller batch_size or "
+                    f"a step needs {each[name]} {name} images, but there are only {count}: use a smaller batch_size or "
                     f"another pseudo.ratio"
                 )
         self.check_selection(config.out)
@@ -55,7 +60,7 @@ class CoTrain(Classify):
                 "labelled" if counts["labelled"] * each["pseudo"] >= counts["pseudo"] * labelled else "pseudo"
             )
         self.examples = counts[self.epoch_of] * config.batch_size // each[self.epoch_of]
-        self.epoch_steps = self.examples // config.batch_size  # whole ones
+        self.epoch_steps = self.examples // config.batch_size  # complete batches
 
     def batches(self, epoch: int, first_step: int, share: Share) -> Iterator[Any]:
         epochs = share.epochs(self.examples)
@@ -98,7 +103,7 @@ class CoTrain(Classify):
         labelled = F.cross_entropy(mine, labels, label_smoothing=smoothing, reduction="sum")
         pseudo = pseudo_loss(others, targets, smoothing)
         loss = (self.pseudo.labelled_weight * labelled + self.pseudo.weight * pseudo) / len(logits)
-        with torch.no_grad():  # the log divides by all images of the batch
+        with torch.no_grad():  # the log divides these sums by the whole batch
             best = targets.argmax(1) if targets.ndim == 2 else targets
             sums = {
                 "top1": (mine.argmax(1) == labels).sum() * (len(logits) / len(mine)),
@@ -109,11 +114,12 @@ class CoTrain(Classify):
         return Outcome(loss, sums, len(logits))
 
     def check_selection(self, folder: Path) -> None:
-        """A run goes on only with the images that it began with."""
+        """Raise if the run in `folder` was started with another selection of pseudo-labels."""
         path = folder / PSEUDO
         if path.is_file() and read_json(path) != {"selection": self.unlabelled.digest}:
             raise ValueError(
-                f"the pseudo-labels in {self.pseudo.path} have changed since the run in {folder} began: start another"
+                f"the pseudo-labels in {self.pseudo.path} have changed since the run in {folder} started: start a new "
+                f"run with another --out"
             )
 
     def save(self, folder: Path, moment: Literal["start", "end"], models: dict[str, nn.Module], scores: Any) -> None:
@@ -123,7 +129,7 @@ class CoTrain(Classify):
 
     def notes(self) -> list[str]:
         kind = {"labelled": "labelled", "pseudo": "pseudo-labelled"}[self.epoch_of]
-        return [*super().notes(), f"An epoch goes once through the {kind} images"]
+        return [*super().notes(), f"An epoch is one pass over the {kind} images"]
 
     def describe(self) -> dict[str, Any]:
         return super().describe() | {
@@ -135,18 +141,24 @@ class CoTrain(Classify):
 
 
 def pseudo_loss(logits_BC: Tensor, targets: Tensor, smoothing: float) -> Tensor:
-    """The sum of cross entropies. Hard targets [B] are smoothed as labels are; soft ones [B, C] are as they are."""
+    """Return the sum of the cross entropies of a batch.
+
+    Args:
+        logits_BC: the student's outputs.
+        targets: classes [B], or the teacher's probabilities [B, C].
+        smoothing: label smoothing, applied to classes only.
+    """
     if targets.ndim == 1:
         return F.cross_entropy(logits_BC, targets, label_smoothing=smoothing, reduction="sum")
     return -(targets * logits_BC.log_softmax(1)).sum()
 
 
 def labelled_part(images: int, ratio: float) -> int:
-    """How many of so many images are labelled; an error where the ratio does not come out even."""
+    """Return the number of labelled images in a batch; raise a ValueError unless the ratio divides the batch."""
     labelled = round(images / (1 + ratio))
     if labelled < 1 or labelled == images or abs(labelled * (1 + ratio) - images) > 1e-6 * images:
         raise ValueError(
-            f"{images} images cannot be labelled and pseudo-labelled ones at 1 to {ratio:g}: batch_size and "
-            f"micro_batch have to be multiples of {1 + ratio:g}"
+            f"a batch of {images} cannot be split into labelled and pseudo-labelled images at 1 to {ratio:g}: "
+            f"batch_size and micro_batch must be multiples of {1 + ratio:g}"
         )
     return labelled

@@ -1,4 +1,4 @@
-"""Whoever labels: networks of ours, of timm and of torchvision, alone or averaged."""
+"""Teacher networks from lambdanets, timm and torchvision, used alone or averaged."""
 
 import hashlib
 from collections.abc import Sequence
@@ -25,33 +25,48 @@ IMAGENET = "imagenet"
 
 @dataclass(frozen=True)
 class Teacher:
-    """One network in eval mode on its device."""
+    """A network in evaluation mode on its device.
+
+    Attributes:
+        what: the specification that it was opened with.
+        network: the network; images [B, C, H, W] to logits [B, classes].
+        preprocessing: size, crop, mean and standard deviation of its images.
+        channels: 3 for colour images, 1 for grey ones.
+        class_names: the classes in the order of the logits.
+        weights: a hash of the weights, which identifies the teacher in manifests.
+    """
 
     what: str
     network: nn.Module
     preprocessing: Preprocessing
     channels: int
     class_names: tuple[str, ...]
-    weights: str  # a hash: other weights are another teacher
+    weights: str
 
     @property
     def view(self) -> tuple[Preprocessing, int]:
-        """How it wants images, but for mean and std, which are the device's work."""
+        """The preprocessing without mean and std, which are applied on the device, and the number of channels."""
         return replace(self.preprocessing, mean=(0.0,), std=(1.0,)), self.channels
 
     def about(self) -> dict[str, Any]:
         size = self.preprocessing.size
         about = {"what": self.what, "weights": self.weights, "size": size if isinstance(size, int) else list(size)}
-        # Only where it is applied: manifests from before this field go on with teachers that do not.
+        # Left out if False: older manifests do not have this field and must stay equal.
         return about | ({"exif_orientation": True} if self.preprocessing.exif_orientation else {})
 
 
 class Ensemble:
-    """Teachers with one list of classes: the mean of their probabilities."""
+    """The mean of the probabilities of several teachers, which must have the same classes in any order.
+
+    Args:
+        teachers: at least one. The classes are those of the first, in its order.
+        precision: "float32", "bfloat16", "float16" or "float64", for the forward pass.
+        device: where the teachers are.
+    """
 
     def __init__(self, teachers: Sequence[Teacher], precision: str, device: torch.device) -> None:
         if not teachers:
-            raise ValueError("no teacher")
+            raise ValueError("there is no teacher: name at least one")
         self.teachers, self.precision, self.device = tuple(teachers), precision, device
         self.class_names = teachers[0].class_names
         self.orders = [class_order(t, self.class_names, teachers[0].what).to(device) for t in teachers]
@@ -62,7 +77,12 @@ class Ensemble:
 
     @torch.inference_mode()
     def probabilities(self, inputs: Sequence[Tensor]) -> Tensor:
-        """uint8 images, once for each view, to float32 [B, C] on the device; does not wait for it."""
+        """Return the mean probabilities, float32 [B, classes], on the device and without synchronising with it.
+
+        Args:
+            inputs: uint8 images [B, C, H, W], one tensor for each of `views`: teachers with the same preprocessing
+                share a tensor. `transforms` returns how to make them.
+        """
         dtype = torch.float64 if self.precision == "float64" else torch.float32
         there = [images.to(self.device, non_blocking=True) for images in inputs]
         total: Tensor | None = None
@@ -80,25 +100,27 @@ class Ensemble:
 
 
 def class_order(teacher: Teacher, class_names: tuple[str, ...], first: str) -> Tensor:
-    """Where each class is among a teacher's own."""
+    """Return the index of each class among the teacher's outputs; raise a ValueError if the classes differ."""
     places = {name: i for i, name in enumerate(teacher.class_names)}
     if len(places) != len(teacher.class_names):
-        raise ValueError(f"{teacher.what} has two classes of one name")
+        raise ValueError(f"{teacher.what} has two classes with the same name")
     if set(places) != set(class_names):
         differs = next(iter(sorted(set(places) ^ set(class_names))))
         raise ValueError(
-            f"{teacher.what} knows {len(places)} classes and {first} {len(class_names)}, and they are not the same: "
-            f"{differs!r} is known to one of them only. Teachers of an ensemble share their classes"
+            f"{teacher.what} has {len(places)} classes and {first} has {len(class_names)}, and they differ: only one "
+            f"of them has {differs!r}. All teachers of an ensemble must have the same classes"
         )
     return torch.tensor([places[name] for name in class_names])
 
 
 def open_teachers(what: str, using: Using, class_names: str | None = None) -> Ensemble:
-    """A teacher, or several with commas between them.
+    """Load one or more teachers.
 
-    Each is a run, a .safetensors file, a model folder, NAME@WEIGHTS for a network of `lambdanets models`, or
-    timm:NAME@WEIGHTS, torchvision:NAME@WEIGHTS. `class_names` is a file with a name on each line, a data set, or
-    "imagenet", for weights that do not name their classes.
+    Args:
+        what: the teachers, separated by commas. Each is a run folder, a .safetensors file, a model folder, NAME@WEIGHTS
+            for a network of `lambdanets models`, or timm:NAME@FILE, torchvision:NAME@FILE.
+        using: device, precision, image size.
+        class_names: for weights without class names: a .txt file with one name per line, a dataset, or "imagenet".
     """
     device = chosen_device(using.device)
     named = None if class_names is None else read_names(class_names)
@@ -110,12 +132,14 @@ def open_teachers(what: str, using: Using, class_names: str | None = None) -> En
 
 def renamed(teacher: Teacher, names: tuple[str, ...]) -> Teacher:
     if len(names) != len(teacher.class_names):
-        raise ValueError(f"--class-names has {len(names)} names, and {teacher.what} {len(teacher.class_names)} classes")
+        raise ValueError(
+            f"--class-names has {len(names)} names, but {teacher.what} has {len(teacher.class_names)} classes"
+        )
     own = teacher.class_names
     if own != tuple(map(str, range(len(own)))) and own != names:
         raise ValueError(
-            f"{teacher.what} names its classes itself ({', '.join(own[:3])}, ...): --class-names is for weights that "
-            f"do not"
+            f"{teacher.what} has class names of its own ({', '.join(own[:3])}, ...): remove --class-names, which is "
+            f"for weights without them"
         )
     return replace(teacher, class_names=names)
 
@@ -137,7 +161,7 @@ def open_teacher(what: str, using: Using, device: torch.device) -> Teacher:
         name, _, weights = rest.partition("@")
         if not weights:
             raise ValueError(
-                f"{what}: where are its weights? {library}:{name}@FILE, a .safetensors or .pth file on this machine"
+                f"{what} has no weights: write {library}:{name}@FILE, with a .safetensors or .pth file on this machine"
             )
         return open_foreign(library, name, Path(weights).expanduser(), using, device)
     name, at, weights = what.partition("@")
@@ -174,14 +198,14 @@ def open_foreign(library: str, name: str, path: Path, using: Using, device: torc
 
 
 def read_foreign(path: Path) -> dict[str, Tensor]:
-    """Never a pickle that could run code."""
+    """Load a state dict, without unpickling anything that could run code."""
     if not path.is_file():
-        raise FileNotFoundError(f"{path}: no such file of weights")
+        raise FileNotFoundError(f"{path}: no such weights file")
     return read_state(path)
 
 
 def class_count(state: dict[str, Tensor], classifier: str | None) -> int | None:
-    """How many outputs a classifier has in a file, which may hold its tensors in any order; None: it is not there."""
+    """Return the number of outputs of a classifier in a state dict, or None if the classifier is not in it."""
     found = [len(state[key]) for key in (f"{classifier}.weight", f"{classifier}.bias") if key in state]
     return found[0] if found else None
 
@@ -194,7 +218,7 @@ def from_timm(name: str, state: dict[str, Tensor]) -> tuple[nn.Module, Preproces
         raise ValueError(f"timm has no network {name!r}")
     network: Any = timm.create_model(name, pretrained=False)
     classifier = network.pretrained_cfg.get("classifier")
-    if isinstance(classifier, tuple | list):  # a distilled network has two, of one size
+    if isinstance(classifier, tuple | list):  # a distilled network has two classifiers of the same size
         classifier = classifier[0]
     classes = class_count(state, classifier) or network.num_classes
     if classes != network.num_classes:
@@ -216,8 +240,8 @@ def from_torchvision(name: str, state: dict[str, Tensor]) -> tuple[nn.Module, Pr
         raise ValueError(f"torchvision has no classifier {name!r}")
     options: dict[str, Any] = {"init_weights": False} if name in ("googlenet", "inception_v3") else {}
     network = models.get_model(name, weights=None, **options)
-    # All of them define their classifier last, a linear layer or (SqueezeNet) a convolution. The network says which it
-    # is, not the file: safetensors sorts by dtype and name.
+    # All of them define their classifier last: a linear layer, or a convolution in SqueezeNet. The order is taken from
+    # the network because safetensors files are sorted by dtype and name.
     classifier = list(network.state_dict())[-1].rpartition(".")[0]
     by_default = class_count(network.state_dict(), classifier)
     assert by_default is not None

@@ -93,10 +93,10 @@ def test_a_pickle_that_could_run_code_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("what", "says"),
     [
-        ("timm:resnet10t", "where are its weights"),
-        ("timm:resnet10t@nowhere.safetensors", "no such file"),
+        ("timm:resnet10t", "has no weights: write timm:resnet10t@FILE"),
+        ("timm:resnet10t@nowhere.safetensors", "no such weights file"),
         ("nowhere", "no run folder"),
-        (",", "no teacher"),
+        (",", "there is no teacher"),
     ],
 )
 def test_what_is_missing_is_said(what, says):
@@ -139,13 +139,13 @@ def test_teachers_that_see_images_otherwise_share_an_ensemble(tmp_path):
 def test_a_teacher_with_another_class_list_is_refused(tmp_path):
     first = make_teacher(tmp_path / "one.safetensors")
     second = make_teacher(tmp_path / "other.safetensors", names=(*NAMES[:-1], "hen"))
-    with pytest.raises(ValueError, match=r"other.safetensors knows 7 classes .* '(gnu|hen)' is known to one"):
+    with pytest.raises(ValueError, match=r"other.safetensors has 7 classes and .* only one of them has '(gnu|hen)'"):
         open_teachers(f"{first},{second}", USING)
     (tmp_path / "names.txt").write_text("a\nb\n")
-    with pytest.raises(ValueError, match=r"has 2 names, and .* 7 classes"):
+    with pytest.raises(ValueError, match=r"has 2 names, but .* has 7 classes"):
         open_teachers(first, USING, str(tmp_path / "names.txt"))
     (tmp_path / "names.txt").write_text("\n".join("abcdefg"))
-    with pytest.raises(ValueError, match="names its classes itself"):
+    with pytest.raises(ValueError, match="has class names of its own"):
         open_teachers(first, USING, str(tmp_path / "names.txt"))
 
 

@@ -248,7 +248,7 @@ def test_co_training_refuses_what_it_does_not_do(folder, tmp_path):
     config = CoTrainConfig(**run_of(folder, tmp_path, augment=Augment()).__dict__)
     with pytest.raises(ValueError, match=r"data\.cache device is not possible, because co-training reads two sets"):
         config.make_task()
-    with pytest.raises(ValueError, match="co-training has no color_jitter, erasing, mixup and cutmix"):
+    with pytest.raises(ValueError, match="co-training does not support color_jitter, erasing, mixup and cutmix"):
         CoTrainConfig(augment=Augment(mixup=0.2))
 
 
