@@ -1,4 +1,4 @@
-"""The networks for torch.hub: `torch.hub.load(REPOSITORY, "lambda_resnet50", num_classes=10)`."""
+"""Entry points for torch.hub: `torch.hub.load(REPOSITORY, "lambda_resnet50", num_classes=10)`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -16,8 +16,8 @@ def _entrypoint(name: str) -> Callable[..., nn.Module]:
 
     build.__name__ = name
     build.__doc__ = (
-        f"`lambdanets.create_model({name!r}, ...)`.\n\n"
-        "`pretrained` is a file, a folder or a hub id of weights; further arguments are `create_model`'s."
+        f"Create `{name}`, like `lambdanets.create_model({name!r}, ...)`.\n\n"
+        "`pretrained` is a file, a folder or a hub id of weights; the other arguments are those of `create_model`."
     )
     return build
 

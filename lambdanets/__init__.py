@@ -23,7 +23,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "fit":  # with all that training needs, which `import lambdanets` does without
+    if name == "fit":  # imported on first use, so that `import lambdanets` stays light
         from lambdanets.train.own import fit
 
         return fit

@@ -1,4 +1,4 @@
-"""`python -m lambdanets`."""
+"""Entry point of `python -m lambdanets`."""
 
 import sys
 

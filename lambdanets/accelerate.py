@@ -1,9 +1,9 @@
-"""Other implementations' lambda layers replaced by ours, inside any network.
+"""Replace the lambda layers of other implementations inside any network by ours.
 
-`accelerate(model)` finds the layers of timm, lucidrains and d-li14 by the names of their parameters, and replaces each
-one by a layer of ours with its weights. Both are then run on random input in float64: a layer whose outputs differ is
-not replaced. State dicts fit in both directions: an accelerated model loads the original's, and `original_state`
-returns its weights under the original names.
+`accelerate(model)` finds the layers of timm, lucidrains and d-li14 by their parameter names, and replaces each with one
+of our layers that has the same weights. Both layers are first compared on random input in float64; a layer whose
+outputs differ is not replaced. State dicts load in both directions: an accelerated model loads the state dict of the
+original, and `original_state` returns its weights under the original names.
 """
 
 import copy
@@ -24,20 +24,20 @@ from lambdanets.models.keys import State
 
 SOURCES = (TIMM, LUCIDRAINS, D_LI14)
 NORMS = ("norm_q", "norm_v")
-PROBE = (6, 7)  # a map on which every kind of pooling gives another size
+PROBE = (6, 7)  # height and width of the test input; each kind of pooling returns a different size for it
 TOLERANCE = 1e-9  # relative, in float64
 WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
 
 
 @dataclass
 class Acceleration:
-    """What `accelerate` did. It unpacks as `model, summary = accelerate(model)`.
+    """The result of `accelerate`. It can be unpacked: `model, summary = accelerate(model)`.
 
     Attributes:
-        model: the model that was given, changed in place (a new one if the model itself was a lambda layer).
-        replaced: name of each replaced layer: what it was.
-        left: name of each layer that stayed: why.
-        folded: how many batch norms became part of a convolution (`inference=True`).
+        model: the model, changed in place (a new module if the model itself is a lambda layer).
+        replaced: the kind of each replaced layer, by name.
+        left: the reason for each lambda layer that was not replaced, by name.
+        folded: number of batch norms folded into convolutions (with `inference=True`).
     """
 
     model: nn.Module
@@ -49,21 +49,21 @@ class Acceleration:
         return iter((self.model, self))
 
     def __str__(self) -> str:
-        lines = [f"{len(self.replaced)} lambda layers replaced, {len(self.left)} left"]
+        lines = [f"{len(self.replaced)} lambda layers replaced, {len(self.left)} not replaced"]
         lines += [f"  {name}: was {what}" for name, what in self.replaced.items()]
-        lines += [f"  {name}: left, {why}" for name, why in self.left.items()]
+        lines += [f"  {name}: not replaced, {why}" for name, why in self.left.items()]
         if self.folded:
             lines.append(f"{self.folded} batch norms folded into convolutions")
         return "\n".join(lines)
 
 
 class AcceleratedLayer(LambdaLayer2d):
-    """Our layer in the place of another implementation's. It loads the state dicts of both."""
+    """Our lambda layer with the weights of another implementation's layer. It loads state dicts of both."""
 
     def __init__(self, names: LayerNames, arguments: dict[str, Any], pool: nn.Module | None = None, **more: Any):
         super().__init__(**arguments, **more)
         self.names = names
-        self.projection_bias = False  # whether theirs has biases of projections
+        self.projection_bias = False  # whether the original layer has biases in its projections
         self.pool = nn.Identity() if pool is None else pool
 
     @fx_leaf
@@ -84,31 +84,39 @@ class AcceleratedLayer(LambdaLayer2d):
         super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, unexpected, errors)
 
     def original_state(self) -> State:
-        """The weights under the names, and in the order, of the layer that was replaced."""
+        """Return the weights with the names and order of the layer that was replaced."""
         return write_layer(self.names, self, self.projection_bias)
 
 
 def accelerate(model: nn.Module, *, inference: bool = False, input_shape: Sequence[int] | None = None) -> Acceleration:
     """Replace the lambda layers of timm, lucidrains and d-li14 in a network by ours, with equal outputs and gradients.
 
-    Weights keep their device, dtype and `requires_grad`; new parameters take the place of the old ones, so call it
-    before an optimizer, torch.compile or DistributedDataParallel takes the model.
+    Weights keep their device, dtype and `requires_grad`. The new layers have new parameters, so call it before passing
+    the model to an optimizer, `torch.compile` or DistributedDataParallel.
 
     Args:
         model: any module; it is changed in place.
         inference: also set eval mode, merge the projections of each layer (`LambdaLayer.fuse`) and fold batch norms
             into the convolutions before them. The result cannot be trained further.
-        input_shape: of a batch, [batch, channels, height, width], to see which norm follows which convolution; for
-            timm's models that of their configuration by default. Without one convolutions keep their norms.
+        input_shape: shape of a batch, [batch, channels, height, width]. A forward pass with this shape finds the norm
+            that follows each convolution. Defaults to the input size of timm models; without a shape, norms are not
+            folded into convolutions.
 
     Returns:
-        The model and what was replaced, left (and why) and folded.
+        The model, the replaced layers, and the layers that were not replaced with the reasons.
 
-    >>> import timm, lambdanets
-    >>> model, summary = lambdanets.accelerate(timm.create_model("lambda_resnet26t"))  # doctest: +SKIP
+    Raises:
+        TypeError: if the model is wrapped in DataParallel or DistributedDataParallel.
+
+    >>> import lambdanets, timm, torch
+    >>> model, summary = lambdanets.accelerate(timm.create_model("lambda_resnet26t"))
+    >>> len(summary.replaced)
+    3
+    >>> model(torch.randn(1, 3, 64, 64)).shape
+    torch.Size([1, 1000])
     """
     if isinstance(model, WRAPPERS):
-        raise TypeError(f"{type(model).__name__} holds the parameters already: accelerate the model before wrapping it")
+        raise TypeError(f"cannot accelerate a model inside {type(model).__name__}: accelerate it before wrapping it")
     done = Acceleration(model)
     layers: dict[int, nn.Module | str] = {}
     owners = owners_of_parameters(model)
@@ -133,9 +141,19 @@ def accelerate(model: nn.Module, *, inference: bool = False, input_shape: Sequen
 
 
 def original_state(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict of an accelerated model with the names and shapes of the model that it was made of.
+    """Return the state dict of an accelerated model with the names and shapes of the original model.
 
-    Biases of projections (timm's `qkv_bias`), which have no effect, come back as zeros.
+    Biases of projections (timm's `qkv_bias=True`) have no effect and are returned as zeros.
+
+    Args:
+        model: a model that `accelerate` has changed.
+
+    >>> import lambdanets, timm
+    >>> from lambdanets.accelerate import original_state
+    >>> theirs = timm.create_model("lambda_resnet26t")
+    >>> model, _ = lambdanets.accelerate(timm.create_model("lambda_resnet26t"))
+    >>> theirs.load_state_dict(original_state(model))
+    <All keys matched successfully>
     """
     state = dict(model.state_dict())
     for name, module in model.named_modules(remove_duplicate=False):
@@ -170,7 +188,7 @@ def names_of(module: nn.Module) -> LayerNames | None:
 
 
 def owners_of_parameters(model: nn.Module) -> dict[int, int]:
-    """How many modules have each parameter as their own."""
+    """Count the modules that own each parameter, by the parameter's id."""
     owners: dict[int, int] = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
@@ -179,7 +197,7 @@ def owners_of_parameters(model: nn.Module) -> dict[int, int]:
 
 
 def replacement(module: nn.Module, owners: dict[int, int]) -> AcceleratedLayer | str:
-    """Our layer with the weights of theirs, or why there is none."""
+    """Return our layer with the weights of `module`, or the reason why it cannot be replaced."""
     names = names_of(module)
     if names is None:
         return f"its parameters are not those of {', '.join(one.what for one in SOURCES)}"
@@ -191,20 +209,20 @@ def replacement(module: nn.Module, owners: dict[int, int]) -> AcceleratedLayer |
             weights = read_layer(names, module.state_dict())
         except ValueError as error:
             return str(error)
-        outcome = "its outputs are not those of our layer with its weights"
+        outcome = "its outputs differ from those of our layer with its weights"
         for downsample, pool in ((None, None), ("avg", None), (None, AveragePool(2, 2))):
             layer = build(module, names, weights, downsample, pool)
             try:
                 if equal_outputs(module, layer):
                     return layer
-            except Exception as error:  # of their code
+            except Exception as error:  # raised by the other implementation
                 outcome = f"it failed on random input ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
     return outcome
 
 
 def why_not(module: nn.Module, owners: dict[int, int]) -> str | None:
     if any(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks for part in module.modules()):
-        return "it has hooks, which ours would not call: remove them first"
+        return "it has hooks, which our layer would not call: remove them first"
     parameters = list(module.parameters())
     if any(p.is_meta for p in parameters):
         return "it is on the meta device, without weights to compare: move the model to a device first"
@@ -224,7 +242,7 @@ def build(
     like = module.get_parameter(f"{names.projections[0]}.weight")
     local = "input_size" not in weights.arguments
     options = {"downsample": downsample, "position_bias": local, "device": "meta", "dtype": like.dtype}
-    layer = AcceleratedLayer(names, weights.arguments, pool, **options)  # on the meta device it draws no numbers
+    layer = AcceleratedLayer(names, weights.arguments, pool, **options)  # the meta device draws no random numbers
     layer.to_empty(device=like.device).load_state_dict(state_of(weights, local))
     layer.projection_bias = f"{names.projections[0]}.bias" in module.state_dict()
     theirs = dict(module.named_parameters())
@@ -236,12 +254,12 @@ def build(
         norm.eps, norm.momentum = original.eps, original.momentum
     layer.train(module.training)
     for norm, source in zip((layer.norm_queries, layer.norm_values), NORMS, strict=True):
-        norm.train(getattr(module, source).training)  # somebody may have frozen its statistics
+        norm.train(getattr(module, source).training)  # its statistics may be frozen
     return layer
 
 
 def source_of(name: str, names: LayerNames, local: bool) -> str:
-    """The parameter of theirs that a parameter of ours comes from."""
+    """Return the name of the original parameter that one of our parameters is made from."""
     first = {"to_queries": 0, "to_keys": 1, "to_values": 2}
     module, _, kind = name.rpartition(".")
     if module in first:
@@ -258,7 +276,7 @@ def state_of(weights: LayerWeights, with_bias: bool) -> State:
 
 
 def equal_outputs(theirs: nn.Module, ours: AcceleratedLayer) -> bool:
-    """Whether both compute the same for random input, with batch statistics and without."""
+    """Return whether both layers have equal outputs on random input, in eval and training mode."""
     grid = PROBE
     if ours.positions is not None and ours.positions.input_size is not None:
         grid = ours.positions.input_size

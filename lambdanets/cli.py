@@ -1,8 +1,8 @@
 """The command line: find the command, parse its options, run it.
 
-A command is a frozen dataclass of options with `run() -> exit status`, or a function that makes one for the words of
-the command line (where the help depends on them). Its module is imported only when the command is called. The folder
-`experiments` is optional: commands whose module is not installed are left out.
+A command is a frozen dataclass of options whose `run()` returns the exit status, or a function that returns such a
+dataclass for the given arguments (where the help depends on them). Its module is imported only when the command is
+called. The folder `experiments` is optional: commands whose module is not installed are omitted.
 """
 
 import os
@@ -25,20 +25,20 @@ from lambdanets.files import FULL
 
 @dataclass(frozen=True)
 class Command:
-    """A line of the help, and where the command is."""
+    """A command: its line in the help, its module below `lambdanets`, and the name of its class in that module."""
 
     summary: str
-    module: str  # below lambdanets
+    module: str
     name: str
 
     @property
     def installed(self) -> bool:
-        if not self.module.startswith("experiments."):  # which may be deleted; a wrong name of another is a fault
+        if not self.module.startswith("experiments."):  # only experiments may be missing
             return True
         return (Path(__file__).parent / self.module.replace(".", "/")).with_suffix(".py").is_file()
 
     def options(self, words: Sequence[str]) -> type:
-        """The dataclass of its options."""
+        """Return the dataclass of the command's options."""
         found = getattr(import_module(f"lambdanets.{self.module}"), self.name)
         return found if isinstance(found, type) else found(words)
 
@@ -46,50 +46,54 @@ class Command:
 GROUPS = {
     "Train and use networks": {
         "train": Command(
-            "train on a folder of images or by a recipe, or resume a run", "train.command", "train_command"
+            "train on a folder of images or with a recipe, or resume a run", "train.command", "train_command"
         ),
         "evaluate": Command(
-            "measure accuracy on labelled images, per class, and speed", "train.inference.command", "Evaluate"
+            "measure accuracy (total and per class) and speed on labelled images", "train.inference.command", "Evaluate"
         ),
-        "predict": Command("print the likeliest classes of images", "train.inference.command", "Predict"),
-        "export": Command("write ONNX, torch.export, AOTInductor and hub files", "export.command", "Export"),
-        "report": Command("write report.html for a training run", "report.command", "Report"),
+        "predict": Command("print the most likely classes of images", "train.inference.command", "Predict"),
+        "export": Command(
+            "export a network to ONNX, OpenVINO, torch.export, AOTInductor or the hub", "export.command", "Export"
+        ),
+        "report": Command("write the HTML report of a training run", "report.command", "Report"),
         "view": Command("draw what each lambda layer looks at in an image", "view.command", "View"),
-        "demo": Command("a first run: train on embedded digits and look at the result", "demo", "Demo"),
+        "demo": Command("train two small networks on included digits and compare them", "demo", "Demo"),
     },
     "Detection and pseudo-labels": {
         "detect": Command("train and use Mask R-CNN with lambda backbones", "detect.command", "detect_command"),
-        "pseudo": Command("label images with a teacher, and select among the labels", "pseudo.command", "Pseudo"),
+        "pseudo": Command(
+            "label images with a trained network and select among the labels", "pseudo.command", "Pseudo"
+        ),
     },
     "Models and data": {
-        "models": Command("list all networks: parameters, FLOPs, accuracy in the paper", "models.command", "Models"),
+        "models": Command(
+            "list all networks with parameters, FLOPs and published accuracy", "models.command", "Models"
+        ),
         "convert": Command("convert weights of other implementations", "convert.command", "Convert"),
-        "data": Command("pack images into shards, check them, measure reading speed", "data.command", "Data"),
+        "data": Command("pack images into shards, check them, or measure reading speed", "data.command", "Data"),
     },
     "Speed and correctness": {
-        "bench": Command("measure speed and memory of operation, layers and networks", "bench.command", "Bench"),
-        "reproduce": Command(
-            "compare the paper's tables with our numbers", "experiments.reproduce.command", "Reproduce"
-        ),
+        "bench": Command("measure speed and memory of the operation, layers and networks", "bench.command", "Bench"),
+        "reproduce": Command("reproduce the paper's tables and figures", "experiments.reproduce.command", "Reproduce"),
         "selftest": Command(
-            "compare every implementation with the paper's equations on this machine", "selftest.run", "Selftest"
+            "check every implementation against the paper's equations on this machine", "selftest.run", "Selftest"
         ),
     },
 }
 EXPERIMENTS = {
     "compare": Command(
-        "train several networks, each tuned with the same budget, over several seeds", "experiments.compare", "Compare"
+        "compare networks over several seeds, each tuned with the same budget", "experiments.compare", "Compare"
     ),
     "language": Command(
-        "train a byte-level language model of lambda layers or softmax attention",
+        "train a byte-level language model with lambda layers or softmax attention",
         "experiments.language.command",
         "LanguageCommand",
     ),
     "rounds": Command(
-        "label and train in rounds: each student is the next teacher", "experiments.rounds.command", "rounds_command"
+        "run iterated self-training: each student is the next teacher", "experiments.rounds.command", "rounds_command"
     ),
     "webdemo": Command(
-        "open a web page: upload a picture, click to see what each layer looks at",
+        "open a web page that classifies pictures and shows what each layer looks at",
         "experiments.webdemo.command",
         "WebDemo",
     ),
@@ -112,13 +116,13 @@ MOVED = {
 }
 DEMO_OPTIONS = ("-h", "--help", "--output")
 
-LONGEST = 4_000  # characters of an error
+LONGEST = 4_000  # characters of an error message
 OUT_OF_MEMORY = re.compile(r"DefaultCPUAllocator: (can't allocate|not enough) memory|Storage size .* overflowed")
-EXTRAS = {"timm": "bench", "safetensors": "hub", "huggingface_hub": "hub"}  # which brings a package, if not `train`
+EXTRAS = {"timm": "bench", "safetensors": "hub", "huggingface_hub": "hub"}  # the extra of a package; default `train`
 
 
 def parse(arguments: Sequence[str]) -> Any:
-    """The command that a command line asks for, not run yet."""
+    """Return the command of a command line, with its options, ready to run."""
     words = list(arguments)
     check_moved(words)
     commands, experiments, path = installed(COMMANDS), installed(EXPERIMENTS), []
@@ -131,7 +135,7 @@ def parse(arguments: Sequence[str]) -> Any:
     if name not in commands:
         there = [*commands, GROUP] if experiments and not path else list(commands)
         close = get_close_matches(name, there)
-        hint = f"did you mean {' or '.join(close)}?" if close else f"there are {', '.join(there)}"
+        hint = f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(there)}"
         raise ValueError(f"unknown {'experiment' if path else 'command'} {name!r}: {hint}")
     import tyro
 
@@ -139,7 +143,7 @@ def parse(arguments: Sequence[str]) -> Any:
         commands[name].options(words),
         prog=" ".join(["lambdanets", *path, name]),
         args=options,
-        config=(tyro.conf.CascadeSubcommandArgs,),  # options of `train` may follow the recipe
+        config=(tyro.conf.CascadeSubcommandArgs,),  # allows options of `train` after the recipe
     )
 
 
@@ -148,22 +152,20 @@ def installed(commands: Mapping[str, Command]) -> dict[str, Command]:
 
 
 def check_moved(words: list[str]) -> None:
-    """Refuse names that commands had before, with the new one."""
+    """Raise a ValueError with the new name if a command has been renamed."""
     for old in (" ".join(words[:length]) for length in (1, 2, 3)):
         if old in MOVED:
             raise ValueError(f"`lambdanets {old}` is now {MOVED[old]}")
     if words[:1] == ["demo"] and words[1:] and words[1].partition("=")[0] not in DEMO_OPTIONS:
-        raise ValueError(
-            "`lambdanets demo` takes no argument but --output; its web page is now `lambdanets experiments webdemo`"
-        )
+        raise ValueError("`lambdanets demo` only takes --output; its web page is now `lambdanets experiments webdemo`")
 
 
 def help_of_all() -> str:
     lines = [
         "usage: lambdanets COMMAND ...",
         "",
-        "LambdaNetworks in PyTorch. `lambdanets COMMAND --help` explains a command, `lambdanets --version` prints the",
-        "version. `lambdanets demo` is a first run: two minutes on a CPU, nothing is downloaded.",
+        "LambdaNetworks in PyTorch. `lambdanets COMMAND --help` describes a command, `lambdanets --version` prints the",
+        "version. Start with `lambdanets demo`: it takes two minutes on a CPU and downloads nothing.",
     ]
     for title, group in GROUPS.items():
         lines += ["", f"{title}:", *listing(installed(group))]
@@ -176,7 +178,7 @@ def help_of_experiments() -> str:
     lines = [
         f"usage: lambdanets {GROUP} COMMAND ...",
         "",
-        f"Experiments on top of the library. `lambdanets {GROUP} COMMAND --help` explains one.",
+        f"Experiments with the library. `lambdanets {GROUP} COMMAND --help` describes a command.",
         "",
     ]
     return "\n".join([*lines, *listing(installed(EXPERIMENTS))])
@@ -187,7 +189,7 @@ def listing(commands: Mapping[str, Command]) -> list[str]:
 
 
 def sentence(error: Exception) -> str:
-    """The message of an error on one line, printable and of bounded length: it may quote what a file holds."""
+    """Return an error's message as one printable line of bounded length, since it may quote the contents of a file."""
     text = printable(" ".join(str(error).split()))
     text = text if len(text) <= LONGEST else f"{text[: LONGEST - 1000]} ... {text[-1000:]}"
     full = isinstance(error, OSError) and error.errno in FULL
@@ -195,7 +197,7 @@ def sentence(error: Exception) -> str:
 
 
 def loss_of_memory(error: BaseException) -> str | None:
-    """What to tell the user if an error means that memory ran out; otherwise None."""
+    """Return a message for the user if the error means that memory ran out, otherwise None."""
     text = " ".join(str(error).split())
     if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not OUT_OF_MEMORY.search(text):
         return None
@@ -204,17 +206,17 @@ def loss_of_memory(error: BaseException) -> str | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command; returns its exit status (2: the input was refused, with a sentence on stderr)."""
+    """Run one command and return its exit status; 2 means that the input was refused with a message on stderr."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     if arguments == ["--version"]:
         print(f"lambdanets {__version__}")
         return 0
     try:
         return parse(arguments).run()
-    except BrokenPipeError:  # `| head` has read enough; what is left to print goes nowhere
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe: discard the remaining output
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except (ValueError, OSError) as error:  # refused input: the sentence is for the user, the traceback is not
+    except (ValueError, OSError) as error:  # refused input: print the message without a traceback
         print(f"lambdanets: {sentence(error)}", file=sys.stderr)
         return 2
     except (RuntimeError, MemoryError) as error:
@@ -226,7 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package in ("", "lambdanets"):
-            raise  # ours to mend
+            raise  # a bug of this package
         print(
             f"lambdanets: this needs {package}: pip install 'lambdanets[{EXTRAS.get(package, 'train')}]'",
             file=sys.stderr,

@@ -1,4 +1,4 @@
-"""Files: JSON reading with limits, atomic writing, and folder locks. Every other module reads and writes here."""
+"""JSON reading with limits, atomic writing, and folder locks, used by all other modules."""
 
 import errno
 import json
@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 MOST_JSON_BYTES = 64 * 2**20
-MOST_DIGITS = 19  # of an integer: what fits into 64 bits
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # a disk, a quota, or the largest file
+MOST_DIGITS = 19  # of a 64-bit integer
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # full disk, exhausted quota, largest file size
 LOCK = ".lock"
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # of file systems without flock
 NO_LOCK_ADVICE = "make sure that no other process writes into it"
-RESTART_WAIT = 60.0  # seconds for which processes that were restarted wait for the lock of those that they replace
-POLL = 0.05  # seconds between tries to take a lock
-HELD: set[int] = set()  # descriptors of the locks of this process
+RESTART_WAIT = 60.0  # seconds that restarted processes wait for the lock of the processes that they replace
+POLL = 0.05  # seconds between attempts to take a lock
+HELD: set[int] = set()  # file descriptors of this process's locks
 
 
 class FolderInUseError(ValueError):
@@ -40,8 +40,8 @@ def whole_path(path: Path) -> Iterator[Path]:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    # Some writers replace the file and choose its permissions (safetensors: the user alone). This empty file shows
-    # which permissions the umask and the folder give.
+    # Some writers replace the file and set its permissions (safetensors: only the user can read it). This empty file
+    # has the permissions that the umask and the folder give.
     os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     try:
         mode = stat.S_IMODE(part.stat().st_mode)
@@ -50,25 +50,25 @@ def whole_path(path: Path) -> Iterator[Path]:
         os.replace(part, path)
     except BaseException as error:
         part.unlink(missing_ok=True)
-        if type(error).__name__ == "SafetensorError":  # of its writer, for example on a full disk
+        if type(error).__name__ == "SafetensorError":  # raised when writing fails, for example on a full disk
             failure = OSError(f"{path} cannot be written: {error}")
             number = re.search(r"os error (\d+)", str(error))
             failure.errno = int(number[1]) if number else None
             raise failure from error
-        if isinstance(error, OSError) and error.errno in FULL and error.filename is None:  # of write() and fsync()
+        if isinstance(error, OSError) and error.errno in FULL and error.filename is None:  # raised by write(), fsync()
             error.filename = str(path)
         raise
 
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """Yield a file that is open for writing and gets its name on success; see `whole_path`."""
+    """Yield a temporary file open for writing, which is renamed to `path` on success; see `whole_path`."""
     with whole_path(path) as part, open(part, "wb") as file:
         yield file
 
 
 def remove_parts(folder: Path, name: str = "*") -> None:
-    """Remove the temporary files of writers of `folder`/`name` that were killed."""
+    """Remove temporary files that killed processes left when they wrote `folder`/`name`."""
     for part in folder.glob(f".{name}.*.part"):
         with suppress(OSError):
             part.unlink()
@@ -86,11 +86,16 @@ def write_json(path: Path, data: Any, *, indent: int | None = 1, default: Callab
 
 
 def parse_json(text: str | bytes, what: str, *, any_number: bool = False, constants: bool = False) -> Any:
-    """Parse JSON that may come from anywhere. A ValueError names `what`.
+    """Parse untrusted JSON.
 
-    Refused: text that is not JSON, deep nesting, and, without `any_number`, integers beyond 64 bits and (without
-    `constants`) NaN and infinities. With it the caller checks every number: large files of which single entries may be
-    wrong.
+    Args:
+        text: the JSON text; bytes are UTF-8.
+        what: name of the file or value for error messages.
+        any_number: accept all numbers, for files whose numbers the caller checks one by one.
+        constants: accept NaN and infinities.
+
+    Raises a ValueError for text that is not JSON and for deep nesting and, unless `any_number` is set, for integers
+    beyond 64 bits, floats beyond the float range, and (unless `constants` is set) NaN and infinities.
     """
 
     def integer(digits: str) -> int:
@@ -123,7 +128,7 @@ def read_json(path: Path, most: int = MOST_JSON_BYTES, *, any_number: bool = Fal
     """Read a JSON file of at most `most` bytes, see `parse_json`."""
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
-        # read(n) allocates n bytes, so a large limit must not cost memory where the file is small
+        # read(n) allocates n bytes: do not allocate the limit for a small file
         text = file.read((min(status.st_size, most) if stat.S_ISREG(status.st_mode) else most) + 1)
     if len(text) > most:
         raise ValueError(f"{path} has more than {most:,} bytes, which is too large for this kind of file")
@@ -146,8 +151,8 @@ def read_object(path: Path, most: int = MOST_JSON_BYTES, *, constants: bool = Fa
 def locked(folder: Path, wait: float = 0.0) -> Iterator[None]:
     """Hold the exclusive lock of a folder; FolderInUseError if another process still holds it after `wait` seconds.
 
-    The operating system releases the lock when the process ends, however it ends. Forked children do not keep it: they
-    close their copy of the descriptor. File systems without locks get a warning and no protection.
+    The operating system releases the lock when the process exits or is killed. Forked children close their copy of the
+    descriptor, so they do not keep the lock. On file systems without locks it only warns.
     """
     try:
         import fcntl
@@ -172,7 +177,7 @@ def locked(folder: Path, wait: float = 0.0) -> Iterator[None]:
                     raise
                 warnings.warn(f"{folder} cannot be locked ({error.strerror}): {NO_LOCK_ADVICE}", stacklevel=3)
                 break
-        with suppress(OSError):  # a full disk: the name of the owner is only for the message
+        with suppress(OSError):  # a full disk; the name of the owner is only used in messages
             os.ftruncate(handle, 0)
             os.pwrite(handle, f"process {os.getpid()} on {platform.node()}\n".encode(), 0)
         yield
@@ -183,12 +188,14 @@ def locked(folder: Path, wait: float = 0.0) -> Iterator[None]:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those above it; an OSError says if something else has its name."""
+    """Create a folder and its parents; NotADirectoryError if one of these paths is a file."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         wrong = next((path for path in (folder, *folder.parents) if path.exists()), folder)
-        raise NotADirectoryError(f"{folder} cannot be made, because {wrong} is no folder: choose another") from error
+        raise NotADirectoryError(
+            f"{folder} cannot be created because {wrong} is not a folder: choose another path"
+        ) from error
 
 
 def in_use(folder: Path, handle: int) -> str:
@@ -198,7 +205,7 @@ def in_use(folder: Path, handle: int) -> str:
 
 
 def close_locks() -> None:
-    """Close the locks of the parent in a forked child, which would otherwise keep them when the parent is killed."""
+    """Close the parent's locks in a forked child, which would otherwise keep them after the parent was killed."""
     while HELD:
         os.close(HELD.pop())
 

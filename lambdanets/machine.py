@@ -1,4 +1,4 @@
-"""The machine: its description, which goes into every result of a measurement, and the number of CPU threads."""
+"""The description of the machine, which every stored measurement includes, and the number of CPU threads."""
 
 import os
 import platform
@@ -22,7 +22,7 @@ def installed(package: str) -> str | None:
 
 
 def cpu_model() -> str:
-    """The name in /proc/cpuinfo; platform.processor() is empty on most Linux systems."""
+    """Return the CPU model from /proc/cpuinfo; platform.processor() is empty on most Linux systems."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         for line in cpuinfo.read_text().splitlines():
@@ -32,9 +32,9 @@ def cpu_model() -> str:
 
 
 def commit() -> str | None:
-    """The commit of the checkout that this package was imported from, with a mark if it was changed since.
+    """Return the commit of the checkout that contains this package, followed by "+changes" if files were modified.
 
-    In a copy made by `git archive` it stands in a file: git writes it there (see .gitattributes).
+    `git archive` stores the commit in .git_archival.txt (see .gitattributes).
     """
     folder = Path(__file__).parent
     archived = folder.parent.parent / ".git_archival.txt"
@@ -53,14 +53,14 @@ def commit() -> str | None:
 
 
 def describe(device: torch.device) -> dict[str, object]:
-    """Machine, versions, commit and date."""
+    """Return the machine, versions, commit and date."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
         "machine": {
             "system": platform.platform(),
             "cpu": cpu_model(),
-            "cores": torch.get_num_threads(),  # that are used
+            "cores": torch.get_num_threads(),  # used by torch
             "processors": os.cpu_count(),
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
             "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
@@ -71,9 +71,9 @@ def describe(device: torch.device) -> dict[str, object]:
 
 @contextmanager
 def threads(count: int | None) -> Iterator[None]:
-    """Use so many CPU threads meanwhile; None: as many as before."""
+    """Use `count` CPU threads inside the context; None keeps the current number."""
     if count is not None and count < 1:
-        raise ValueError(f"--threads {count}: 1 or more")
+        raise ValueError(f"--threads must be at least 1, got {count}")
     before = torch.get_num_threads()
     torch.set_num_threads(count or before)
     try:

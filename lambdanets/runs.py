@@ -1,4 +1,4 @@
-"""The folder of a run: the names of its files, and config.json, which says the task of the run and its settings."""
+"""The folder of a run: the names of its files, and config.json with the task and settings of the run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,34 +11,34 @@ from lambdanets.typed import from_json, to_json
 
 CONFIG, LOG, RUN, CHECKPOINTS = "config.json", "log.jsonl", "run.json", "checkpoints"
 TENSORBOARD, REPORT = "tensorboard", "report.html"
-WEIGHTS, RAW_WEIGHTS = "weights.safetensors", "weights_raw.safetensors"  # averaged, and not (only at the end)
+WEIGHTS, RAW_WEIGHTS = "weights.safetensors", "weights_raw.safetensors"  # averaged; without averaging (last step only)
 BEST_WEIGHTS = "best.safetensors"  # of the evaluation with the best score
 RUN_WEIGHTS = {"ema": WEIGHTS, "raw": RAW_WEIGHTS, "best": BEST_WEIGHTS}
-RunWeights = Literal["ema", "raw", "best"]  # its keys
+RunWeights = Literal["ema", "raw", "best"]  # the keys of RUN_WEIGHTS
 TASK = "task"  # the key in config.json
-# The configuration of each task that a command resumes. It is imported only when such a run is read.
+# The configuration class of each task that can be resumed, imported only when such a run is read.
 TASKS = {
     "classification": "lambdanets.train.config:TrainConfig",
     "co-training": "lambdanets.pseudo.config:CoTrainConfig",
     "detection": "lambdanets.detect.config:DetectConfig",
     "language": "lambdanets.experiments.language.task:LanguageConfig",
 }
-# Runs from before that key, by a setting that only this task has; all others were runs of classification.
+# Runs written before config.json had this key: a setting that only this task has. All others are classification.
 OLD_TASKS = {"heads": "detection", "pseudo": "co-training", "text": "language"}
 
 
 class TaskConfig(Protocol):
-    """The configuration of a task: a dataclass."""
+    """The configuration dataclass of a task."""
 
-    TASK: ClassVar[str]  # its key
-    COMMAND: ClassVar[str]  # `lambdanets COMMAND resume RUN` resumes a run; "" if no command does
+    TASK: ClassVar[str]  # its key in TASKS
+    COMMAND: ClassVar[str]  # `lambdanets COMMAND resume RUN` resumes a run; "" if there is no such command
 
     @property
     def out(self) -> Path: ...
 
 
 def config_of(task: str) -> type[TaskConfig] | None:
-    """The configuration of a task; None if there is no such task, or it was removed."""
+    """Return the configuration class of a task, or None if the task is unknown or its module is not installed."""
     module, _, name = TASKS.get(task, "").partition(":")
     try:
         return getattr(import_module(module), name) if module else None
@@ -48,20 +48,20 @@ def config_of(task: str) -> type[TaskConfig] | None:
 
 @dataclass(frozen=True)
 class StoredConfig:
-    """What config.json holds."""
+    """The contents of config.json."""
 
     task: str
     settings: dict[str, Any]
 
     @property
     def command(self) -> str:
-        """The command that trains this task; "" if there is none."""
+        """Return the command that trains this task, or "" if there is none."""
         kind = config_of(self.task)
         return kind.COMMAND if kind else ""
 
 
 def as_stored(config: TaskConfig) -> dict[str, Any]:
-    """What config.json holds, as JSON."""
+    """Return the contents of config.json for a configuration."""
     return {TASK: config.TASK, **to_json(config)}
 
 
@@ -71,10 +71,10 @@ def write_config(config: TaskConfig) -> None:
 
 
 def read_stored(folder: Path) -> StoredConfig:
-    """Read config.json; a ValueError if the folder has none."""
+    """Read config.json; raises a ValueError if the folder has none."""
     path = folder / CONFIG
     if not path.is_file():
-        raise ValueError(f"{folder} has no {CONFIG}: it is not the folder of a run")
+        raise ValueError(f"{folder} is not the folder of a run: it has no {CONFIG}")
     settings = read_object(path)
     task = settings.pop(TASK) if TASK in settings else task_of_old_run(settings)
     if not isinstance(task, str):
@@ -83,16 +83,16 @@ def read_stored(folder: Path) -> StoredConfig:
 
 
 def task_of_old_run(settings: Mapping[str, Any]) -> str:
-    """The task of a run whose config.json does not name it."""
+    """Return the task of a run whose config.json has no task."""
     return next((task for key, task in OLD_TASKS.items() if key in settings), "classification")
 
 
 def read_config(folder: Path, command: str) -> Any:
-    """The configuration of a run, to resume it in its folder; a ValueError if it is no run of `lambdanets COMMAND`."""
+    """Return the configuration of a run to resume; raises a ValueError if another command trained the run."""
     stored = read_stored(folder)
     kind = config_of(stored.task)
     if kind is None:
         raise ValueError(f"{folder} is a run of {stored.task}: this version resumes runs of {', '.join(TASKS)}")
     if command != kind.COMMAND:
-        raise ValueError(f"{folder} is a run of {stored.task}: `lambdanets {kind.COMMAND} resume {folder}`")
+        raise ValueError(f"{folder} is a run of {stored.task}: use `lambdanets {kind.COMMAND} resume {folder}`")
     return replace(from_json(kind, stored.settings), out=folder)  # type: ignore[type-var]

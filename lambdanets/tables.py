@@ -1,4 +1,4 @@
-"""Tables that commands print: on a terminal, or as Markdown."""
+"""Printing of tables, on a terminal or as Markdown."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 Format = Literal["table", "markdown", "json"]
-FILE_WIDTH = 150  # characters; the output is not a terminal, which has a width of its own
+FILE_WIDTH = 150  # characters, where the output is not a terminal
 
 
 def print_table(
@@ -19,7 +19,7 @@ def print_table(
     numbers: Sequence[int] = (),
     colors: Sequence[str] | None = None,
 ) -> None:
-    """Print a table; `numbers` are the columns to align on the right, `colors` the style of each line."""
+    """Print a table; `numbers` are the right-aligned columns, `colors` the style of each line."""
     if form == "markdown":
         rule = ["---:" if i in numbers else "---" for i in range(len(titles))]
         for line in (titles, rule, *lines):
@@ -34,10 +34,10 @@ def print_table(
 
 
 def markdown_line(cells: Sequence[str]) -> str:
-    """A row of a Markdown table."""
+    """Return a row of a Markdown table."""
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
 
 
 def wide(console: Console) -> Console:
-    """The console, or one of a fixed width where the output is not a terminal."""
+    """Return the console, or one of a fixed width if the output is not a terminal."""
     return console if console.is_terminal else Console(file=console.file, width=FILE_WIDTH)

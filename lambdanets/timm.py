@@ -1,7 +1,7 @@
-"""Our networks in timm's registry.
+"""Registration of our networks with timm.
 
-`import lambdanets.timm` is enough; names that timm has already get the prefix `lambdanets_`.
-`python -m lambdanets.timm train.py --model lambda_resnet50 ...` runs one of timm's scripts with them.
+`import lambdanets.timm` registers them. Names that timm already uses get the prefix `lambdanets_`.
+`python -m lambdanets.timm train.py --model lambda_resnet50 ...` runs a timm script with our networks.
 """
 
 import runpy
@@ -37,19 +37,19 @@ from lambdanets.models.pretrained import (
 from lambdanets.models.stored import within_size_of
 from lambdanets.models.zoo import PUBLISHED
 
-SAVED = ("hf-hub", "local-dir")  # a configuration of these sources is a saved one
+SAVED = ("hf-hub", "local-dir")  # sources of configurations that were saved with weights
 USAGE = "usage: python -m lambdanets.timm SCRIPT [arguments of the script], for example timm's train.py or validate.py"
 
 
 def entrypoint(name: str) -> Callable[..., nn.Module]:
-    """The function that timm calls for one of our names."""
+    """Return the function that timm calls for one of our names."""
 
     def build(
         pretrained: bool = False,
         pretrained_cfg: str | dict[str, Any] | PretrainedCfg | None = None,
         pretrained_cfg_overlay: dict[str, Any] | None = None,
-        cache_dir: str | None = None,  # huggingface_hub has its own, HF_HOME
-        pretrained_model_args: dict[str, Any] | None = None,  # from timm 1.0.31 on: what the weights were built with
+        cache_dir: str | None = None,  # ignored: huggingface_hub uses HF_HOME
+        pretrained_model_args: dict[str, Any] | None = None,  # since timm 1.0.31: arguments of the saved network
         *,
         img_size: int | tuple[int, int] | None = None,
         features_only: bool = False,
@@ -72,7 +72,7 @@ def entrypoint(name: str) -> Callable[..., nn.Module]:
         said = (pretrained_model_args or {}).get("num_classes", given.get("num_classes") if described else None)
         if said is not None:
             arguments.setdefault("num_classes", said)
-        if (described or pretrained_model_args) and isinstance(weights, str):  # the weights' own description asks
+        if (described or pretrained_model_args) and isinstance(weights, str):  # bound the size that a file asks for
             weights = str(locate(weights, WEIGHTS))
             classes = arguments.get("num_classes")
             by_caller = classes if classes != said else None
@@ -92,7 +92,7 @@ def entrypoint(name: str) -> Callable[..., nn.Module]:
         configuration = timm_configuration(network.config, default_card(network))
         configuration.update({k: v for k, v in given.items() if k in known and k != "num_classes"})
         configuration = PretrainedCfg(**{**configuration, "architecture": timm_name(name)}).to_dict()
-        # timm reads both names; plain attributes, which nn.Module does not list
+        # timm reads both names. They are plain attributes, not submodules or buffers.
         model.pretrained_cfg = model.default_cfg = configuration  # type: ignore[assignment]
         model.pretrained_model_args = pretrained_model_args or {}  # type: ignore[assignment]
         return model
@@ -105,7 +105,7 @@ def entrypoint(name: str) -> Callable[..., nn.Module]:
 def feature_network(
     network: Network, out_indices: Sequence[int] | int | None, feature_cls: str | type[nn.Module] | None
 ) -> nn.Module:
-    """The network as timm's `features_only=True` wraps it: with our class, or another one of timm's."""
+    """Wrap the network for `features_only=True`, with our `FeatureNetwork` or with one of timm's classes."""
     if feature_cls in (None, "list"):
         return FeatureNetwork(network, out_indices)
     kept = stage_indices(out_indices, len(network.feature_info))
@@ -115,7 +115,7 @@ def feature_network(
         return FeatureHookNet(network, kept, out_map=[str(i) for i in kept], return_dict=True)
     classes = {"hook": FeatureHookNet, "fx": FeatureGraphNet, "getter": FeatureGetterNet}
     if feature_cls not in classes:
-        raise ValueError(f"unknown feature_cls {feature_cls!r}; choose one of 'list', 'dict', 'hook', 'fx', 'getter'")
+        raise ValueError(f"unknown feature_cls {feature_cls!r}; choose from 'list', 'dict', 'hook', 'fx', 'getter'")
     return classes[feature_cls](network, kept)
 
 
@@ -125,14 +125,14 @@ def tags(name: str) -> str:
 
 
 def weights_of(given: dict[str, Any], overlay: dict[str, Any]) -> str | None:
-    """The file, folder or hub id of the weights. A configuration from the hub cannot name any but its own."""
+    """Return the file, folder or hub id of the weights. A configuration from the hub can only name its own weights."""
     if given.get("source") == "hf-hub":
         return overlay.get("file") or given.get("hf_hub_id")
     return given.get("file") or given.get("hf_hub_id")
 
 
 def register() -> list[str]:
-    """Registers what is not there yet; returns the names."""
+    """Register the networks that are not registered yet, and return all names."""
     names = []
     for name in list_models():
         build = entrypoint(name)
@@ -150,12 +150,12 @@ def main(arguments: list[str]) -> None:
     if not script.is_file():
         raise SystemExit(f"{script} is not a file; {USAGE}")
     sys.argv = arguments
-    sys.path.insert(0, str(script.resolve().parent))  # as `python SCRIPT` does
+    sys.path.insert(0, str(script.resolve().parent))  # like `python SCRIPT`
     runpy.run_path(str(script), run_name="__main__")
 
 
 def configurations() -> dict[str, dict[str, Any] | PretrainedCfg]:
-    """What timm shows of our networks, under their names and the tags of published weights."""
+    """Return timm's configurations of our networks, by name and tag of published weights."""
     found: dict[str, dict[str, Any] | PretrainedCfg] = {}
     for name in list_models():
         tag = PUBLISHED[name].hub_id.partition(".")[2] if name in PUBLISHED else ""
@@ -163,7 +163,7 @@ def configurations() -> dict[str, dict[str, Any] | PretrainedCfg]:
     return found
 
 
-default_cfgs = generate_default_cfgs(configurations())  # `register_model` looks here
+default_cfgs = generate_default_cfgs(configurations())  # `register_model` reads this name
 NAMES = register()
 
 if __name__ == "__main__":

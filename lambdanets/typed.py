@@ -1,9 +1,9 @@
-"""Typed values: JSON, configuration fields and constructor arguments are checked against their annotations.
+"""Check JSON, configuration fields and constructor arguments against their annotations.
 
-A value that does not fit its annotation is refused with a sentence that names it.
+A value that does not match its annotation raises a ValueError that names it.
 
-A dataclass may have a `WHEN_ABSENT`: what the absence of a field means in JSON that is older than the field, where that
-is not the default of new configurations.
+A dataclass may define `WHEN_ABSENT`: the values of fields that are missing from JSON written before the fields were
+added, where they differ from the defaults of new configurations.
 """
 
 import inspect
@@ -33,7 +33,7 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Bounds:
-    """The range of a number, both ends included. NaN is outside of every range."""
+    """The range of a number, including both ends. NaN is outside every range."""
 
     low: float
     high: float = float("inf")
@@ -42,14 +42,14 @@ class Bounds:
         return f"at least {self.low}" if self.high == float("inf") else f"from {self.low} to {self.high}"
 
 
-LARGEST_IMAGE = 8192  # pixels of a side
+LARGEST_IMAGE = 8192  # pixels per side
 Side = Annotated[int, Bounds(1, LARGEST_IMAGE)]
 Count = Annotated[int, Bounds(1)]
 Deviation = Annotated[float, Bounds(0, 1e6)]
 
 
 class WrongKindError(ValueError):
-    """A value that is not of the annotated type at all; `where` names it."""
+    """A value that does not have the annotated type. `where` is the name of the value."""
 
     def __init__(self, message: str, where: str) -> None:
         super().__init__(message)
@@ -57,7 +57,7 @@ class WrongKindError(ValueError):
 
 
 def to_json(value: Any) -> Any:
-    """Convert dataclasses, tuples and paths to what JSON has."""
+    """Convert dataclasses, tuples and paths to values that JSON can represent."""
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_json(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, list | tuple):
@@ -68,7 +68,7 @@ def to_json(value: Any) -> Any:
 
 
 def from_json(kind: type[T], data: Any, where: str = "") -> T:
-    """Make a `kind` from JSON; the ValueError names the key, as in model.name, and what was expected."""
+    """Return a `kind` from JSON data; a ValueError names the key, such as model.name, and what was expected."""
     return read(kind, data, where)
 
 
@@ -111,7 +111,7 @@ def read(kind: Any, data: Any, where: str) -> Any:
     if kind is Path and isinstance(data, str):
         return Path(data)
     if kind is int and isinstance(data, Integral) and not isinstance(data, bool):
-        return int(data)  # NumPy's too
+        return int(data)  # includes NumPy integers
     if kind is float and isinstance(data, Real) and not isinstance(data, bool):
         try:
             return float(data)
@@ -132,7 +132,7 @@ def read_union(kinds: tuple[Any, ...], data: Any, where: str) -> Any:
             return read(kind, data, where)
         except ValueError as error:
             errors.append(error)
-    # Of the right type, but with something wrong inside: that error says more.
+    # If the type matches and an inner value is wrong, the error about the inner value is more helpful.
     inside = [e for e in errors if not isinstance(e, WrongKindError) or e.where != where]
     raise inside[0] if inside else wrong(where, Union[kinds], data)  # noqa: UP007
 
@@ -145,7 +145,7 @@ def read_dataclass(kind: Any, data: Any, where: str) -> Any:
     for key in data:
         if key not in known:
             close = get_close_matches(str(key), known, 1)
-            hint = f"did you mean {join(where, close[0])}?" if close else f"there are {', '.join(known)}"
+            hint = f"did you mean {join(where, close[0])}?" if close else f"choose from {', '.join(known)}"
             raise ValueError(f"unknown key {join(where, shown_key(key))} in the configuration; {hint}")
     for name, f in known.items():
         if name not in data and f.default is MISSING and f.default_factory is MISSING:
@@ -155,7 +155,7 @@ def read_dataclass(kind: Any, data: Any, where: str) -> Any:
 
 
 def as_before(config: T, data: dict[str, Any]) -> T:
-    """Set the fields of `config` that the older configuration `data` does not have to what their absence means."""
+    """Return `config` with the fields that the older JSON `data` lacks set to their values in `WHEN_ABSENT`."""
     changes = {key: value for key, value in getattr(config, "WHEN_ABSENT", {}).items() if key not in data}
     for f in fields(config):  # type: ignore[arg-type]
         value = getattr(config, f.name)
@@ -165,7 +165,7 @@ def as_before(config: T, data: dict[str, Any]) -> T:
 
 
 def absent(config: Any, data: dict[str, Any]) -> dict[str, Any]:
-    """What the absence means of the fields of `config` that the older configuration `data` does not have, as JSON."""
+    """Return as JSON the values that the fields missing from the older JSON `data` have: `WHEN_ABSENT` or defaults."""
     meanings, found = getattr(config, "WHEN_ABSENT", {}), {}
     for f in fields(config):
         value = getattr(config, f.name)
@@ -190,7 +190,7 @@ def wrong(where: str, kind: Any, data: Any) -> WrongKindError:
 
 
 def described(kind: Any) -> str:
-    """What an annotation asks for, in words."""
+    """Describe in words the values that an annotation allows."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
         bounds = next((b for b in arguments[1:] if isinstance(b, Bounds)), None)
@@ -202,7 +202,7 @@ def described(kind: Any) -> str:
     if origin is Sequence or (origin is tuple and arguments[-1] is ...):
         return "a list"
     if origin is tuple:
-        return f"a list of {len(arguments)}"
+        return f"a list of {len(arguments)} values"
     if origin is dict or is_dataclass(kind):
         return "an object"
     if origin is Callable:
@@ -211,7 +211,7 @@ def described(kind: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as it is quoted in errors: short, however large or deep it is."""
+    """Return a short representation of a value of any size for error messages."""
     if isinstance(value, torch.Tensor):
         return f"a tensor {list(value.shape)}"
     text = reprlib.repr(value)
@@ -232,7 +232,7 @@ def annotations_of(owner: Any) -> Mapping[str, Any]:
 
 
 def check_fields(config: Any) -> None:
-    """Check every field of a frozen dataclass against its annotation; lists become tuples. For `__post_init__`."""
+    """Check the fields of a frozen dataclass against their annotations in `__post_init__`; lists become tuples."""
     hints = annotations_of(type(config))
     for f in fields(config):
         object.__setattr__(config, f.name, read(hints[f.name], getattr(config, f.name), f.name))
@@ -241,13 +241,13 @@ def check_fields(config: Any) -> None:
 def unknown_arguments(
     what: str, unknown: Collection[str], known: Collection[str], remedies: Mapping[str, str] | None = None
 ) -> TypeError:
-    """The error for argument names that `what` does not have.
+    """Return the error for unknown argument names.
 
     Args:
-        what: whose arguments they are.
-        unknown: the names that were given.
-        known: the names that there are.
-        remedies: for names that people carry over from elsewhere, what to use instead.
+        what: name of the class or function that was called.
+        unknown: the unknown argument names.
+        known: the valid argument names.
+        remedies: what to use instead of argument names of other libraries, by name.
     """
     remedies = remedies or {}
     hints = [remedies[name] for name in sorted(unknown) if name in remedies]
@@ -263,10 +263,11 @@ def unknown_arguments(
 def checked(
     remedies: Callable[[Collection[str]], Mapping[str, str]] | None = None,
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorate a constructor: its arguments are checked against their annotations, and unknown names are explained.
+    """Decorate a constructor so that it checks its arguments against their annotations and explains unknown names.
 
     Args:
-        remedies: from the names of its arguments to what to use instead of names from elsewhere.
+        remedies: a function that takes the constructor's argument names and returns what to use instead of argument
+            names of other libraries, by name.
     """
 
     def decorate(init: Callable[P, T]) -> Callable[P, T]:
@@ -303,7 +304,7 @@ def checked(
 
 
 def named(remedies: Mapping[str, str]) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorate a function: names of arguments that it does not have are explained, see `unknown_arguments`."""
+    """Decorate a function so that it explains unknown argument names, see `unknown_arguments`."""
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         known = tuple(inspect.signature(function).parameters)
@@ -321,7 +322,7 @@ def named(remedies: Mapping[str, str]) -> Callable[[Callable[P, T]], Callable[P,
 
 
 def read_argument(kind: Any, value: Any, name: str) -> Any:
-    if name == "device":  # torch takes more than its annotation says, and has an error of its own
+    if name == "device":  # torch accepts more types than the annotation and raises its own errors
         return value
     if name == "dtype" and value is not None and not (isinstance(value, torch.dtype) and value.is_floating_point):
         raise ValueError(f"dtype must be a floating-point dtype such as torch.float32, got {shown(value)}")

@@ -217,12 +217,12 @@ def test_what_is_left_says_why() -> None:
     for name, module in left.items():
         assert model[name] is module
     assert "parameters are not those of" in summary.left["unknown"]
-    assert "outputs are not those" in summary.left["other"]
+    assert "outputs differ" in summary.left["other"]
     assert "has hooks" in summary.left["hooked"]
     assert "norm_q is SyncBatchNorm" in summary.left["synced"]
     assert "shares parameters" in summary.left["tied"]
     assert "meta device" in summary.left["empty"]
-    assert "0 lambda layers replaced, 7 left" in str(summary)
+    assert "0 lambda layers replaced, 7 not replaced" in str(summary)
 
 
 def test_a_module_with_two_names_is_replaced_once() -> None:

@@ -75,7 +75,7 @@ def test_the_old_web_page_says_where_it_moved(words, capsys):
     ("words", "said"),
     [
         (["trane"], "unknown command 'trane': did you mean train?"),
-        (["zzz"], "unknown command 'zzz': there are train, "),
+        (["zzz"], "unknown command 'zzz': choose from train, "),
         (["experiments", "langage"], "unknown experiment 'langage': did you mean language?"),
         (["--colour"], "unknown command '--colour'"),
     ],

@@ -227,7 +227,7 @@ def test_a_locked_folder_is_refused_until_its_process_ends(tmp_path: Path):
 def test_a_file_with_the_name_of_a_folder_is_said(tmp_path: Path):
     (tmp_path / "run").touch()
     for folder in (tmp_path / "run", tmp_path / "run" / "inside"):
-        with pytest.raises(NotADirectoryError, match=r"because .*run is no folder"), locked(folder):
+        with pytest.raises(NotADirectoryError, match=r"because .*run is not a folder"), locked(folder):
             pass
 
 

@@ -85,7 +85,7 @@ def test_other_commands_name_the_right_one(tmp_path, task, old, capsys):
     for command in set(COMMANDS.values()) - {COMMANDS[task]}:
         assert cli.main([*command.split(), "resume", str(folder)]) == 2
         said = capsys.readouterr().err
-        assert f"is a run of {task}: `lambdanets {COMMANDS[task]} resume {folder}`" in said
+        assert f"is a run of {task}: use `lambdanets {COMMANDS[task]} resume {folder}`" in said
 
 
 @pytest.mark.parametrize(

@@ -377,7 +377,7 @@ def test_grey_images_and_uint8_of_workers():
     ("change", "words"),
     [
         ({"erasing": 1.5}, "erasing is between 0 and 1"),
-        ({"mixup": -1.0}, "mixup is between"),
+        ({"mixup": -1.0}, "mixup must be between"),
         ({"color_jitter": -0.1}, "c"),
     ],
 )
