@@ -1,4 +1,4 @@
-"""How training images are varied, as data: `transforms` does it."""
+"""Settings of data augmentation; `transforms` and `batch_augment` apply them."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -10,67 +10,82 @@ INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
 
 @dataclass(frozen=True)
 class Augment:
-    """How training images are varied. The defaults are the paper's 90-epoch setup: random crops and flips."""
+    """Data augmentation of training images. The defaults are the paper's 90-epoch setup: random crops and flips.
+
+    Example:
+
+        from lambdanets.data.augment import Augment
+
+        digits = Augment(crop_scale=None, padding=2, flip=0.0)
+        strong = Augment(randaugment_layers=2, mixup=0.2, cutmix=1.0)
+    """
 
     crop_scale: tuple[float, float] | None = (0.08, 1.0)
-    """Area of the random crop, as a part of the image's; None: the whole image, resized."""
+    """Smallest and largest area of the random crop, as fractions of the image; None: resize the whole image."""
     crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    """Width / height of the random crop."""
+    """Smallest and largest aspect ratio (width / height) of the random crop."""
     padding: int = 0
-    """For small images: a border of so many black pixels, and a random crop of the input size out of the whole."""
+    """Pad the image with this many black pixels on each side and crop it back to the input size at random; for small
+    images."""
     flip: float = 0.5
-    """Chance of a left-right mirror image: 0 for digits and text."""
+    """Probability of a horizontal flip; use 0 for digits and text."""
     randaugment_layers: int = 0
-    """RandAugment operations applied to each image; the paper's 350-epoch setup has 2."""
+    """Number of RandAugment operations per image; 2 in the paper's 350-epoch setup. 0: no RandAugment."""
     randaugment_magnitude: int = 10
-    """Strength, on the level / 10 scale: 10 rotates by 30 degrees, 15 by 45."""
+    """Magnitude of RandAugment, where 10 rotates by up to 30 degrees and 15 by up to 45 degrees."""
     randaugment_probability: float = 1.0
-    """Probability that a layer is applied. The reference implementation applies every layer; timm's default is 0.5."""
+    """Probability of each RandAugment operation: 1 in the reference implementation, 0.5 by default in timm."""
     randaugment_cutout: bool = True
-    """Include Cutout, the 16th operation of the reference implementation, which timm's list does not have."""
+    """Include Cutout in RandAugment, as the reference implementation does; timm's list does not have it."""
     interpolation: str = "bicubic"
+    """Interpolation of training images: nearest, bilinear, bicubic or lanczos."""
     color_jitter: float = 0.0
-    """Strength s of random changes of brightness, contrast and saturation, with factors from max(0, 1 - s) to 1 + s.
-    This and the settings below are applied to whole batches on the training device; 0: off."""
+    """Strength s of color jitter: brightness, contrast and saturation change by factors from max(0, 1 - s) to 1 + s. 0:
+    off. Color jitter, erasing, mixup and cutmix are applied to whole batches on the training device."""
     erasing: float = 0.0
-    """Probability of random erasing: a rectangle of 2 to 33% of the image is filled with the mean colour."""
+    """Probability of random erasing, which fills a rectangle of 2 to 33% of the image with the mean colour."""
     mixup: float = 0.0
-    """Mixup: two images and their labels are mixed in a proportion from Beta(mixup, mixup), one per micro-batch."""
+    """Alpha of mixup: images and labels are mixed with a weight from Beta(alpha, alpha), drawn once per micro-batch. 0:
+    off."""
     cutmix: float = 0.0
-    """Cutmix: a rectangle of another image replaces its area's share of image and label, drawn from
-    Beta(cutmix, cutmix), one per micro-batch."""
+    """Alpha of cutmix: a rectangle from another image is pasted in, with an area from Beta(alpha, alpha), drawn once
+    per micro-batch. 0: off."""
     mix_probability: float = 1.0
-    """Probability that a micro-batch is mixed at all, where mixup or cutmix is on."""
+    """Probability that mixup or cutmix is applied to a micro-batch."""
     cutmix_probability: float = 0.5
-    """Probability of cutmix instead of mixup, where both are on."""
+    """Probability of cutmix instead of mixup when both are on."""
 
-    # What runs did before these fields existed.
+    # Behaviour of runs that are older than these fields
     WHEN_ABSENT: ClassVar[dict[str, Any]] = {"randaugment_probability": 0.5, "randaugment_cutout": False}
 
     def __post_init__(self) -> None:
         if self.interpolation not in INTERPOLATIONS:
-            raise ValueError(f"no interpolation {self.interpolation!r}: there are {', '.join(INTERPOLATIONS)}")
+            raise ValueError(f"interpolation must be one of {', '.join(INTERPOLATIONS)}, got {self.interpolation!r}")
         if self.crop_scale is not None and not 0 < self.crop_scale[0] <= self.crop_scale[1] <= 1:
-            raise ValueError(f"crop_scale is two numbers, 0 < smallest <= largest <= 1, not {self.crop_scale}")
+            raise ValueError(
+                f"crop_scale must be (smallest, largest) with 0 < smallest <= largest <= 1, got {self.crop_scale}"
+            )
         if not 0 < self.crop_ratio[0] <= self.crop_ratio[1]:
-            raise ValueError(f"crop_ratio is two numbers, 0 < smallest <= largest, not {self.crop_ratio}")
+            raise ValueError(
+                f"crop_ratio must be (smallest, largest) with 0 < smallest <= largest, got {self.crop_ratio}"
+            )
         if not 0 <= self.flip <= 1:
-            raise ValueError(f"flip is a chance between 0 and 1, not {self.flip}")
+            raise ValueError(f"flip must be between 0 and 1, got {self.flip}")
         for name in ("randaugment_probability", "erasing", "mix_probability", "cutmix_probability"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is between 0 and 1, not {getattr(self, name)}")
+                raise ValueError(f"{name} must be between 0 and 1, got {getattr(self, name)}")
         if min(self.padding, self.randaugment_layers, self.randaugment_magnitude) < 0:
-            raise ValueError("padding, randaugment_layers and randaugment_magnitude are not negative")
+            raise ValueError("padding, randaugment_layers and randaugment_magnitude must not be negative")
         most = {"padding": 1024, "randaugment_layers": 100, "randaugment_magnitude": 100}
         most |= {"color_jitter": 10, "mixup": 1000, "cutmix": 1000}
         check_numbers(self, "augment.", crop_ratio=(1e-3, 1e3), **{name: (0, limit) for name, limit in most.items()})
 
     @property
     def mixes(self) -> bool:
-        """Whether images of a batch are mixed with each other."""
+        """Whether mixup or cutmix is on."""
         return self.mix_probability > 0 and (self.mixup > 0 or self.cutmix > 0)
 
     @property
     def on_batches(self) -> bool:
-        """Whether anything is applied to whole batches."""
+        """Whether any augmentation is applied to whole batches."""
         return self.color_jitter > 0 or self.erasing > 0 or self.mixes

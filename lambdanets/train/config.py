@@ -1,4 +1,4 @@
-"""What a run does, as data: everything that `config.json` holds. Written and read by `lambdanets.typed`."""
+"""Configuration of a training run: everything that `config.json` contains. `lambdanets.typed` reads and writes it."""
 
 import ast
 import math
@@ -28,21 +28,21 @@ MOST_MINUTES = 10_080  # a week
 def at_least(config: object, least: int, *names: str) -> None:
     for name in names:
         if not getattr(config, name) >= least:  # nor NaN
-            raise ValueError(f"{name} is at least {least}, not {getattr(config, name)}")
+            raise ValueError(f"{name} must be at least {least}, got {getattr(config, name)}")
 
 
 def check_reading(data: Any) -> None:
-    """What all configurations of images have."""
+    """Check the settings that all image datasets share."""
     check_numbers(data, "data.", workers=(0, 1024), max_broken=(0, 1))
 
 
-# Arguments of `create_model` that have an option of their own, or follow from the data
+# Arguments of `create_model` that have their own option or follow from the data
 ELSEWHERE = {
-    "features_only": "training decides it",
-    "in_chans": "the channels are those of the data, --data.channels",
+    "features_only": "training sets it",
+    "in_chans": "use --data.channels",
     "name": "use --model.name",
-    "num_classes": "the classes are those of the data",
-    "out_indices": "training decides it",
+    "num_classes": "the number of classes follows from the data",
+    "out_indices": "training sets it",
     "pretrained": "use --model.pretrained",
 }
 LONGEST_OPTION = 1000
@@ -50,48 +50,57 @@ LONGEST_OPTION = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The network: a name of `lambdanets models` and what to change in it."""
+    """The network: a name from `lambdanets models` and changes to its architecture.
+
+    Example:
+
+        from lambdanets.train.config import ModelConfig
+
+        model = ModelConfig(name="resnet50", placement="CCLL", image_size=128, options=("scope=7", "heads=8"))
+        print(model.row())  # the resolved architecture; invalid arguments raise ValueError here
+    """
 
     name: str = "lambda_resnet50"
-    """One of `lambdanets models`."""
+    """Name of the network; `lambdanets models` lists them."""
     image_size: Annotated[int | None, optional("PIXELS")] = None
-    """The size of the images, in training and evaluation; by default the network's own."""
+    """Image size in pixels for training and evaluation; by default the network's native size."""
     pretrained: Annotated[str | None, optional("WEIGHTS")] = None
     """Start from weights: a safetensors file, a folder that save_pretrained wrote, or an id on the hub."""
     placement: Annotated[str | None, optional("CCLL")] = None
-    """Which stages have lambda layers (L) and which convolutions (C); by default the network's own."""
+    """One letter per stage: L for lambda layers, C for convolutions; by default the network's own placement."""
     layer: Annotated[str | None, optional("LAYER")] = None
-    """What stands where the placement says L: lambda (the default), axial_attention, ..."""
+    """Layer type of the L stages: lambda (default), axial_attention and others; docs/layers.md lists them."""
     embedding_std: Annotated[float | Literal["unit"] | None, optional("STD")] = None
-    """Standard deviation of new position embeddings, by default the paper's 1; short schedules learn faster with 0.02,
-    or with unit, which gives the position part of each layer's output a variance of 1."""
+    """Standard deviation of the initial position embeddings; by default 1, as in the paper. Short schedules train
+    faster with 0.02, or with unit, which gives the position part of each layer's output a variance of 1."""
     drop_rate: float = 0.0
-    """Dropout before the classifier."""
+    """Dropout probability before the classifier."""
     drop_path_rate: float = 0.0
-    """Stochastic depth of the last block; it grows linearly from 0 in the first."""
+    """Stochastic depth rate of the last block; the rate grows linearly from 0 at the first block."""
     batch_norm_momentum: float = 0.1
-    """Torch's: 1 - decay. The paper's decay 0.9999 is 0.0001, and only for more than 20,000 steps."""
+    """Batch norm momentum as PyTorch defines it (1 - decay). The paper's decay of 0.9999 is 0.0001 here; use it only
+    for runs of more than 20,000 steps."""
     freeze: Annotated[str | None, optional("PART")] = None
-    """Parameters that are not trained: features (everything but the classifier), stem, or the stem and all stages up to
-    this one (layer1 to layer4 in ResNets). Batch norm in these parts uses its running statistics."""
+    """Part of the network to freeze: features (everything except the classifier), stem, or a stage such as layer2,
+    which freezes the stem and all stages up to it. Batch norm in frozen parts uses its running statistics."""
     grad_checkpointing: bool = False
-    """Keep only the input of each block and compute the rest again: less memory, slower."""
+    """Use gradient checkpointing: recompute activations in the backward pass, which saves memory and takes longer."""
     options: tuple[str, ...] = ()
-    """Any other argument of the network, as name=value: scope=7 heads=8 scope=(7,7,23,23) se=False ..."""
+    """Other arguments of the network as name=value, for example scope=7 heads=8 se=False."""
 
     def __post_init__(self) -> None:
         if not 0 < self.batch_norm_momentum <= 1:
-            raise ValueError(f"model.batch_norm_momentum is in (0, 1], not {self.batch_norm_momentum}")
+            raise ValueError(f"model.batch_norm_momentum must be in (0, 1], got {self.batch_norm_momentum}")
         check_image_size(self.image_size, "model.image_size")
         for word in self.options:
             name, _ = parse_option(word)
             if name in ELSEWHERE:
-                raise ValueError(f"model.options cannot have {name}: {ELSEWHERE[name]}")
+                raise ValueError(f"model.options cannot contain {name}: {ELSEWHERE[name]}")
         chance = (0, 1 - 1e-6)
         check_numbers(self, "model.", drop_rate=chance, drop_path_rate=chance)
 
     def arguments(self) -> dict[str, Any]:
-        """What `create_model` takes beside the name; classes and channels come from the data."""
+        """Return the arguments of `create_model` other than the name; classes and channels come from the data."""
         given: dict[str, Any] = {"drop_rate": self.drop_rate, "drop_path_rate": self.drop_path_rate}
         for name in ("image_size", "placement", "layer", "embedding_std"):
             if getattr(self, name) is not None:
@@ -99,28 +108,28 @@ class ModelConfig:
         return given | dict(parse_option(word) for word in self.options)
 
     def row(self) -> NetworkConfig:
-        """The network as data, its arguments checked."""
+        """Return the architecture of the network. Raises ValueError for invalid arguments."""
         from lambdanets.models.registry import configure
 
         try:
             return configure(self.name, **self.arguments())
-        except TypeError as error:  # an argument that it does not have
+        except TypeError as error:  # unknown argument
             raise ValueError(f"model.options: {error}") from error
 
     @property
     def size(self) -> int:
-        """Pixels of a side."""
+        """Side length of the square images, in pixels."""
         height, width = self.row().image_grid
         if height != width:
-            raise ValueError(f"training images are square, but model.options ask for {height}x{width}")
+            raise ValueError(f"training images are square, but model.options set {height}x{width}")
         return height
 
 
 def parse_option(word: str) -> tuple[str, Any]:
-    """An argument of a network from a command line; what is no Python value is a text."""
+    """Parse an argument of a network, written as name=value; a value that is not a Python literal stays a string."""
     name, equals, value = word.partition("=")
     if not equals:
-        raise ValueError(f"options of a network are name=value, for example scope=7, not {shown(word)}")
+        raise ValueError(f"model options must have the form name=value, for example scope=7, got {shown(word)}")
     if len(value) > LONGEST_OPTION:
         raise ValueError(f"the option {name[:40]} has {len(value):,} characters, at most {LONGEST_OPTION} are allowed")
     try:
@@ -133,58 +142,61 @@ def parse_option(word: str) -> tuple[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """The images."""
+    """The dataset, its preprocessing, and how images are read."""
 
     path: str = "mnist"
-    """A folder of class folders (or with train/ and val/ inside), .tar shards, a .csv list, idx files, or "mnist"."""
+    """Dataset: a folder with one folder per class (or with train/ and val/ inside), .tar shards, a .csv list, idx
+    files, or mnist, a set of 5,000 digits that comes with the package."""
     validation: Annotated[str | None, optional("PATH")] = None
-    """Validation images, if they are elsewhere."""
+    """Validation dataset, if it is not in --data.path."""
     held_out: float = 0.0
-    """The fraction of the training images that is kept for choosing and early stopping; the paper's is 0.02."""
+    """Fraction of the training images to hold out for model selection and early stopping; the paper uses 0.02."""
     channels: Literal[1, 3] = 3
-    """1 keeps grey images grey."""
+    """Number of input channels: 3 for RGB, 1 for greyscale."""
     test_size: Annotated[int | None, optional("PIXELS")] = None
-    """The size of images in evaluation, and in the preprocessing that weights are stored with; by default that of
-    training. A larger one often scores better; layers with a global scope cannot have it."""
+    """Image size for evaluation, stored with the weights; by default the training size. A larger size is often more
+    accurate. Layers with a global scope do not support it."""
     first_size: Annotated[int | None, optional("PIXELS")] = None
-    """Progressive resizing: the size of training images in the first epoch. It grows to model.image_size in multiples
-    of 16. Batches are made smaller on the device, which saves the time of the network and not that of reading."""
+    """Progressive resizing: image size of the first epoch. It grows to model.image_size in multiples of 16. Batches are
+    resized on the device, which makes the network faster but not the reading of images."""
     growing: float = 0.75
-    """With first_size: the fraction of the run in which images grow."""
+    """With first_size: fraction of the run during which the image size grows."""
     crop: float = 0.875
-    """Evaluation resizes the short side to size / crop and cuts out the centre."""
+    """Crop ratio of evaluation: the short side is resized to size / crop, then the centre is cropped."""
     mean: tuple[float, ...] = (0.485, 0.456, 0.406)
-    """Subtracted from each channel of pixels in [0, 1]."""
+    """Mean of each channel, for pixels in [0, 1]."""
     std: tuple[float, ...] = (0.229, 0.224, 0.225)
-    """What each channel is divided by."""
+    """Standard deviation of each channel, for pixels in [0, 1]."""
     interpolation: Literal["bilinear", "bicubic", "nearest"] = "bicubic"
-    """For resizing."""
+    """Interpolation of evaluation images."""
     exif_orientation: bool = True
-    """Turn photographs as their EXIF orientation says, in training and evaluation."""
+    """Apply the EXIF orientation of photographs, in training and evaluation."""
     workers: Annotated[int | None, optional("N")] = None
-    """Processes of each training process that read images; by default its share of the cores; 0: none."""
+    """Worker processes that read images, per training process; by default its share of the CPU cores. 0: no workers."""
     cache: Literal["auto", "none", "memory", "device"] = "auto"
-    """device: decode every image once, keep its pixels on the training device, and augment batches there. memory: keep
-    them in this machine's memory; none: decode each time; workers augment. auto: device on a GPU, where the images take
-    at most a quarter of its free memory; else none. The log says which."""
+    """Where to keep decoded images. device: on the training device, which also augments them; memory: in RAM; none:
+    decode them in every epoch. auto: device on a GPU if the images take at most a quarter of its free memory, otherwise
+    none. The start of the log shows the choice."""
     max_broken: float = 0.05
-    """The fraction of unreadable images that stops the run; below it they are replaced, counted and named."""
+    """Stop the run if more than this fraction of the images is unreadable. Unreadable images below this limit are
+    replaced and logged."""
 
-    # What runs did before these fields existed.
+    # Behaviour of runs that are older than these fields
     WHEN_ABSENT: ClassVar[dict[str, Any]] = {"exif_orientation": False, "cache": "none"}
 
     def __post_init__(self) -> None:
         if not 0 <= self.held_out < 1:
-            raise ValueError(f"data.held_out is a fraction, at least 0 and below 1, not {self.held_out}")
+            raise ValueError(f"data.held_out must be at least 0 and below 1, got {self.held_out}")
         check_image_size(self.test_size, "data.test_size")
         check_image_size(self.first_size, "data.first_size")
         if not 0 < self.growing <= 1:
-            raise ValueError(f"data.growing is in (0, 1], not {self.growing}")
+            raise ValueError(f"data.growing must be in (0, 1], got {self.growing}")
         if not 0 < self.crop <= 1:
-            raise ValueError(f"data.crop is in (0, 1], not {self.crop}")
+            raise ValueError(f"data.crop must be in (0, 1], got {self.crop}")
         if len(self.mean) != self.channels or len(self.std) != self.channels:
             raise ValueError(
-                f"data.mean {self.mean} and data.std {self.std}: one number for each of {self.channels} channels"
+                f"data.mean and data.std must have one number for each of {self.channels} channels, "
+                f"got {self.mean} and {self.std}"
             )
         check_reading(self)
 
@@ -194,65 +206,67 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    """How a gradient becomes a step. Weight decay is L2 in the gradient, and spares batch norm and biases."""
+    """The optimiser. Weight decay is not applied to batch norm parameters and biases."""
 
     kind: Literal["sgd", "rmsprop", "adamw", "lamb", "muon"] = "sgd"
-    """rmsprop is TensorFlow's: epsilon inside the root, squares that start at 1. adamw uses decoupled weight decay.
-    lamb scales the step of each tensor to the norm of its weights: for very large batches. muon orthogonalises the
-    steps of kernels and projections, at learning rates like those of adamw, which moves the rest."""
+    """sgd and rmsprop add L2 weight decay to the gradient; adamw uses decoupled weight decay. rmsprop follows
+    TensorFlow (epsilon inside the square root). lamb scales the update of each tensor to the norm of its weights and is
+    meant for very large batches. muon orthogonalises the updates of weight matrices, at learning rates similar to
+    adamw, which updates all other parameters."""
     momentum: float = 0.9
-    """Of all kinds; usually 0.95 for Muon."""
+    """Momentum of SGD, RMSProp and Muon, beta1 of AdamW and LAMB; usually 0.95 for Muon."""
     weight_decay: float = 1e-4
-    """Position embeddings decay too."""
+    """Weight decay of weights and position embeddings."""
     nesterov: bool = False
-    """SGD and Muon."""
+    """Use Nesterov momentum (SGD and Muon)."""
     alpha: float = 0.9
-    """RMSProp, AdamW, LAMB and Muon: decay of the mean of squares; except for RMSProp usually 0.99 or more."""
+    """Decay of the average of squared gradients: alpha of RMSProp, beta2 of AdamW, LAMB and Muon (usually 0.99 or
+    more)."""
     eps: float = 1e-3
-    """RMSProp, AdamW, LAMB and Muon; usually 1e-8 for AdamW and Muon and 1e-6 for LAMB."""
+    """Epsilon of RMSProp, AdamW, LAMB and Muon; usually 1e-8 for AdamW and Muon and 1e-6 for LAMB."""
     layer_decay: float = 1.0
-    """Layer-wise learning rates, for fine-tuning: each block learns at this fraction of the rate of the next one, the
-    classifier at the full rate. 1: all at the same rate; usually 0.65 to 0.9."""
+    """Layer-wise learning-rate decay for fine-tuning: the learning rate is multiplied by this factor per block, from
+    the classifier (full rate) down to the stem. 1: no decay; usually 0.65 to 0.9."""
 
     def __post_init__(self) -> None:
         for name in ("momentum", "alpha"):
             if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"optimizer.{name} is at least 0 and below 1, not {getattr(self, name)}")
+                raise ValueError(f"optimizer.{name} must be at least 0 and below 1, got {getattr(self, name)}")
         at_least(self, 0, "weight_decay", "eps")
         if not 0 < self.layer_decay <= 1:
-            raise ValueError(f"optimizer.layer_decay is more than 0 and at most 1, not {self.layer_decay}")
+            raise ValueError(f"optimizer.layer_decay must be in (0, 1], got {self.layer_decay}")
         check_numbers(self, "optimizer.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """The learning rate of a step."""
+    """The learning-rate schedule: linear warmup, then one of several decays."""
 
     kind: Literal["cosine", "flat_cosine", "exponential", "drops", "constant"] = "cosine"
-    """After the warmup: down to 0 by a cosine (flat_cosine: constant until `flat`, then the cosine); times `factor`
-    every `every` epochs, or at `drops`; or constant."""
+    """Decay after the warmup. cosine: to 0; flat_cosine: constant until `flat`, then cosine; exponential: multiply by
+    `factor` every `every` epochs; drops: multiply by `factor` at each of `drops`; constant: none."""
     rate: float = 0.1
-    """The peak, for a batch of `per_batch`."""
+    """Peak learning rate for a batch of `per_batch` images."""
     per_batch: int = 256
-    """The peak is rate * batch_size / per_batch (the paper's 0.1 B / 256); 0: it is `rate` for every batch size."""
+    """Scale the peak learning rate with the batch size: rate * batch_size / per_batch. 0: no scaling."""
     warmup_epochs: float = 5.0
-    """Linear from 0."""
+    """Epochs of linear warmup from 0."""
     factor: float = 0.99
-    """exponential and drops."""
+    """exponential and drops: factor of each decay."""
     every: float = 3.0
-    """exponential: epochs."""
+    """exponential: epochs between decays."""
     drops: tuple[float, ...] = (0.9, 0.95, 0.975)
-    """drops: fractions of the run."""
+    """drops: when the learning rate decays, as fractions of the run."""
     flat: float = 0.75
-    """flat_cosine: fraction of the run after which the rate falls."""
+    """flat_cosine: when the cosine begins, as a fraction of the run."""
 
     def __post_init__(self) -> None:
         for name in ("rate", "factor", "every"):
             if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"schedule.{name} is more than 0, not {getattr(self, name)}")
+                raise ValueError(f"schedule.{name} must be finite and above 0, got {getattr(self, name)}")
         at_least(self, 0, "per_batch", "warmup_epochs")
         if not all(0 < drop < 1 for drop in self.drops):
-            raise ValueError(f"schedule.drops are between 0 and 1, fractions of the run, not {self.drops}")
+            raise ValueError(f"schedule.drops must be fractions of the run between 0 and 1, got {self.drops}")
         check_numbers(self, "schedule.", factor=(0, 1), every=(1e-6, LARGEST), flat=(0, 1))
 
     def peak(self, batch_size: int) -> float:
@@ -261,32 +275,33 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True)
 class Ema:
-    """The moving average of the weights that is evaluated and kept."""
+    """The exponential moving average (EMA) of the weights, which is evaluated and saved."""
 
     decay: float = 0.9999
-    """0: no average."""
+    """Decay of the average per step. 0: no averaging."""
     warmup: bool = True
-    """The decay of step t is at most (1 + t) / (10 + t)."""
+    """Limit the decay to (1 + t) / (10 + t) at step t."""
     horizon: float = 0.1
-    """1 / (1 - decay) is at most this fraction of the run, or the average would still hold its random start."""
+    """Limit the averaging window, 1 / (1 - decay) steps, to this fraction of the run, so that short runs do not average
+    in the initial weights. 0: no limit."""
     recalibrate: int = 0
-    """Before each evaluation, recompute the running statistics of batch norm for the averaged weights over this many
-    training (micro-)batches of each process, for example 100. 0: use those of the weights that are trained."""
+    """Recompute the batch norm statistics of the averaged weights before each evaluation, over this many training
+    batches of each process (for example 100). 0: use the statistics of the raw weights."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.decay < 1:
-            raise ValueError(f"ema.decay is at least 0 and below 1, not {self.decay}")
+            raise ValueError(f"ema.decay must be at least 0 and below 1, got {self.decay}")
         if self.recalibrate and not self.decay:
-            raise ValueError("ema.recalibrate is for averaged weights: set ema.decay as well, for example to 0.999")
+            raise ValueError("ema.recalibrate needs averaged weights: set ema.decay as well, for example to 0.999")
         check_numbers(self, "ema.", horizon=(0, LARGEST), recalibrate=(0, 1_000_000))
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """What the loop needs to know, whatever the task. The configuration of a task derives from this class."""
+    """Settings of the training loop that all tasks share. The configuration of each task derives from this class."""
 
     TASK: ClassVar[str] = "custom"
-    """The key of the task: what config.json says under "task"."""
+    """Name of the task in config.json."""
     COMMAND: ClassVar[str] = ""
     """`lambdanets COMMAND resume RUN` resumes a run of this task; "" if no command does."""
     RESUMABLE: ClassVar[frozenset[str]] = frozenset(
@@ -304,83 +319,97 @@ class RunConfig:
         }
         | {"checkpoint_minutes", "keep", "max_skipped", "timeout_minutes"}
     )
-    """Settings that may differ when a run resumes: where things are, and how they are computed or shown."""
+    """Settings that may change when a run resumes: paths, and settings that do not change the result."""
     PER_MACHINE: ClassVar[frozenset[str]] = frozenset({"out", "device", "timeout_minutes"})
-    """Settings that may differ between the processes of a run: places and resources of a machine."""
+    """Settings that may differ between the processes of a run: paths and resources of a machine."""
 
     out: Path = Path("runs/train")
-    """The folder of the run: configuration, log, checkpoints, weights, report."""
+    """Folder of the run: configuration, log, checkpoints, weights and report."""
     epochs: float = 90.0
-    """Over the training images; fractions too."""
+    """Number of epochs; fractions are allowed."""
     batch_size: int = 256
-    """Images of a step, over all processes and micro-batches."""
+    """Global batch size: images per step, over all processes and micro-batches."""
     remainder: Remainder = "drop"
-    """Images that do not fill the last step of an epoch. drop: they are left out of this epoch (another order leaves
-    out others); carry: the step is filled up with the first images of the next epoch, so every epoch uses all."""
+    """What to do with images that do not fill the last batch of an epoch. drop: skip them in this epoch; carry: fill
+    the batch with images of the next epoch, so that every epoch uses every image."""
     micro_batch: Annotated[int | None, optional("IMAGES")] = None
-    """Images that a process takes at once; by default as many as fit: halved on the first step while memory ends.
-    The gradients of a step are summed up. Batch norm sees micro-batches."""
+    """Images per forward pass of a process; gradients are accumulated over the micro-batches of a step. By default the
+    largest size that fits into memory: the first step halves it while memory runs out. Batch norm uses the statistics
+    of the micro-batch."""
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
     ema: Ema = Ema()
     clip_norm: float = 0.0
-    """Gradients with a larger norm are made as small; 0: none are."""
+    """Clip gradients to this norm; 0 disables clipping."""
     precision: Precision = "float32"
-    """Of the arithmetic; weights stay in float32 (float64 for that). float16 scales the loss."""
+    """Autocast dtype of the computation. Weights stay in float32; float64 uses float64 throughout; float16 uses loss
+    scaling."""
     device: Annotated[str | None, optional("DEVICE")] = None
-    """cpu or cuda; by default a GPU if there is one."""
+    """Device: cpu or cuda; by default a GPU if there is one."""
     compile: bool = False
-    """torch.compile: minutes at the start, faster steps."""
+    """Use torch.compile: faster steps after a few minutes of compilation at the start."""
     capture: Literal["auto", "on", "off"] = "auto"
-    """Record a whole training step as a CUDA graph and replay it: for small networks, whose launches take longer than
-    their computation. auto: off, until it has been measured; on: an error where it is not possible."""
+    """Record the training step as a CUDA graph and replay it, which removes launch overhead of small networks. on: fail
+    if a step cannot be captured; auto: currently the same as off."""
     channels_last: bool = True
-    """Images in memory as GPUs like them."""
+    """Use the channels-last memory format."""
     sync_batch_norm: bool = False
-    """Batch statistics over all processes."""
+    """Compute batch norm statistics over all processes."""
     seed: int = 0
-    """Of everything: weights, order, augmentation, dropout."""
+    """Random seed of weights, data order, augmentation and dropout."""
     evaluate_every: int = 1
-    """Epochs; the last one always."""
+    """Epochs between evaluations; the end of the run is always evaluated."""
     early_stopping: int = 0
-    """Stop after so many evaluations without a better score, and keep the best weights; 0: keep the last."""
+    """Stop after this many evaluations without improvement and keep the best weights. 0: no early stopping."""
     keep_best: bool = False
-    """Write best.safetensors, the weights of the best evaluation; early stopping always does."""
+    """Also write best.safetensors, the weights of the best evaluation. Early stopping implies it."""
     log_every: int = 50
-    """Steps."""
+    """Steps between log records."""
     logger: Literal["tensorboard", "wandb", "trackio", "none"] = "tensorboard"
-    """Where curves are drawn: tensorboard writes files into the folder of the run, wandb and trackio are libraries that
-    you install and sign in to. log.jsonl is written in any case."""
+    """Where to send metrics: tensorboard writes files into the folder of the run; wandb and trackio must be installed.
+    log.jsonl is always written."""
     checkpoint_minutes: float = 10.0
-    """Minutes between checkpoints; there is also one on SIGTERM and at the end."""
+    """Minutes between checkpoints. A checkpoint is also written on Ctrl-C, on SIGTERM and at the end."""
     keep: int = 2
-    """Checkpoints."""
+    """Number of checkpoints to keep."""
     max_skipped: int = 20
-    """Stop after this many consecutive steps with a non-finite gradient."""
+    """Stop after this many consecutive steps with a non-finite loss or gradient."""
     timeout_minutes: float = 10.0
-    """With several processes: stop after waiting this long for another one."""
+    """With several processes: stop if another process does not respond for this many minutes."""
 
     def __post_init__(self) -> None:
         at_least(self, 1, "batch_size", "evaluate_every", "log_every", "keep", "max_skipped")
         at_least(self, 0, "clip_norm", "checkpoint_minutes", "early_stopping")
         if not 0 < self.epochs < math.inf:
-            raise ValueError(f"epochs is more than 0, not {self.epochs}")
+            raise ValueError(f"epochs must be finite and above 0, got {self.epochs}")
         if not 0 < self.timeout_minutes <= MOST_MINUTES:
             raise ValueError(f"timeout_minutes must be above 0 and at most {MOST_MINUTES}, got {self.timeout_minutes}")
         if self.micro_batch is not None and self.micro_batch < 1:
-            raise ValueError(f"micro_batch is at least 1, not {self.micro_batch}")
+            raise ValueError(f"micro_batch must be at least 1, got {self.micro_batch}")
         check_numbers(
             self,
             epochs=(0, 1_000_000),
             batch_size=(1, LARGEST_BATCH),
             micro_batch=(1, LARGEST_BATCH),
-            log_every=(1, 1_000_000),  # which steps were skipped since the log is kept in memory and in checkpoints
+            log_every=(1, 1_000_000),  # memory and checkpoints hold the skipped steps since the last log record
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(RunConfig):
-    """A classifier of images."""
+    """Configuration of image classification training. Recipes return it; `lambdanets.train.loop.fit` takes it.
+
+    The fields of `RunConfig` are part of it. All fields are options of `lambdanets train`.
+
+    Example:
+
+        from dataclasses import replace
+
+        from lambdanets.recipes import imagenette
+
+        config = imagenette()
+        config = replace(config, epochs=60.0, data=replace(config.data, path="pets"))
+    """
 
     TASK: ClassVar[str] = "classification"
     COMMAND: ClassVar[str] = "train"
@@ -392,20 +421,20 @@ class TrainConfig(RunConfig):
     }
 
     recipe: Annotated[str, tyro.conf.Suppress] = "custom"
-    """Where the settings come from."""
+    """Name of the recipe."""
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     augment: Augment = field(default_factory=Augment)
     label_smoothing: float = 0.1
-    """The target is 1 - this for the class, the rest for all classes."""
+    """Label smoothing: this fraction of the target is spread evenly over all classes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"label_smoothing is at least 0 and below 1, not {self.label_smoothing}")
+            raise ValueError(f"label_smoothing must be at least 0 and below 1, got {self.label_smoothing}")
 
     def make_task(self) -> "Classify":
-        """The task that this is the configuration of; it opens the data."""
+        """Return the task of this configuration. Opens the dataset."""
         from lambdanets.train.classify import Classify
 
         return Classify(self)

@@ -251,7 +251,7 @@ def test_settings_that_make_no_sense_are_refused():
         Heads(anchors=(8.0, 16.0))
     with pytest.raises(ValueError, match="smaller one first"):
         Jitter(scale=(2.0, 1.0))
-    with pytest.raises(ValueError, match="detections is at least 1"):
+    with pytest.raises(ValueError, match="detections must be at least 1"):
         Heads(detections=0)
     for name, value in {"ratios": (), "anchors": (0.0, 1.0, 2.0, 3.0, 4.0), "overlap": 2.0, "canonical": 0.5}.items():
         with pytest.raises(ValueError, match=name):

@@ -139,8 +139,8 @@ def test_without_tuning_the_recipe_is_used(base, tmp_path):
         (["--data", "PETS"], "pets has no validation images"),
         (["--data", "mnist", "--networks"], "at least one of convolution"),
         (["--data", "mnist", "--recipe", "cotrain"], ", without co-training, got 'cotrain'"),
-        (["--data", "mnist", "--settings", "epochs=0"], "epochs is more than 0"),
-        (["--data", "mnist", "--grid", "schedule.rate=0.1,-1"], "schedule.rate is more than 0, not -1"),
+        (["--data", "mnist", "--settings", "epochs=0"], "epochs must be finite and above 0"),
+        (["--data", "mnist", "--grid", "schedule.rate=0.1,-1"], "schedule.rate must be finite and above 0, got -1"),
         (["--data", "mnist", "--at-once", "0"], "--at-once at least 1"),
     ],
 )

@@ -248,7 +248,7 @@ def test_a_run_from_before_a_field_goes_on_as_it_was(tmp_path, monkeypatch, agai
         (["train", "imagenette", "--data.path", "nowhere"], ["nowhere", "no such"]),
         (["train", "debug", "--model.name", "resnet5O"], ["unknown model 'resnet5O'", "resnet50"]),
         (["train", "debug", "--model.options", "scop=7"], ["scope"]),
-        (["train", "debug", "--batch-size", "0"], ["batch_size is at least 1, not 0"]),
+        (["train", "debug", "--batch-size", "0"], ["batch_size must be at least 1, got 0"]),
         (["train", "debug", "--device", "toaster"], ["toaster"]),
         (["train", "imagnette"], ["unknown recipe 'imagnette': did you mean imagenette"]),
         (["train", "xyz"], ["unknown recipe 'xyz': `lambdanets train --help` has them all"]),
