@@ -9,7 +9,7 @@ from lambdanets.models import create_model, list_models
 if TYPE_CHECKING:
     from lambdanets.train.own import fit
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "LambdaLayer1d",
     "LambdaLayer2d",

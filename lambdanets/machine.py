@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-PACKAGES = ("lambdanets", "torch", "triton", "timm", "lambda-networks")
+PACKAGES = ("torch", "triton", "timm", "lambda-networks")
 
 
 def installed(package: str) -> str | None:
@@ -37,7 +37,7 @@ def commit() -> str | None:
     `git archive` stores the commit in .git_archival.txt (see .gitattributes).
     """
     folder = Path(__file__).parent
-    archived = folder.parent.parent / ".git_archival.txt"
+    archived = folder.parent / ".git_archival.txt"
     if archived.exists() and "$" not in archived.read_text():
         return archived.read_text().removeprefix("commit:").strip()
 
@@ -54,6 +54,8 @@ def commit() -> str | None:
 
 def describe(device: torch.device) -> dict[str, object]:
     """Return the machine, versions, commit and date."""
+    from lambdanets import __version__
+
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
@@ -65,7 +67,11 @@ def describe(device: torch.device) -> dict[str, object]:
             "cpu_capability": torch.backends.cpu.get_cpu_capability(),
             "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else None,
         },
-        "versions": {"python": platform.python_version(), **{name: installed(name) for name in PACKAGES}},
+        "versions": {
+            "python": platform.python_version(),
+            "lambdanets": __version__,  # of the running code: the metadata of an editable install may be older
+            **{name: installed(name) for name in PACKAGES},
+        },
     }
 
 
