@@ -1,1 +1,1 @@
-"""Pseudo-labels: a teacher labels images, they are chosen and balanced, and a student learns from them as well."""
+"""Pseudo-labels: label images with a teacher, select and balance the labels, train a student on them."""

@@ -1,4 +1,4 @@
-"""What the columns of label files may hold, and digests of their contents."""
+"""Validation of label files: allowed types, shapes and values of their columns, and digests of the contents."""
 
 import hashlib
 from typing import Any
@@ -23,7 +23,7 @@ SUM_TOLERANCE = 0.01  # probabilities are rounded to float16
 
 
 def digest(value: np.ndarray | str) -> str:
-    """The digest of a column (its type, shape and contents) or of a text."""
+    """Return the digest of a column (its type, shape and contents) or of a text."""
     if isinstance(value, str):
         return hashlib.blake2b(value.encode(), digest_size=16).hexdigest()
     found = hashlib.blake2b(f"{value.dtype.str}{value.shape}".encode(), digest_size=16)
@@ -32,14 +32,14 @@ def digest(value: np.ndarray | str) -> str:
 
 
 def what_is_wrong(columns: dict[str, np.ndarray], about: dict[str, Any], classes: int, soft: int, most: int) -> str:
-    """What is wrong with columns of a file of labels, in words; empty if nothing is.
+    """Return a description of the first invalid value in a label file, or "" if there is none.
 
     Args:
-        columns: all of them or some.
-        about: the counts and names that the file has beside its columns.
-        classes: of the teacher.
-        soft: probabilities of each image; 0 where only the best class is kept.
-        most: images of the unit; 0 where `about` alone knows them.
+        columns: some or all columns of the file.
+        about: the counts and names in the header of the file.
+        classes: number of classes of the teacher.
+        soft: number of probabilities per image; 0 if only the top class is kept.
+        most: number of images of the unit; 0 if only `about` has it.
     """
     wrong = wrong_shapes(columns) or wrong_counts(about, most)
     if wrong:
@@ -47,7 +47,7 @@ def what_is_wrong(columns: dict[str, np.ndarray], about: dict[str, Any], classes
     rows = len(next(iter(columns.values()), ()))
     images = about["images"]
     if rows + len(about["broken"]) + len(about["leaks"]) > images:
-        return f"it has {rows} labels of {images} images"
+        return f"it has {rows} labels for {images} images"
     ranges = {"position": images, "label": classes, "classes": classes}
     for name, limit in ranges.items():
         values = columns.get(name)
@@ -57,7 +57,7 @@ def what_is_wrong(columns: dict[str, np.ndarray], about: dict[str, Any], classes
     if "position" in columns and len(np.unique(columns["position"])) != rows:
         return "an image has two labels"
     if "confidence" in columns and not within(columns["confidence"], 0, 1):
-        return "confidences are numbers from 0 to 1"
+        return "confidences must be numbers from 0 to 1"
     if "offset" in columns and not within(columns["offset"], 0, 2**62):
         return "an offset is negative or too large"
     if "size" in columns and not within(columns["size"], 1, LARGEST_FILE):
@@ -68,56 +68,56 @@ def what_is_wrong(columns: dict[str, np.ndarray], about: dict[str, Any], classes
 def wrong_shapes(columns: dict[str, np.ndarray]) -> str:
     for name, values in columns.items():
         if values.dtype != TYPES[name] or values.ndim != 1 + (name in SOFT):
-            return f"{name} has the type {values.dtype} and the shape {values.shape}"
+            return f"{name} has the type {values.dtype} and the shape {values.shape}, which does not fit"
     if len({len(values) for values in columns.values()}) > 1:
-        return "its columns differ in length"
+        return "its columns have different lengths"
     return ""
 
 
 def wrong_counts(about: dict[str, Any], most: int) -> str:
     images = about.get("images")
     if type(images) is not int or images < 0 or (most and images != most):
-        return f"it is for {str(images)[:40]} images" + (f", and the unit has {most}" if most else "")
+        return f"it is for {str(images)[:40]} images" + (f", but the unit has {most}" if most else "")
     for name, words in (("broken", 2), ("leaks", 3)):
         rows = about.get(name)
         if not isinstance(rows, list) or not all(
             isinstance(row, list) and len(row) == words and all(isinstance(word, str) for word in row) for row in rows
         ):
-            return f"{name} is not a list of names and reasons"
+            return f"{name} must be a list of names and reasons"
     return ""
 
 
 def wrong_soft(columns: dict[str, np.ndarray], soft: int) -> str:
     for name in SOFT:
         if name in columns and columns[name].shape[1] != soft:
-            return f"{name} has {columns[name].shape[1]} columns, and {soft} probabilities of each image are kept"
+            return f"{name} has {columns[name].shape[1]} columns, but labels.json has soft={soft}"
     if "classes" in columns:
         ordered = np.sort(columns["classes"], 1)
         if (ordered[:, 1:] == ordered[:, :-1]).any():
-            return "a class has two probabilities"
+            return "an image has two probabilities for the same class"
         if "label" in columns and (columns["classes"][:, 0] != columns["label"]).any():
-            return "a label is not the likeliest class"
+            return "a label is not the most likely class"
     if "probabilities" in columns:
         values = columns["probabilities"].astype(np.float64)
         sums = values.sum(1)
         if not within(values, 0, 1) or not within(sums, 1e-6, 1 + SUM_TOLERANCE):
-            return "probabilities are numbers from 0 to 1 with a sum above 0 and of at most 1"
+            return "probabilities must be numbers from 0 to 1 whose sum is more than 0 and at most 1"
     return ""
 
 
 def what_is_wrong_with_rows(columns: dict[str, np.ndarray], labels: int) -> str:
-    """What is wrong with the selected rows of so many labels, in words; empty if nothing is."""
+    """Return a description of the first invalid value in a selection of rows from `labels` labels, or ""."""
     wrong = wrong_shapes(columns)
     if wrong:
         return wrong
     rows = columns["row"]
     if len(rows) and (not within(rows, 0, labels - 1) or (np.diff(rows) <= 0).any()):
-        return f"rows are increasing numbers from 0 to {labels - 1}"
+        return f"rows must be increasing numbers from 0 to {labels - 1}"
     if "repeats" in columns and len(rows) and columns["repeats"].min() < 1:
         return "an image is repeated less than once"
     return ""
 
 
 def within(values: np.ndarray, low: float, high: float) -> bool:
-    """Whether all values are in the range; NaN is not."""
+    """Return whether all values are in the range; NaN is not."""
     return bool(((values >= low) & (values <= high)).all())

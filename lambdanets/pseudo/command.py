@@ -1,5 +1,5 @@
-"""`lambdanets pseudo label` and `pseudo select`: their options. The work is done in other modules, which need the
-extra `lambdanets[train]`."""
+"""The commands `lambdanets pseudo label` and `lambdanets pseudo select`. The modules that they call need the extra
+`lambdanets[train]`."""
 
 import json
 import os
@@ -31,28 +31,30 @@ CONFIDENT = Selection(threshold=0.3)
 
 @dataclass(frozen=True, kw_only=True)
 class Labelling:
-    """How images are labelled."""
+    """Options of labelling."""
 
     soft: bool = False
-    """Keep the probabilities of the likeliest classes, to learn from, not only the best class."""
+    """Store the probabilities of the most likely classes as soft targets, not only the top class."""
     soft_classes: int = SOFT
-    """With --soft: of how many classes."""
+    """With --soft: number of classes whose probabilities are stored for each image."""
     split: Literal["train", "validation", "test"] = "train"
-    """Which part of the images, where they have parts."""
+    """The split to label, if IMAGES has splits."""
     unit: int = 1024
-    """Images of a unit of work where they are not in shards."""
+    """Images per label file if IMAGES is not in shards. Each file is labelled by one process and written when it is
+    complete; a tar shard always has one label file."""
     class_names: Annotated[str | None, optional("NAMES")] = None
-    """For weights that do not name their classes: a .txt with a name on each line, a data set, or "imagenet"."""
+    """Class names for weights without them: a .txt file with one name per line, a dataset, or "imagenet"."""
     guard: tuple[str, ...] = ()
-    """Places with images that must not be learnt from (validation sets): what is found again is dropped and named."""
+    """Datasets whose validation images must not be trained on: copies of them are dropped and listed in the report."""
     guard_distance: int = 6
-    """Bits of 64 that may differ between perceptual hashes of images that look the same; -1: the same files only."""
+    """Two images count as copies if at most this many of the 64 bits of their perceptual hashes differ; -1 finds
+    identical files only."""
     max_broken: float = 0.05
-    """The fraction of unreadable images from which on a unit is not labelled."""
+    """Maximum fraction of unreadable images in a unit (a shard, or --unit images). A unit with more is not labelled."""
 
     def __post_init__(self) -> None:
         if self.soft_classes < 1 or self.unit < 1:
-            raise ValueError(f"--soft-classes {self.soft_classes} and --unit {self.unit}: at least 1")
+            raise ValueError(f"--soft-classes and --unit must be at least 1, got {self.soft_classes} and {self.unit}")
         check_numbers(self, guard_distance=(-1, 64), max_broken=(0, 1))
 
     def options(self, batch_size: int) -> Any:
@@ -69,7 +71,7 @@ class Labelling:
 
 
 def own_gpu(using: Using) -> Using:
-    """Under torchrun each process has its own."""
+    """Return the options with this process's GPU under torchrun, otherwise unchanged."""
     device, local = chosen_device(using.device), os.environ.get("LOCAL_RANK")
     if device.type != "cuda" or device.index is not None or local is None:
         return using
@@ -78,20 +80,20 @@ def own_gpu(using: Using) -> Using:
 
 @dataclass(frozen=True)
 class PseudoLabel:
-    """Label images with a teacher, choose among the labels, and write a page about them.
+    """Label images with a teacher network, select the labels to train on, and write a report.
 
-    `torchrun --nproc-per-node 8 -m lambdanets pseudo label ...` shares the work, shard by shard, over any number of
-    machines with a common disk. What is interrupted goes on with the same command. The exit status is 1 if some shard
-    could not be labelled; the others are kept.
+    Run the same command again to resume. `torchrun --nproc-per-node 8 -m lambdanets pseudo label ...` distributes the
+    shards over processes, on any number of machines that share a disk. The exit status is 1 if a shard could not be
+    labelled; the labels of the others are kept.
     """
 
     teacher: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEACHER")]
-    """A run, a .safetensors file, a model folder, NAME@WEIGHTS, timm:NAME@WEIGHTS or torchvision:NAME@WEIGHTS; several,
-    with commas between them, are averaged."""
+    """A run folder, a .safetensors file, a model folder, NAME@WEIGHTS, timm:NAME@FILE or torchvision:NAME@FILE. The
+    probabilities of several teachers, separated by commas, are averaged."""
     images: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES")]
-    """A folder, tar shards, a .csv list: labels that they may have are not looked at."""
+    """A folder, tar shards, or a .csv list. Existing labels are ignored."""
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
-    """The folder for the labels."""
+    """The folder to write the labels to."""
     labelling: Annotated[Labelling, tyro.conf.arg(name="")] = field(default_factory=Labelling)
     choosing: Annotated[Selection, tyro.conf.arg(name="")] = CONFIDENT
     using: Annotated[Using, tyro.conf.arg(name="")] = field(default_factory=Using)
@@ -121,16 +123,16 @@ class PseudoLabel:
             if done.complete or (self.choosing.partial and world == 1):
                 choose(self.out, self.choosing)
         if not done.complete and not done.failed and world > 1:
-            print(f"process {rank} is done; the last one chooses among the labels", file=sys.stderr)
+            print(f"process {rank} has finished; the last process selects the labels", file=sys.stderr)
         return 1 if done.failed else 0
 
 
 @dataclass(frozen=True)
 class PseudoSelect:
-    """Choose again among the labels of `lambdanets pseudo label`, and write the page again: no image is labelled."""
+    """Select again among the labels that `lambdanets pseudo label` wrote, without labelling, and rewrite the report."""
 
     out: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="LABELS")]
-    """The folder of the labels."""
+    """The folder that `lambdanets pseudo label` wrote."""
     choosing: Annotated[Selection, tyro.conf.arg(name="")] = CONFIDENT
     json: bool = False
     """Print the counts as JSON."""
@@ -157,7 +159,7 @@ class Pseudo:
 
 
 def own_labels(folder: Path, rank: int) -> AbstractContextManager[None]:
-    """The lock of a folder of labels, which the first process of a command holds for all."""
+    """Return the lock of a folder of labels, which process 0 holds on behalf of all processes of a command."""
     if rank:
         return nullcontext()
     restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
@@ -174,8 +176,8 @@ def choose(folder: Path, selection: Selection, *, quiet: bool = False) -> "Count
         empty = sum(not used for used in counts.used)
         print(
             f"{sum(counts.labelled):,} labels, {sum(counts.confident):,} with a confidence of at least "
-            f"{selection.threshold:g}; {sum(counts.kept):,} images are kept and {sum(counts.used):,} used, with repeats"
-            + (f"; {empty} classes have none" if empty else "")
+            f"{selection.threshold:g}; {sum(counts.kept):,} images selected, {sum(counts.used):,} with repeats"
+            + (f"; {empty} classes have no image" if empty else "")
         )
         print(f"report: {page}")
     return counts
@@ -189,9 +191,9 @@ def progress_bar(console: Console, units: int):
 
 
 def tell_labelled(done: "Labelled", console: Console, rank: int, world: int) -> None:
-    """The throughput counts reading, the network and writing; starting does not count."""
+    """Print what this process did. The throughput includes reading, inference and writing, not the start."""
     mine = f"process {rank} of {world}: " if world > 1 else ""
-    before = f", {done.skipped:,} were done before" if done.skipped else ""
+    before = f" ({done.skipped:,} were already labelled)" if done.skipped else ""
     seen = done.images + done.broken + done.leaks
     print(
         f"{mine}{done.images:,} images labelled in {done.units:,} units{before}: "
@@ -201,7 +203,7 @@ def tell_labelled(done: "Labelled", console: Console, rank: int, world: int) -> 
         console.print(escape(f"not labelled: {name}: {reason}"), soft_wrap=True)
     if done.failed:
         console.print(
-            f"{len(done.failed)} units could not be labelled; the others are kept. Mend these and run the same command "
-            f"again, or use what there is: `lambdanets pseudo select --partial`",
+            f"{len(done.failed)} units could not be labelled; the labels of the others are kept. Repair these and run "
+            f"the same command again, or use the existing labels: `lambdanets pseudo select --partial`",
             soft_wrap=True,
         )

@@ -1,7 +1,7 @@
-"""What labelling leaves on the disk: a folder with `labels.json` and one file for each unit of work.
+"""Reading and writing a folder of labels: `labels.json` and one file per unit of work, as JSON and safetensors.
 
-A file appears under its name when it is whole, and holds nothing that depends on when or by whom it was made: the same
-command gives the same bytes. Safetensors and JSON only.
+Files are written atomically. Their contents do not depend on the time or on the process that wrote them, so the same
+command gives the same bytes.
 """
 
 import json
@@ -27,29 +27,50 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Unit:
-    """What one process labels in one go: a tar shard, or a stretch of a list of files."""
+    """A unit of work, labelled by one process into one file: a tar shard, or a range of a list of images.
+
+    Attributes:
+        name: the file name of a shard, or `images-FIRST`.
+        first: the index of the first image of a range.
+        images: the number of images of a range; 0 for a shard, which is counted when it is read.
+    """
 
     name: str
-    first: int = 0  # of a stretch: its first image
-    images: int = 0  # of a stretch; a shard is counted when it is read
+    first: int = 0
+    images: int = 0
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What was to be labelled, by whom and how. A run goes on only under the same one."""
+    """The images, teachers and settings of a folder of labels. Labelling resumes only if they are unchanged.
+
+    Attributes:
+        images: the path of the images.
+        kind: "shards" or "list".
+        units: the units of work; unit i is in file i.
+        class_names: the classes of the teacher; labels are indices into them.
+        teachers: name, hash of the weights and image size of each teacher.
+        split: the split of the images that is labelled.
+        soft: number of probabilities kept for each image; 0 keeps only the top class.
+        batch_size: images per forward pass.
+        precision: precision of the forward pass.
+        guard: datasets whose validation images are dropped.
+        guard_distance: bits in which the perceptual hashes of copies may differ; -1 compares file contents only.
+        listing: the hash of the file names of a list.
+    """
 
     images: str
-    kind: str  # "shards" or "list"
+    kind: str
     units: tuple[Unit, ...]
     class_names: tuple[str, ...]
     teachers: tuple[dict[str, Any], ...]
     split: str = "train"
-    soft: int = 0  # probabilities kept of each image; 0: only the best class
+    soft: int = 0
     batch_size: int = 128
     precision: str = "float32"
     guard: tuple[str, ...] = ()
     guard_distance: int = 6
-    listing: str = ""  # of a list of files: the hash of their names
+    listing: str = ""
 
     def as_json(self) -> str:
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
@@ -57,18 +78,31 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Labels:
-    """The labels of a unit: N readable images. `rows` that are no array are facts for the report."""
+    """The labels of the N readable images of a unit.
 
-    position: np.ndarray  # int32 [N], among the images of the unit
-    label: np.ndarray  # int32 [N]
-    confidence: np.ndarray  # float32 [N]
-    classes: np.ndarray | None = None  # int32 [N, K], the likeliest first
-    probabilities: np.ndarray | None = None  # float16 [N, K]
-    offset: np.ndarray | None = None  # int64 [N], where the image lies in its shard
-    size: np.ndarray | None = None  # int64 [N]
+    Attributes:
+        position: int32 [N], the index of each image in the unit.
+        label: int32 [N], the top class.
+        confidence: float32 [N], the probability of the top class.
+        classes: int32 [N, K], the K most likely classes, the most likely first; None without soft labels.
+        probabilities: float16 [N, K], the probabilities of `classes`.
+        offset: int64 [N], the position of each image in its tar shard in bytes; None for a list.
+        size: int64 [N], the size of each image in its tar shard in bytes; None for a list.
+        images: the number of images of the unit, unreadable ones included.
+        broken: name of each unreadable image, and the reason.
+        leaks: name of each dropped image, the validation image that it copies, and how it was found.
+    """
+
+    position: np.ndarray
+    label: np.ndarray
+    confidence: np.ndarray
+    classes: np.ndarray | None = None
+    probabilities: np.ndarray | None = None
+    offset: np.ndarray | None = None
+    size: np.ndarray | None = None
     images: int = 0
-    broken: tuple[tuple[str, str], ...] = ()  # name, why
-    leaks: tuple[tuple[str, str, str], ...] = field(default=())  # name, of which image, how it was found
+    broken: tuple[tuple[str, str], ...] = ()
+    leaks: tuple[tuple[str, str, str], ...] = field(default=())
 
     def __len__(self) -> int:
         return len(self.label)
@@ -83,35 +117,34 @@ def selected_path(folder: Path, number: int) -> Path:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Every process writes the same. One that no finished unit belongs to is replaced."""
+    """Write the manifest, replacing another one without finished units. All processes write the same bytes."""
     path = folder / MANIFEST
     while not check_manifest(folder, manifest):
-        remove_parts(folder, MANIFEST)  # of a process that was killed, or of one that is as far as we
+        remove_parts(folder, MANIFEST)  # of a killed process, or of one that writes now too
         try:
             write_whole(path, manifest.as_json().encode())
-        except FileNotFoundError:  # another one thought that we were killed
+        except FileNotFoundError:  # another process removed our partial file
             continue
     remove_parts(folder, MANIFEST)
 
 
 def check_manifest(folder: Path, manifest: Manifest) -> bool:
-    """Whether the folder has this manifest; False also if it has another without a finished unit. Finished units that
-    were made otherwise are a ValueError."""
+    """Return whether the folder has this manifest. Another manifest is a ValueError if it has finished units."""
     path = folder / MANIFEST
     if not path.exists():
         return False
     found = difference(read_object(path), json.loads(manifest.as_json()))
     if found and any(whole(unit) for unit in (folder / LABELS).glob("*.safetensors")):
         raise ValueError(
-            f"{folder} holds labels that were made otherwise: {found}. Go on with the same images and settings, or "
-            f"choose another folder"
+            f"{folder} has labels that were made with other images or settings: {found}. Use the same ones, or "
+            f"another folder"
         )
     return not found
 
 
 def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """The first thing in which manifests differ, in words; empty if they are the same."""
-    for key in ("precision", *now):  # precision first: the hash of the weights follows from it
+    """Return a description of the first difference between two manifests, or "" if they are equal."""
+    for key in ("precision", *now):  # precision first: it also changes the hash of the weights
         was, is_now = before.get(key), now[key]
         if was == is_now:
             continue
@@ -125,7 +158,7 @@ def difference(before: dict[str, Any], now: dict[str, Any]) -> str:
 
 
 def item_difference(name: str, before: list[Any], now: list[Any]) -> str:
-    """The first item in which lists differ, counted from 1, and within it the first value."""
+    """Return a description of the first item in which two lists differ, counted from 1."""
     for number, (was, is_now) in enumerate(zip(before, now, strict=False), 1):
         if was == is_now:
             continue
@@ -138,18 +171,19 @@ def item_difference(name: str, before: list[Any], now: list[Any]) -> str:
     number = min(len(before), len(now))
     other = (before if len(before) > len(now) else now)[number]
     shown = other.get("name", other) if isinstance(other, dict) else other
-    return f"{name} {number + 1}, {shown!r}, is {'gone' if len(before) > len(now) else 'new'}"
+    return f"{name} {number + 1}, {shown!r}, is {'missing' if len(before) > len(now) else 'new'}"
 
 
 def read_manifest(folder: Path) -> Manifest:
+    """Read and check the `labels.json` of a folder of labels; a missing or damaged one is a ValueError."""
     path = folder / MANIFEST
     if not path.is_file():
-        raise ValueError(f"{folder} has no {MANIFEST}: it is not a folder that `lambdanets pseudo label` wrote")
+        raise ValueError(f"{folder} has no {MANIFEST}: it must be a folder that `lambdanets pseudo label` wrote")
     try:
         data = read_object(path)
         if data.pop("format", None) != FORMAT:
-            raise ValueError("another format")
-        data.pop("max_broken", None)  # was written once; it may change from run to run
+            raise ValueError(f"its format is not {FORMAT}")
+        data.pop("max_broken", None)  # older versions wrote it; it may change when labelling resumes
         manifest = from_json(Manifest, data)
     except ValueError as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
@@ -163,13 +197,13 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_units(folder: Path, manifest: Manifest) -> None:
-    """Refuse a folder with labels of units that the manifest does not have: the manifest is damaged."""
+    """Raise a ValueError if the folder has a label file of a unit that is not in the manifest."""
     paths = (folder / LABELS).glob("*.safetensors")
     beyond = sorted(path for path in paths if path.stem.isdecimal() and int(path.stem) >= len(manifest.units))
     if beyond:
         raise ValueError(
-            f"{folder / MANIFEST} has {len(manifest.units)} units, and {beyond[0]} is of another one: the manifest is "
-            f"damaged. Label again into another folder"
+            f"{folder / MANIFEST} is damaged: it has {len(manifest.units)} units, but {beyond[0]} belongs to another "
+            f"unit. Label again into another folder"
         )
 
 
@@ -177,7 +211,7 @@ def write_labels(folder: Path, number: int, labels: Labels) -> None:
     arrays = {
         name: value
         for name, value in asdict_shallow(labels).items()
-        if isinstance(value, np.ndarray)  # what there is none of is left out
+        if isinstance(value, np.ndarray)  # optional columns that are None are not written
     }
     about = {"images": labels.images, "broken": labels.broken, "leaks": labels.leaks}
     write_arrays(label_path(folder, number), arrays, about)
@@ -188,7 +222,12 @@ def asdict_shallow(value: Any) -> dict[str, Any]:
 
 
 def read_labels(folder: Path, number: int) -> Labels:
-    """The labels of a unit, checked against the manifest."""
+    """Read the labels of a unit and check them against the manifest.
+
+    Args:
+        folder: the folder that `lambdanets pseudo label` wrote.
+        number: the index of the unit in the manifest.
+    """
     arrays, about = read_columns(folder, read_manifest(folder), number)
     broken, leaks = (tuple(tuple(row) for row in about[name]) for name in ("broken", "leaks"))
     return Labels(**arrays, images=about["images"], broken=broken, leaks=leaks)
@@ -197,11 +236,11 @@ def read_labels(folder: Path, number: int) -> Labels:
 def read_columns(
     folder: Path, manifest: Manifest, number: int, columns: tuple[str, ...] | None = None
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Some or all columns of a file of labels, and its counts and names; a ValueError if they cannot be."""
+    """Read some or all columns of a label file, and its header; invalid values are a ValueError."""
     path = label_path(folder, number)
     arrays, about = read_arrays(path, columns)
     if columns is None and not {"position", "label", "confidence"} <= arrays.keys() <= COLUMNS:
-        raise ValueError(f"{path} is no file of labels: it has the columns {', '.join(sorted(arrays))[:200]}")
+        raise ValueError(f"{path} is not a label file: it has the columns {', '.join(sorted(arrays))[:200]}")
     wrong = what_is_wrong(arrays, about, len(manifest.class_names), manifest.soft, manifest.units[number].images)
     if wrong:
         raise ValueError(f"{path} is damaged: {wrong}. {AGAIN}")
@@ -209,7 +248,7 @@ def read_columns(
 
 
 def read_selected(folder: Path, number: int, labels: int) -> dict[str, np.ndarray]:
-    """Which of the labels of a unit are used ("row"), and how often ("repeats")."""
+    """Read which labels of a unit are selected ("row") and how often each is used ("repeats")."""
     path = selected_path(folder, number)
     columns, _ = read_arrays(path, ("row", "repeats"))
     wrong = what_is_wrong_with_rows(columns, labels)
@@ -221,13 +260,13 @@ def read_selected(folder: Path, number: int, labels: int) -> dict[str, np.ndarra
 def write_arrays(path: Path, arrays: dict[str, np.ndarray], about: dict[str, Any]) -> None:
     from safetensors.numpy import save
 
-    # one key of metadata: with several their order in the file would be another each time
+    # one metadata key: safetensors does not keep the order of several, so the bytes would vary
     digests = {name: digest(array) for name, array in arrays.items()} | {"": digest(json.dumps(about))}
     write_whole(path, save(arrays, {KEY: json.dumps(about | {DIGESTS: digests})}))
 
 
 def read_arrays(path: Path, columns: tuple[str, ...] | None = None) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Columns of a file, all without `columns`, and its counts and names. Digests are checked where a file has them."""
+    """Read some or all columns of a file, and its header, and compare them with their digests if it has any."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -241,13 +280,15 @@ def read_arrays(path: Path, columns: tuple[str, ...] | None = None) -> tuple[dic
                 raise ValueError("its contents do not match their digests")
         return arrays, about
     except FileNotFoundError:
-        raise ValueError(f"{path} is missing: run `lambdanets pseudo label` again, it goes on where it was") from None
+        raise ValueError(
+            f"{path} is missing: run `lambdanets pseudo label` again, which labels only missing units"
+        ) from None
     except (SafetensorError, KeyError, ValueError) as error:
         raise ValueError(f"{path} is damaged: {error}. {AGAIN}") from error
 
 
 def whole(path: Path) -> bool:
-    """Whether a file is there and as long as it says; a damaged one is made anew."""
+    """Return whether a file exists and is not truncated. Labelling writes other files again."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -258,7 +299,7 @@ def whole(path: Path) -> bool:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """On the disk when it returns; a full one is an error that says what is kept."""
+    """Write a file atomically, with fsync. A full disk is an OSError with the free and the required space."""
     try:
         with whole_file(path) as file:
             file.write(data)
@@ -269,8 +310,8 @@ def write_whole(path: Path, data: bytes) -> None:
             raise
         free = shutil.disk_usage(path.parent).free
         raise OSError(
-            f"{path} cannot be written: {error.strerror} ({free:,} bytes free for {len(data):,}). What is finished is "
-            f"kept: make room and run the same command again"
+            f"{path} cannot be written: {error.strerror} ({free:,} bytes free, {len(data):,} needed). Finished units "
+            f"are kept: free some space and run the same command again"
         ) from error
 
 
@@ -281,7 +322,7 @@ def finished(folder: Path, manifest: Manifest) -> list[bool]:
 def every_label(
     folder: Path, manifest: Manifest, columns: tuple[str, ...] = ("label", "confidence")
 ) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-    """Unit after unit, only some columns: what there is once is never all in memory."""
+    """Yield the number and some columns of each labelled unit, one at a time, to limit the memory in use."""
     for number in range(len(manifest.units)):
         if label_path(folder, number).exists():
             yield number, read_columns(folder, manifest, number, columns)[0]

@@ -1,7 +1,7 @@
-"""Images that must not be trained on, found again among others: the same file, or one that looks the same.
+"""Detection of validation images among the unlabelled ones: identical files and near-duplicates.
 
-A copy is known by a hash of its bytes; one that was scaled, recompressed or slightly changed by its perceptual hash
-(imagehash's `phash`, 64 bits), which is then at most some bits away.
+Identical files have the same hash of their bytes. Images that were scaled, recompressed or slightly changed have
+perceptual hashes (`phash` of imagehash, 64 bits) that differ in a few bits.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ CONTENT_ONLY = -1
 
 @dataclass(frozen=True)
 class Hashes:
-    """Of the guarded images, by name."""
+    """Names and hashes of the N guarded images."""
 
     names: Strings
     content: np.ndarray  # uint64 [N]
@@ -30,7 +30,7 @@ class Hashes:
         return len(self.content)
 
     def leak(self, data: bytes | np.ndarray, image: Image.Image | None) -> tuple[str, str] | None:
-        """The guarded image that this one is, and how that was seen; None if it is none of them."""
+        """Return the name of the guarded image that this one copies, and how it was found; None if there is none."""
         same = np.flatnonzero(self.content == content_hash(data))
         if len(same):
             return self.names[int(same[0])], "the same file"
@@ -56,7 +56,7 @@ def perceptual_hash(image: Image.Image) -> np.uint64:
 
 
 def open_guarded(where: str) -> Source:
-    """The validation images of a place; all of it if it has no such part."""
+    """Open the validation split of a dataset, or the whole dataset if it has none."""
     try:
         return open_source(where, split="validation")
     except NoSplitError:
@@ -64,7 +64,7 @@ def open_guarded(where: str) -> Source:
 
 
 def hash_images(places: tuple[str, ...], distance: int) -> Hashes:
-    """The hashes of all images there; one that cannot be read is guarded by its bytes alone."""
+    """Return the hashes of all guarded images; an unreadable image has the hash of its bytes only."""
     check_library(distance)
     names: list[str] = []
     content: list[np.uint64] = []
@@ -88,12 +88,14 @@ def hash_of(data: bytes | np.ndarray, otherwise: np.uint64) -> np.uint64:
 
 def check_library(distance: int) -> None:
     if distance < CONTENT_ONLY or distance > 32:
-        raise ValueError(f"--guard-distance {distance}: bits between 0 and 32, or -1 for the same files only")
+        raise ValueError(
+            f"--guard-distance must be between 0 and 32 bits, or -1 to find identical files only, got {distance}"
+        )
     if distance >= 0:
         try:
             import imagehash  # noqa: F401
         except ImportError as error:
             raise ValueError(
-                "images that look the same are found with imagehash: pip install imagehash, or --guard-distance -1 "
-                "to look for the same files only"
+                "finding near-duplicates needs imagehash: pip install imagehash, or use --guard-distance -1 to find "
+                "identical files only"
             ) from error

@@ -1,7 +1,7 @@
-"""A teacher's labels for images without any.
+"""Labelling of images with a teacher.
 
-Processes share the units of work by their number and send nothing to each other: unit i is process i mod N's. What is
-finished is a file, so a run that was killed goes on by running again, alone or with any other number of processes.
+Process r of N labels the units r, r + N, ...; processes do not communicate. Each finished unit is a file, so an
+interrupted run resumes when it is started again, with any number of processes.
 """
 
 import os
@@ -31,45 +31,66 @@ from lambdanets.pseudo.guard import CONTENT_ONLY, Hashes, hash_images
 from lambdanets.pseudo.teacher import Ensemble
 from lambdanets.pseudo.units import Place, UnlabelledBatch, read_units
 
-IN_FLIGHT = 2  # batches that the device may be ahead of what was written down
+IN_FLIGHT = 2  # batches on the device whose results have not been read yet
 Progress = Callable[[int, int], object]  # images done, units done
 
 
 @dataclass(frozen=True)
 class LabelOptions:
-    """What shapes the labels; all but `max_broken` is part of the manifest."""
+    """Settings of labelling; all but `max_broken` are part of the manifest.
+
+    Attributes:
+        soft: number of classes whose probabilities are kept for each image; 0 keeps only the top class.
+        split: the split of the images to label.
+        batch_size: images per forward pass.
+        max_broken: maximum fraction of unreadable images in a unit; a unit with more is not labelled.
+        guard: datasets whose validation images are dropped.
+        guard_distance: bits in which the perceptual hashes of copies may differ; -1 compares file contents only.
+    """
 
     soft: int = 0
-    """Probabilities that are kept of each image, the likeliest classes; 0: the best class alone."""
     split: str = "train"
     batch_size: int = 128
     max_broken: float = 0.05
-    """The fraction of unreadable images from which on a unit is not labelled."""
     guard: tuple[str, ...] = ()
     guard_distance: int = 6
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.soft < 0:
-            raise ValueError(f"batch_size {self.batch_size} is at least 1 and soft {self.soft} at least 0")
+            raise ValueError(
+                f"batch_size must be at least 1, got {self.batch_size}, and soft at least 0, got {self.soft}"
+            )
         if not 0 <= self.max_broken <= 1:
-            raise ValueError(f"max_broken is between 0 and 1, not {self.max_broken}")
+            raise ValueError(f"max_broken must be between 0 and 1, got {self.max_broken}")
         if not CONTENT_ONLY <= self.guard_distance <= 32:
-            raise ValueError(f"guard_distance is between -1 and 32 bits, not {self.guard_distance}")
+            raise ValueError(f"guard_distance must be between -1 and 32 bits, got {self.guard_distance}")
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """What one process did."""
+    """The result of labelling in one process.
 
-    images: int  # labelled now
+    Attributes:
+        images: number of images labelled by this call.
+        broken: number of unreadable images.
+        leaks: number of dropped copies of guarded images.
+        seconds: duration of reading, inference and writing.
+        network_seconds: time spent waiting for the device.
+        units: number of units labelled by this call.
+        skipped: number of units of this process that were labelled before.
+        failed: name of each unit that could not be labelled, and the reason.
+        complete: whether the units of all processes are labelled.
+    """
+
+    images: int
     broken: int
     leaks: int
     seconds: float
-    network_seconds: float  # that the network was waited for
-    units: int  # done now
-    skipped: int  # that were done before
-    failed: tuple[tuple[str, str], ...]  # units that could not be labelled, and why
-    complete: bool  # whether all units of all processes are done
+    network_seconds: float
+    units: int
+    skipped: int
+    failed: tuple[tuple[str, str], ...]
+    complete: bool
 
     @property
     def images_per_second(self) -> float:
@@ -78,7 +99,7 @@ class Labelled:
 
 @dataclass(frozen=True)
 class Answers:
-    """The likeliest classes of a batch, once `ready` has come."""
+    """The K most likely classes of a batch and their probabilities, valid after the event `ready`."""
 
     values_BK: Tensor
     classes_BK: Tensor
@@ -92,7 +113,7 @@ class Answers:
 
 @dataclass
 class Growing:
-    """The labels of a unit, so far."""
+    """The labels of an unfinished unit."""
 
     parts: list[dict[str, np.ndarray]] = field(default_factory=list)
     broken: list[tuple[str, str]] = field(default_factory=list)
@@ -110,7 +131,20 @@ def label(
     world: int = 1,
     progress: Progress = lambda images, units: None,
 ) -> Labelled:
-    """Labels this process's part of what is not labelled yet. ValueError and OSError say what to do."""
+    """Label the units of this process that are not labelled yet.
+
+    Raises a ValueError if `folder` has labels of other images or settings, and an OSError if the disk is full.
+
+    Args:
+        ensemble: the teachers (`open_teachers`).
+        place: the images (`open_place`).
+        folder: where the labels are written.
+        options: settings, which the manifest stores.
+        workers: processes that read images; 0 reads in this process.
+        rank: index of this process.
+        world: number of processes that share the units.
+        progress: called after each batch with the number of images and units that this process has labelled.
+    """
     soft = min(options.soft, len(ensemble.class_names))
     manifest = make_manifest(ensemble, place, replace(options, soft=soft))
     check_manifest(folder, manifest)  # before the guard, which may take long
@@ -120,7 +154,7 @@ def label(
     write_manifest(folder, manifest)
     for number in todo:
         path = label_path(folder, number)
-        remove_parts(path.parent, path.name)  # of a process that was killed
+        remove_parts(path.parent, path.name)  # left by a killed process
     run = LabellingRun(ensemble, place, folder, options, soft)
     began = time.perf_counter()
     if todo:
@@ -157,7 +191,7 @@ def make_manifest(ensemble: Ensemble, place: Place, options: LabelOptions) -> Ma
 
 
 class LabellingRun:
-    """One process at work."""
+    """Labelling in one process."""
 
     def __init__(self, ensemble: Ensemble, place: Place, folder: Path, options: LabelOptions, soft: int) -> None:
         self.ensemble, self.place, self.folder, self.options, self.soft = ensemble, place, folder, options, soft
@@ -191,14 +225,14 @@ class LabellingRun:
 
     @torch.inference_mode()
     def launch(self, batch: UnlabelledBatch) -> "Answers | None":
-        """What the network says, on its way from the device: the likeliest class, how likely, and the next ones."""
+        """Start inference on a batch and the copy of its most likely classes to the CPU."""
         if not len(batch.positions):
             return None
         probabilities_BC = self.ensemble.probabilities(batch.inputs)
         values_BK, classes_BK = probabilities_BC.topk(max(1, self.soft), 1)
         if not values_BK.is_cuda:
             return Answers(values_BK, classes_BK)
-        # Copied now: a copy that is asked for later would wait for the batches in between.
+        # The copy is queued now: queued later, it would wait for the batches launched in between.
         values, classes = (tensor.to("cpu", non_blocking=True) for tensor in (values_BK, classes_BK))
         return Answers(values, classes, torch.cuda.current_stream(values_BK.device).record_event())
 
@@ -229,16 +263,16 @@ class LabellingRun:
         precision = self.ensemble.precision
         said = f"the teacher's probabilities are not finite with --precision {precision}"
         if precision not in ("float16", "bfloat16"):
-            return f"{said}: its weights are damaged, use another teacher"
+            return f"{said}: its weights are damaged; use another teacher"
         if any(label_path(self.folder, number).exists() for number in range(len(self.place.units))):
             return (
-                f"{said}. Use --precision float32 and another folder than {self.folder}: what is finished there was "
-                f"labelled with {precision}, and labels of two precisions are not mixed"
+                f"{said}. Use --precision float32 and another folder than {self.folder}, where some units are already "
+                f"labelled with {precision}"
             )
-        return f"{said}. Run again with --precision float32; no unit is finished, so the folder can stay"
+        return f"{said}. Run again with --precision float32, into the same folder"
 
     def finish(self, batch: UnlabelledBatch) -> None:
-        """The unit is whole: its file, or why there is none."""
+        """Write the labels of a finished unit, or note why it has none."""
         grown, self.growing = self.growing, Growing()
         name = self.place.units[batch.unit].name
         why_not = batch.error
@@ -251,13 +285,13 @@ class LabellingRun:
             return
         columns = list(grown.parts[0]) if grown.parts else ["position", "label", "confidence"]
         arrays = {key: np.concatenate([part[key] for part in grown.parts]) for key in columns} if grown.parts else {}
-        if not arrays:  # all of it broken or leaked, and allowed to be
+        if not arrays:  # every image was unreadable or dropped
             none: dict[str, type] = {"position": np.int32, "label": np.int32, "confidence": np.float32}
             arrays = {key: np.empty(0, kind) for key, kind in none.items()}
         count = len(arrays["label"])
         if (self.folder / MANIFEST).read_bytes() != self.manifest:
             raise ValueError(
-                f"another command with other settings has begun to label into {self.folder}: give each its own folder"
+                f"another command with other settings is labelling into {self.folder}: use a folder for each"
             )
         write_labels(
             self.folder,
@@ -271,13 +305,13 @@ class LabellingRun:
 
     def broken_advice(self) -> str:
         if self.place.kind == "shards":
-            return "Mend the shard (write it anew without them), or allow more with --max-broken"
-        # without a file those after it would be at other places, in units that may be finished
+            return "Write the shard again without them, or allow more with --max-broken"
+        # removing a file would shift the images after it, also in units that are finished
         return (
-            "Put whole files in their places (removing them would change other units), or allow more with --max-broken"
+            "Replace them with readable files (removing them would change other units), or allow more with --max-broken"
         )
 
 
 def who() -> tuple[int, int]:
-    """This process's number and how many there are, as torchrun says it."""
+    """Return the rank of this process and the number of processes, from torchrun's environment variables."""
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))

@@ -1,12 +1,13 @@
-"""Which labelled images are used, and how often: confidence, at most and at least so many of a class.
+"""Selection of pseudo-labels by confidence, with a minimum and a maximum number of images per class.
 
-As Noisy Student does it: labels below a confidence are dropped, of a class with too many images the most confident
-ones stay, and those of a class with too few are repeated, the most confident ones once more than the others.
+The rules are those of Noisy Student: labels below a confidence threshold are dropped; a class with too many images
+keeps the most confident ones; the images of a class with too few are repeated, the most confident ones once more than
+the others.
 
-Exact, and in memory that does not grow with the number of images. The n most confident of a class are found digit by
-digit: a pass over the labels counts, class by class, how often each leading digit of the confidence occurs, which says
-in which digit the n-th image lies; the next pass looks only there, at the next digit. Equal confidences go on to a hash
-of (seed, unit, image), and what is equal in that too goes by its place.
+The selection is exact, and its memory does not depend on the number of images. The n-th most confident image of each
+class is found by a radix select: a pass over the labels counts, for each class, how often each leading digit of the
+confidence occurs, which determines the digit of the n-th image; the next pass counts the next digit of the images with
+that digit. Equal confidences are ordered by a hash of (seed, unit, image), equal hashes by position.
 """
 
 import json
@@ -34,71 +35,94 @@ from lambdanets.pseudo.files import (
 )
 from lambdanets.typed import from_json
 
-BINS = 20  # of the confidence histograms
+BINS = 20  # bins of the confidence histograms
 KEY_BITS = 64
-COUNTERS = 2**24  # of a pass: 128 MiB, whatever the number of classes
-MOST_IMAGES = 10**12  # of a class
+COUNTERS = 2**24  # counters of a pass: 128 MiB
+MOST_IMAGES = 10**12  # limit of `most` and `least`
 MOST_REPEATS = 2**15 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """What is kept."""
+    """Rules of the selection."""
 
     threshold: float = 0.0
-    """The least confidence; Noisy Student's is 0.3."""
+    """Minimum confidence of a label, from 0 to 1; Noisy Student uses 0.3."""
     most: int = 0
-    """Images of a class, the most confident ones; 0: all. Noisy Student's is 130,000 of 300 million."""
+    """Maximum number of images per class: the most confident ones are kept. 0 keeps all. Noisy Student uses 130,000 for
+    300 million images."""
     least: int = 0
-    """Images of a class, by repeating the ones there are; 0: none is repeated."""
+    """Minimum number of images per class: the images of smaller classes are repeated. 0 disables repetition."""
     seed: int = 0
-    """Decides between equal confidences."""
+    """Seed of the order of images with equal confidence."""
     partial: bool = False
-    """Also where some units are not labelled yet, or cannot be."""
+    """Select even if some units have no labels."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.threshold <= 1:
-            raise ValueError(f"threshold is between 0 and 1, not {self.threshold}")
+            raise ValueError(f"threshold must be between 0 and 1, got {self.threshold}")
         if self.most < 0 or self.least < 0:
-            raise ValueError(f"most {self.most} and least {self.least} are 0 or more")
+            raise ValueError(f"most and least must be 0 or more, got {self.most} and {self.least}")
         if self.most and self.least > self.most:
-            raise ValueError(f"at least {self.least} and at most {self.most} images of a class cannot both be")
+            raise ValueError(f"least must not be larger than most, got least={self.least} and most={self.most}")
         check_numbers(self, most=(0, MOST_IMAGES), least=(0, MOST_IMAGES))
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What the selection did, class by class."""
+    """The result of a selection. Tuples have one entry per class of `class_names`.
+
+    Attributes:
+        class_names: the classes of the teacher.
+        labelled: number of labelled images.
+        confident: number of images at or above the threshold.
+        kept: number of different images selected.
+        used: number of images selected, with repeats.
+        histogram: [class][bin], the confidences of all labelled images in 20 bins from 0 to 1.
+        images: number of images in all labelled units, unreadable and dropped ones included.
+        broken: number of unreadable images.
+        leaks: number of dropped copies of guarded images.
+        units: number of units of work.
+        missing: names of the units without labels.
+        selection: the fields of `Selection`.
+    """
 
     class_names: tuple[str, ...]
-    labelled: tuple[int, ...]  # images of each class
-    confident: tuple[int, ...]  # at or above the threshold
-    kept: tuple[int, ...]  # different images
-    used: tuple[int, ...]  # with repeats
-    histogram: tuple[tuple[int, ...], ...]  # [class][bin] of all confidences, 0 to 1
-    images: int  # looked at, in all
+    labelled: tuple[int, ...]
+    confident: tuple[int, ...]
+    kept: tuple[int, ...]
+    used: tuple[int, ...]
+    histogram: tuple[tuple[int, ...], ...]
+    images: int
     broken: int
     leaks: int
     units: int
-    missing: tuple[str, ...]  # units without labels
+    missing: tuple[str, ...]
     selection: dict[str, Any] = field(default_factory=dict)
 
 
 def select(folder: Path, selection: Selection) -> Counts:
-    """Writes which rows of each label file are used and how often, and `selection.json`."""
+    """Select the labels to train on; write the selected rows of each label file and `selection.json`.
+
+    Raises a ValueError if units have no labels, unless `selection.partial`.
+
+    Args:
+        folder: the folder that `lambdanets pseudo label` wrote.
+        selection: the rules.
+    """
     manifest = read_manifest(folder)
     check_units(folder, manifest)
     missing = [u.name for n, u in enumerate(manifest.units) if not label_path(folder, n).exists()]
     if missing and not selection.partial:
         raise ValueError(
             f"{folder}: {len(missing)} of {len(manifest.units)} units have no labels ({', '.join(missing[:3])}, ...): "
-            f"run `lambdanets pseudo label` again, or take what there is with --partial"
+            f"run `lambdanets pseudo label` again, or select among the others with --partial"
         )
     passes = Passes(folder, manifest, selection)
     labelled, confident, histogram = passes.count()
-    wanted = np.zeros(passes.classes, np.int64)  # the best so many of a class are told apart
-    base = np.ones(passes.classes, np.int64)  # how often the others are used
-    above = np.full(passes.classes, 1, np.int64)  # how often the best are
+    wanted = np.zeros(passes.classes, np.int64)  # the `wanted` most confident images of a class are the best
+    base = np.ones(passes.classes, np.int64)  # how often each of the others is used
+    above = np.full(passes.classes, 1, np.int64)  # how often each of the best is used
     many = (confident > selection.most) if selection.most else np.zeros(passes.classes, bool)
     wanted[many], base[many] = selection.most, 0
     few = (confident > 0) & (confident < selection.least)
@@ -107,8 +131,8 @@ def select(folder: Path, selection: Selection) -> Counts:
     if above.max(initial=0) > MOST_REPEATS:
         worst = int(above.argmax())
         raise ValueError(
-            f"class {manifest.class_names[worst]!r} has {confident[worst]} images, and {selection.least} would repeat "
-            f"each {above[worst]:,} times: use a smaller --least"
+            f"class {manifest.class_names[worst]!r} has only {confident[worst]} images: to reach {selection.least}, "
+            f"each would be repeated {above[worst]:,} times, more than {MOST_REPEATS:,}. Use a smaller --least"
         )
     cut = passes.cut(wanted, confident)
     kept, used = passes.write(wanted, cut, base, above)
@@ -139,17 +163,18 @@ def facts_of(folder: Path, manifest: Manifest, number: int) -> tuple[int, int, i
 
 
 def read_counts(folder: Path) -> Counts:
+    """Read and check the `selection.json` of a folder of labels."""
     path = folder / SELECTION
     if not path.is_file():
-        raise ValueError(f"{folder} has no {SELECTION}: choose what to use with `lambdanets pseudo select {folder}`")
-    again = f"choose again with `lambdanets pseudo select {folder}`"
+        raise ValueError(f"{folder} has no {SELECTION}: select labels with `lambdanets pseudo select {folder}`")
+    again = f"Run `lambdanets pseudo select {folder}` again"
     try:
         counts = from_json(Counts, read_object(path))
     except ValueError as error:
         raise ValueError(f"{path} cannot be read: {error}. {again}") from error
     columns = (counts.labelled, counts.confident, counts.kept, counts.used, counts.histogram)
     if any(len(column) != len(counts.class_names) for column in columns):
-        raise ValueError(f"{path} is damaged: its lists do not have one number for each class. {again}")
+        raise ValueError(f"{path} is damaged: its lists must have one number for each class. {again}")
     if any(len(row) != BINS or min(row) < 0 for row in counts.histogram) or min(map(min, columns[:4])) < 0:
         raise ValueError(f"{path} is damaged: a number of images is negative, or a histogram is incomplete. {again}")
     return counts
@@ -157,14 +182,14 @@ def read_counts(folder: Path) -> Counts:
 
 @dataclass(frozen=True)
 class Cut:
-    """Where the best of each class end: keys above `key` are among them, and the first `equal` of those at it."""
+    """The limit of the best images of each class: those with keys above `key`, and the first `equal` with that key."""
 
     key: np.ndarray  # uint64 [C]
     equal: np.ndarray  # int64 [C]
 
 
 class Passes:
-    """Walks over the labels, one unit at a time."""
+    """Passes over all labels, one unit at a time."""
 
     def __init__(self, folder: Path, manifest: Manifest, selection: Selection) -> None:
         self.folder, self.manifest, self.selection = folder, manifest, selection
@@ -172,7 +197,7 @@ class Passes:
         self.threshold = np.float32(selection.threshold)
 
     def rows(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        """(unit, label, confidence)."""
+        """Yield (unit, label [N], confidence [N])."""
         for number, columns in every_label(self.folder, self.manifest):
             yield number, columns["label"], columns["confidence"]
 
@@ -188,18 +213,18 @@ class Passes:
         return labelled, confident, histogram.reshape(self.classes, BINS)
 
     def keys(self, unit: int, confidence: np.ndarray) -> np.ndarray:
-        """Larger is better: the bits of the confidence, which is not negative, then a hash."""
+        """Return uint64 sort keys: the bits of the confidence (not negative, so they sort like it), then a hash."""
         bits = np.ascontiguousarray(confidence, np.float32).view(np.uint32).astype(np.uint64)
         hashed = order.mixed(order.mix(self.selection.seed, unit), np.arange(len(confidence)))
         return bits << np.uint64(32) | hashed >> np.uint64(32)
 
     def cut(self, wanted: np.ndarray, confident: np.ndarray) -> Cut:
-        """The key of the `wanted`-th best of each class with confidence enough, digit by digit."""
+        """Return the key of the `wanted`-th best image of each class among those above the threshold."""
         asked = np.flatnonzero((wanted > 0) & (wanted < confident))
-        slot = np.full(self.classes, -1, np.int64)  # of the classes that are asked for
+        slot = np.full(self.classes, -1, np.int64)  # index of each class in `asked`
         slot[asked] = np.arange(len(asked))
         prefix = np.zeros(len(asked), np.uint64)
-        left = wanted[asked].copy()  # how many of those with this prefix
+        left = wanted[asked].copy()  # how many of the images with this prefix are among the best
         width = min(16, max(4, int(np.log2(COUNTERS / max(1, len(asked))))))
         shift = KEY_BITS
         while shift and len(asked):
@@ -207,19 +232,19 @@ class Passes:
             shift -= width
             counts = self.digits(slot, prefix, shift, width)
             from_above = counts[:, ::-1].cumsum(1)
-            digit = (from_above < left[:, None]).sum(1)  # how many digits from above are wholly among the best
+            digit = (from_above < left[:, None]).sum(1)  # number of leading bins that are entirely among the best
             rows = np.arange(len(asked))
             before = np.where(digit > 0, from_above[rows, np.maximum(digit, 1) - 1], 0)
             left -= before
             prefix = prefix << np.uint64(width) | ((1 << width) - 1 - digit).astype(np.uint64)
         key, equal = np.zeros(self.classes, np.uint64), np.zeros(self.classes, np.int64)
         key[asked], equal[asked] = prefix, left
-        whole = (wanted > 0) & (wanted >= confident)  # all of them
+        whole = (wanted > 0) & (wanted >= confident)  # classes whose images are all among the best
         equal[whole] = np.iinfo(np.int64).max
         return Cut(key, equal)
 
     def digits(self, slot: np.ndarray, prefix: np.ndarray, shift: int, width: int) -> np.ndarray:
-        """How often each digit follows the prefix of its class: [asked, 2^width]."""
+        """Return how often each digit follows the prefix of its class, [asked, 2^width]."""
         counts = np.zeros(len(prefix) << width, np.int64)
         first = shift + width == KEY_BITS
         for unit, label, confidence in self.rows():
@@ -241,7 +266,7 @@ class Passes:
             inside = confidence >= self.threshold
             at = inside & (keys == cut.key[label]) & (wanted[label] > 0)
             best = inside & (keys > cut.key[label]) & (wanted[label] > 0)
-            for row in np.flatnonzero(at):  # rarely more than one of a class
+            for row in np.flatnonzero(at):  # rarely more than one per class
                 if left[label[row]] > 0:
                     left[label[row]] -= 1
                     best[row] = True

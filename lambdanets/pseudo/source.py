@@ -1,4 +1,4 @@
-"""Chosen pseudo-labelled images as a source of the loader: any of them is one read, with its label and its targets."""
+"""The selected pseudo-labelled images as a data source with random access."""
 
 import hashlib
 from collections import OrderedDict
@@ -20,22 +20,25 @@ from lambdanets.pseudo.units import Place, open_place
 
 
 class PseudoSource:
-    """The images that a selection uses, each as often as it says, in the order of units and positions.
+    """The selected images, with repeats, in the order of units and positions.
 
-    Labels are in the order of `class_names`, which are the student's. `targets` gives soft targets.
+    Args:
+        folder: the folder that `lambdanets pseudo label` wrote.
+        class_names: the classes of the student; labels are indices into them.
+        images: where the images are now, if they were moved after labelling.
     """
 
     def __init__(self, folder: Path, class_names: Sequence[str], *, images: str | None = None) -> None:
         self.folder, self.class_names = folder, tuple(class_names)
         manifest, counts = read_manifest(folder), read_counts(folder)
-        self.order = class_numbers(manifest, self.class_names, folder)  # from the teacher's number to the student's
+        self.order = class_numbers(
+            manifest, self.class_names, folder
+        )  # the student's index of each class of the teacher
         self.soft = bool(manifest.soft)
         place = reopened(manifest, images)
         columns = load_columns(folder, manifest, len(counts.missing))
         if not len(columns["label"]):
-            raise ValueError(
-                f"{folder} has no image above the threshold: choose a lower one with `lambdanets pseudo select`"
-            )
+            raise ValueError(f"{folder} has no image above the threshold: lower it with `lambdanets pseudo select`")
         self.labels = self.order[columns["label"]].astype(np.int64)
         self.unit, self.position = columns["unit"], columns["position"]
         self.classes_NK, self.probabilities_NK = columns.get("classes"), columns.get("probabilities")
@@ -51,7 +54,7 @@ class PseudoSource:
         return len(self.labels)
 
     def index(self, index: int) -> int:
-        """Of the source beneath."""
+        """Return the index of an image in the underlying source."""
         return int(self.firsts[self.unit[index]] + self.position[index]) if self.listed else index
 
     def name(self, index: int) -> str:
@@ -63,8 +66,10 @@ class PseudoSource:
         return self.inner.read(self.index(index))
 
     def targets(self, indices: Tensor) -> Tensor:
-        """Probabilities float32 [B, C] in the student's order. Kept are the likeliest classes: what is left of 1 is
-        spread evenly over the others."""
+        """Return soft targets, float32 [B, C], in the order of the student's classes.
+
+        Only the most likely classes are stored. The remaining probability is distributed evenly over the others.
+        """
         if self.classes_NK is None or self.probabilities_NK is None:
             raise ValueError(f"{self.folder} has hard labels only: label again with --soft N")
         rows = indices.numpy()
@@ -74,7 +79,7 @@ class PseudoSource:
 
 
 class Shards(ShardSource):
-    """Images of tar shards whose place in them is known from labelling."""
+    """Images in tar shards, at the offsets that labelling stored."""
 
     def __init__(
         self, place: Place, unit: np.ndarray, columns: dict[str, np.ndarray], class_names: tuple[str, ...]
@@ -88,7 +93,7 @@ class Shards(ShardSource):
         try:
             return super().read(index)
         except FileNotFoundError as error:
-            raise BrokenImageError(f"its shard has gone: {error.filename}") from error
+            raise BrokenImageError(f"its shard is missing: {error.filename}") from error
 
 
 def spread(classes_BK: Tensor, values_BK: Tensor, classes: int) -> Tensor:
@@ -99,26 +104,28 @@ def spread(classes_BK: Tensor, values_BK: Tensor, classes: int) -> Tensor:
     else:
         full_BC = (rest_B1 / (classes - kept)).expand(-1, classes).contiguous()
     full_BC.scatter_(1, classes_BK, values_BK)
-    return full_BC / full_BC.sum(1, keepdim=True)  # float16 has rounded
+    return full_BC / full_BC.sum(1, keepdim=True)  # float16 rounding
 
 
 def class_numbers(manifest: Manifest, class_names: tuple[str, ...], folder: Path) -> np.ndarray:
-    """The student's number of each class of the teacher's."""
+    """Return the student's index of each class of the teacher; raise a ValueError if the classes differ."""
     places = {name: i for i, name in enumerate(class_names)}
     theirs = manifest.class_names
     if set(theirs) != set(places) or len(theirs) != len(class_names):
         unknown = [name for name in theirs if name not in places]
         missing = [name for name in class_names if name not in theirs]
-        what = f"the teacher's {unknown[0]!r} is none of the student's" if unknown else f"it lacks {missing[0]!r}"
+        what = (
+            f"{unknown[0]!r} is not one of the student's classes" if unknown else f"the teacher has no {missing[0]!r}"
+        )
         raise ValueError(
             f"the teacher of {folder} has {len(theirs)} classes and the labelled images {len(class_names)}, and they "
-            f"are not the same: {what}. Name the teacher's classes with --class-names, or use another teacher"
+            f"differ: {what}. Name the teacher's classes with --class-names, or use another teacher"
         )
     return np.array([places[name] for name in theirs], np.int64)
 
 
 def digest(columns: dict[str, np.ndarray]) -> str:
-    """Of all that is learnt from."""
+    """Return a hash of all columns."""
     found = hashlib.blake2b(digest_size=16)
     for name in sorted(columns):
         found.update(name.encode() + np.ascontiguousarray(columns[name]).data)
@@ -126,21 +133,21 @@ def digest(columns: dict[str, np.ndarray]) -> str:
 
 
 def reopened(manifest: Manifest, images: str | None) -> Place:
-    """The unlabelled images, which have to be those that were labelled."""
+    """Open the images; raise a ValueError if they are not those that were labelled."""
     where = images or manifest.images
     stretch = max((unit.images for unit in manifest.units), default=1) or 1
     place = open_place(where, manifest.split, stretch)
     changed = what_changed(manifest, place)
     if changed:
         raise ValueError(
-            f"{where} has changed since it was labelled ({changed}): label it again, or say where the images are now "
-            f"(--pseudo.images)"
+            f"{where} has changed since it was labelled ({changed}): label it again, or set --pseudo.images to where "
+            f"the images are now"
         )
     return place
 
 
 def what_changed(manifest: Manifest, place: Place) -> str:
-    """In words; empty if nothing did. Units of a list are not compared: their number follows from that of the files."""
+    """Return how the images differ from those of the manifest, or ""; units of a list depend on --unit."""
     if place.kind != manifest.kind:
         return f"{manifest.kind} then, {place.kind} now"
     if place.source is None:
@@ -149,11 +156,11 @@ def what_changed(manifest: Manifest, place: Place) -> str:
     before = sum(unit.images for unit in manifest.units)
     if before != len(place.source):
         return f"{before:,} images then, {len(place.source):,} now"
-    return "" if place.listing == manifest.listing else "as many images, but with other names"
+    return "" if place.listing == manifest.listing else "the same number of images, but other names"
 
 
 def load_columns(folder: Path, manifest: Manifest, missing: int) -> dict[str, np.ndarray]:
-    """The chosen rows of all label files, repeated; 36 bytes for each, and 6 more for each soft probability."""
+    """Return the selected rows of all label files, with repeats: 36 bytes each, and 6 for each soft probability."""
     wanted = ["position", "label"]
     wanted += ["offset", "size"] if manifest.kind == "shards" else []
     wanted += ["classes", "probabilities"] if manifest.soft else []
@@ -173,6 +180,6 @@ def load_columns(folder: Path, manifest: Manifest, missing: int) -> dict[str, np
             parts[name].append(columns[name][rows])
         parts["unit"].append(np.full(len(rows), number, np.int32))
     if gone > missing:
-        raise ValueError(f"{folder}: {gone - missing} label files are gone: run `lambdanets pseudo label` again")
+        raise ValueError(f"{folder}: {gone - missing} label files are missing: run `lambdanets pseudo label` again")
     empty = np.empty(0, np.int64)
     return {name: np.concatenate(arrays) if arrays else empty for name, arrays in parts.items()}

@@ -1,8 +1,7 @@
-"""Units of work: which there are, and their images in batches, unit after unit, read ahead by worker processes.
+"""Units of work and their images in batches, read ahead by worker processes.
 
-A batch never crosses a unit, so that its images, and with them the last bits of a label, do not depend on where a run
-was interrupted or how many processes share the work. Nothing is listed before it is needed: a shard is walked when its
-turn comes, by a process of its own.
+A batch holds images of one unit only, so labels are bit-identical wherever a run was interrupted and however many
+processes share the work. Each shard is indexed shortly before it is read, in a process of its own.
 """
 
 import hashlib
@@ -32,19 +31,27 @@ from lambdanets.data.workers import obey_parent_only
 from lambdanets.pseudo.files import Unit
 from lambdanets.pseudo.guard import Hashes
 
-STRETCH = 1024  # images of a unit where files are not in shards
-AHEAD = 2  # shards that are walked before their turn
+STRETCH = 1024  # images per unit of a list
+AHEAD = 2  # shards that are indexed in advance
 PREFETCH = 4
 
 
 @dataclass(frozen=True)
 class Place:
-    """The unlabelled images."""
+    """The images to label, divided into units of work.
+
+    Attributes:
+        where: the path or URL that was opened.
+        units: the units of work.
+        paths: the tar shards, one per unit; empty for a list.
+        source: the images of a list; None for shards.
+        listing: the hash of the file names of a list.
+    """
 
     where: str
     units: tuple[Unit, ...]
-    paths: tuple[Path, ...] = ()  # of shards
-    source: Source | None = None  # of a list
+    paths: tuple[Path, ...] = ()
+    source: Source | None = None
     listing: str = ""
 
     @property
@@ -53,7 +60,13 @@ class Place:
 
 
 def open_place(where: str, split: str = "train", stretch: int = STRETCH) -> Place:
-    """Shards by their names alone; anything else is listed and cut into stretches."""
+    """Open the images to label. Tar shards are not read yet; anything else is listed and divided into units.
+
+    Args:
+        where: a folder of images or shards, a .csv list, a pattern such as `shard-{0..9}.tar`, or a URL of shards.
+        split: "train", "validation" or "test".
+        stretch: images per unit, unless the images are in shards.
+    """
     path = Path(where).expanduser()
     given: list[Path] | None = None
     if remote.is_url(where):
@@ -79,12 +92,12 @@ def open_place(where: str, split: str = "train", stretch: int = STRETCH) -> Plac
 
 @dataclass(frozen=True)
 class Ticket:
-    """The images of a batch, for a worker. `error` takes the place of a unit that cannot be opened."""
+    """The images of a batch, for a worker; `error` says why a unit cannot be opened."""
 
     unit: int
-    first: int  # position of its first image in the unit
-    last: bool  # whether the unit ends with it
-    images: int  # of the whole unit
+    first: int  # position of the first image in the unit
+    last: bool  # whether it is the last batch of the unit
+    images: int  # number of images of the whole unit
     path: str = ""
     keys: tuple[str, ...] = ()
     offsets: np.ndarray | None = None
@@ -95,13 +108,13 @@ class Ticket:
 
 @dataclass(frozen=True, eq=False)
 class UnlabelledBatch:
-    """Images of one unit, once for each way in which the teachers want them."""
+    """Images of one unit, preprocessed once for each view of the teachers."""
 
     unit: int
     last: bool
     images: int
     inputs: tuple[Tensor, ...]  # uint8 [B, C, H, W] each
-    positions: np.ndarray  # of the B readable ones that are no leak
+    positions: np.ndarray  # [B], without unreadable and dropped images
     offsets: np.ndarray | None
     sizes: np.ndarray | None
     broken: tuple[tuple[str, str], ...] = ()
@@ -113,7 +126,7 @@ class UnlabelledBatch:
 
 
 class UnlabelledDataset(Dataset):
-    """What a worker does: a ticket to a batch."""
+    """Reads the batch of a ticket, in a worker process."""
 
     def __init__(self, source: Source | None, transforms: Sequence[Transform], guard: Hashes | None) -> None:
         self.source, self.transforms, self.guard = source, transforms, guard
@@ -172,7 +185,7 @@ class UnlabelledDataset(Dataset):
         assert ticket.sizes is not None
         size = int(ticket.sizes[place])
         if size > LIMITS.bytes:
-            raise BrokenImageError(f"{size:,} bytes, more than the limit of {LIMITS.bytes:,}")
+            raise BrokenImageError(f"{size:,} bytes are more than the limit of {LIMITS.bytes:,}")
         data = os.pread(handle, size, int(ticket.offsets[place]))
         if len(data) < size:
             raise BrokenImageError(f"the shard ends after {len(data):,} of {size:,} bytes")
@@ -180,7 +193,7 @@ class UnlabelledDataset(Dataset):
 
 
 class Inline(Executor):
-    """An executor that does it when it is asked."""
+    """An executor that runs tasks in the calling thread."""
 
     def submit(self, fn, /, *args, **kwargs):  # type: ignore[override]
         future: Future = Future()
@@ -189,7 +202,7 @@ class Inline(Executor):
 
 
 def live_with_parent() -> None:
-    """The parent may be killed: an idle process of a pool would wait for it forever."""
+    """Exit when the parent process is gone; an idle process of a pool would wait forever."""
     obey_parent_only()
     parent = os.getppid()
 
@@ -202,7 +215,7 @@ def live_with_parent() -> None:
 
 
 def walked(path: Path) -> tuple[str, shards.ShardIndex | str]:
-    """The unpacked shard and where its images lie, or why it cannot be read."""
+    """Return the path of the uncompressed shard and the index of its images, or why it cannot be read."""
     try:
         unpacked = tars.unpacked(path)
         return str(unpacked), shards.walk(unpacked, path)
@@ -211,7 +224,7 @@ def walked(path: Path) -> tuple[str, shards.ShardIndex | str]:
 
 
 class Tickets:
-    """The batches of some units, in order."""
+    """The batches of the given units, in order."""
 
     def __init__(self, place: Place, numbers: Sequence[int], batch_size: int, walker: Executor) -> None:
         self.place, self.numbers, self.batch_size, self.walker = place, numbers, batch_size, walker
@@ -258,10 +271,10 @@ def read_units(
     workers: int = 0,
     guard: Hashes | None = None,
 ) -> Iterator[UnlabelledBatch]:
-    """Every image of the units once, in their order."""
+    """Yield every image of the given units once, in order, in batches."""
     context = multiprocessing.get_context("fork" if os.name == "posix" else "spawn")
     walker = ProcessPoolExecutor(1, context, initializer=live_with_parent) if workers and place.paths else Inline()
-    walker.submit(os.getpid).result()  # it starts now, before there are threads that it would be forked with
+    walker.submit(os.getpid).result()  # fork now, before there are other threads
     try:
         loader = DataLoader(
             UnlabelledDataset(place.source, transforms, guard),

@@ -198,7 +198,7 @@ def test_a_run_goes_on_only_with_the_images_it_began_with(tmp_path, labels):
 def test_what_does_not_fit_is_refused_with_a_sentence(tmp_path, labels):
     images = folder_of_images(tmp_path / "images")
     other = folder_of_images(tmp_path / "other", classes=2)
-    with pytest.raises(ValueError, match=r"3 classes and the labelled images 2.*'class2' is none of the student's"):
+    with pytest.raises(ValueError, match=r"3 classes and the labelled images 2.*'class2' is not one of the student's classes"):
         CoTrain(config(other, tmp_path / "run", labels))
     with pytest.raises(ValueError, match=r"at 1 to 2: batch_size and micro_batch must be multiples of 3"):
         CoTrain(config(images, tmp_path / "run", labels, batch_size=8))
@@ -206,7 +206,7 @@ def test_what_does_not_fit_is_refused_with_a_sentence(tmp_path, labels):
         CoTrain(config(images, tmp_path / "run", labels, batch_size=300))
     files = tmp_path / "unlabelled" / "somewhere"
     (files / "007.jpg").rename(files / "700.jpg")
-    with pytest.raises(ValueError, match=r"since it was labelled \(as many images, but with other names\): label"):
+    with pytest.raises(ValueError, match=r"since it was labelled \(the same number of images, but other names\): label"):
         CoTrain(config(images, tmp_path / "run", labels))
     (files / "700.jpg").unlink()
     with pytest.raises(ValueError, match=r"since it was labelled \(40 images then, 39 now\): label it again"):
@@ -244,17 +244,17 @@ def put(value, *place):
         ({"label": put(-1, 3)}, "label -1 is not one of 0 to 2"),
         ({"label": put(3, 3)}, "label 3 is not one of 0 to 2"),
         ({"label": lambda column: column.astype(np.int64)}, "label has the type int64"),
-        ({"label": lambda column: column[:-1]}, "differ in length"),
+        ({"label": lambda column: column[:-1]}, "different lengths"),
         ({"position": put(99, 0)}, "position 99"),
         ({"position": put(1, 0)}, "an image has two labels"),
-        ({"confidence": put(np.nan, 0)}, "confidences are numbers from 0 to 1"),
-        ({"confidence": put(1.5, 0)}, "confidences are numbers from 0 to 1"),
+        ({"confidence": put(np.nan, 0)}, "confidences must be numbers from 0 to 1"),
+        ({"confidence": put(1.5, 0)}, "confidences must be numbers from 0 to 1"),
         ({"classes": put(-1, 0, 1)}, "classes -1"),
-        ({"classes": lambda column: column[:, [0, 0]]}, "a class has two probabilities"),
-        ({"classes": lambda column: column[:, ::-1].copy()}, "not the likeliest class"),
-        ({"probabilities": put(np.inf, 0, 0)}, "probabilities are numbers from 0 to 1"),
-        ({"probabilities": put(0.9, 0, slice(None))}, "a sum above 0 and of at most 1"),
-        ({"probabilities": lambda column: column[:, :1]}, "2 probabilities of each image are kept"),
+        ({"classes": lambda column: column[:, [0, 0]]}, "has two probabilities"),
+        ({"classes": lambda column: column[:, ::-1].copy()}, "not the most likely class"),
+        ({"probabilities": put(np.inf, 0, 0)}, "probabilities must be numbers from 0 to 1"),
+        ({"probabilities": put(0.9, 0, slice(None))}, "whose sum is more than 0 and at most 1"),
+        ({"probabilities": lambda column: column[:, :1]}, "but labels.json has soft=2"),
     ],
 )
 def test_labels_that_cannot_be_are_refused(tmp_path, labels, changed, words):
@@ -278,7 +278,7 @@ def test_contents_that_changed_are_refused_and_old_files_have_no_digests(tmp_pat
     with pytest.raises(ValueError, match=r"000001.safetensors is damaged: its contents do not match their digests"):
         PseudoSource(labels, NAMES)
     rewritten(selected_path(labels, 1), row=put(1000, -1))
-    with pytest.raises(ValueError, match="rows are increasing numbers from 0 to 15"):
+    with pytest.raises(ValueError, match="rows must be increasing numbers from 0 to 15"):
         PseudoSource(labels, NAMES)
     data = json.loads((labels / "labels.json").read_text())
     (labels / "labels.json").write_text(json.dumps(data | {"units": [3]}))
@@ -296,7 +296,7 @@ def test_shards_that_changed_are_named(tmp_path):
     with pytest.raises(ValueError, match=r"since it was labelled \(shard 3 was 'shard-2.tar' and is 'shard-7.tar'\)"):
         PseudoSource(tmp_path / "labels", NAMES)
     (shards / "shard-7.tar").unlink()
-    with pytest.raises(ValueError, match=r"\(shard 3, 'shard-2.tar', is gone\)"):
+    with pytest.raises(ValueError, match=r"\(shard 3, 'shard-2.tar', is missing\)"):
         PseudoSource(tmp_path / "labels", NAMES)
 
 
