@@ -198,7 +198,9 @@ def test_a_run_goes_on_only_with_the_images_it_began_with(tmp_path, labels):
 def test_what_does_not_fit_is_refused_with_a_sentence(tmp_path, labels):
     images = folder_of_images(tmp_path / "images")
     other = folder_of_images(tmp_path / "other", classes=2)
-    with pytest.raises(ValueError, match=r"3 classes and the labelled images 2.*'class2' is not one of the student's classes"):
+    with pytest.raises(
+        ValueError, match=r"3 classes and the labelled images 2.*'class2' is not one of the student's classes"
+    ):
         CoTrain(config(other, tmp_path / "run", labels))
     with pytest.raises(ValueError, match=r"at 1 to 2: batch_size and micro_batch must be multiples of 3"):
         CoTrain(config(images, tmp_path / "run", labels, batch_size=8))
@@ -206,7 +208,9 @@ def test_what_does_not_fit_is_refused_with_a_sentence(tmp_path, labels):
         CoTrain(config(images, tmp_path / "run", labels, batch_size=300))
     files = tmp_path / "unlabelled" / "somewhere"
     (files / "007.jpg").rename(files / "700.jpg")
-    with pytest.raises(ValueError, match=r"since it was labelled \(the same number of images, but other names\): label"):
+    with pytest.raises(
+        ValueError, match=r"since it was labelled \(the same number of images, but other names\): label"
+    ):
         CoTrain(config(images, tmp_path / "run", labels))
     (files / "700.jpg").unlink()
     with pytest.raises(ValueError, match=r"since it was labelled \(40 images then, 39 now\): label it again"):

@@ -180,7 +180,9 @@ def test_another_teacher_or_another_setting_is_refused(tmp_path, teacher, shards
         other.get_classifier().bias.add_(1e-3)
     names = ("ant", "bee", "cat", "dog", "eel", "fox", "gnu")
     path = save_weights(other, tmp_path / "other" / "teacher.safetensors", Card(Preprocessing(size=SIZE), names))
-    with pytest.raises(ValueError, match=r"other images or settings: teacher 1 was '.*' and is '.*other/.* another folder"):
+    with pytest.raises(
+        ValueError, match=r"other images or settings: teacher 1 was '.*' and is '.*other/.* another folder"
+    ):
         label_all(str(path), shards, tmp_path / "out")
     kept = (tmp_path / "teacher.safetensors").rename(tmp_path / "kept")
     path.rename(tmp_path / "teacher.safetensors")
