@@ -20,6 +20,7 @@ TASK = "task"  # the key in config.json
 TASKS = {
     "classification": "lambdanets.train.config:TrainConfig",
     "co-training": "lambdanets.pseudo.config:CoTrainConfig",
+    "distillation": "lambdanets.pseudo.config:DistillConfig",
     "detection": "lambdanets.detect.config:DetectConfig",
     "language": "lambdanets.experiments.language.task:LanguageConfig",
 }

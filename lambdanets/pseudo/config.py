@@ -1,14 +1,15 @@
-"""Configuration of co-training."""
+"""Configurations of co-training and distillation."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
-from lambdanets.options import check_numbers, optional
+from lambdanets.options import check_image_size, check_numbers, optional
 from lambdanets.train.config import TrainConfig
 
 if TYPE_CHECKING:
     from lambdanets.pseudo.cotrain import CoTrain
+    from lambdanets.pseudo.distill import Distill
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,3 +67,41 @@ class CoTrainConfig(TrainConfig):
         from lambdanets.pseudo.cotrain import CoTrain
 
         return CoTrain(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnlineTeacher:
+    """The network that labels every batch while the student trains."""
+
+    weights: str = "teacher.safetensors"
+    """The teacher: a run, a .safetensors file, a model folder, NAME@WEIGHTS, timm:NAME@WEIGHTS or
+    torchvision:NAME@WEIGHTS; several, separated by commas, are averaged."""
+    class_names: Annotated[str | None, optional("FILE")] = None
+    """Class names, for weights that do not store them: a file with one name per line, a data set, or imagenet."""
+    size: Annotated[int | None, optional("PIXELS")] = None
+    """Resize the student's crops to this size for the teacher; by default the teacher sees the crops as they are."""
+    temperature: float = 1.0
+    """Divide the logits of teacher and student by this before the softmax."""
+    weight: float = 1.0
+    """Weight of the teacher's loss for images that have a label; their labels get the rest. 1 ignores all labels.
+    Images without a label always learn from the teacher alone."""
+
+    def __post_init__(self) -> None:
+        check_image_size(self.size, "teacher.size")
+        check_numbers(self, "teacher.", temperature=(0.01, 100), weight=(0, 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillConfig(TrainConfig):
+    """A classifier that learns the predictions of a teacher on the crops that it is trained on."""
+
+    TASK: ClassVar[str] = "distillation"
+    PER_MACHINE: ClassVar[frozenset[str]] = TrainConfig.PER_MACHINE | {"teacher.weights", "teacher.class_names"}
+    RESUMABLE: ClassVar[frozenset[str]] = TrainConfig.RESUMABLE | {"teacher.weights", "teacher.class_names"}
+
+    teacher: OnlineTeacher = OnlineTeacher()
+
+    def make_task(self) -> "Distill":
+        from lambdanets.pseudo.distill import Distill
+
+        return Distill(self)

@@ -8,7 +8,7 @@ from lambdanets.recipes.imagenet import (
     imagenet_350_unpublished,
     mobilenet_350,
 )
-from lambdanets.recipes.pseudo import cotrain, cotrain_350
+from lambdanets.recipes.pseudo import cotrain, cotrain_350, distill
 from lambdanets.recipes.small import debug, digits, imagenette
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "cotrain_350",
     "debug",
     "digits",
+    "distill",
     "imagenet_90",
     "imagenet_350",
     "imagenet_350_unpublished",

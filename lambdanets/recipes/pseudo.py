@@ -1,12 +1,13 @@
-"""Co-training on labelled and pseudo-labelled images (`lambdanets pseudo label` makes those)."""
+"""Training with a teacher: co-training on pseudo-labels (`lambdanets pseudo label`), and distillation."""
 
 from dataclasses import fields, replace
 from pathlib import Path
 
-from lambdanets.pseudo.config import CoTrainConfig, PseudoData
+from lambdanets.data.augment import Augment
+from lambdanets.pseudo.config import CoTrainConfig, DistillConfig, PseudoData
 from lambdanets.recipes.imagenet import imagenet_350
 from lambdanets.recipes.small import imagenette
-from lambdanets.train.config import TrainConfig
+from lambdanets.train.config import DataConfig, Ema, ModelConfig, Optimizer, Schedule, TrainConfig
 
 
 def cotrain() -> CoTrainConfig:
@@ -63,3 +64,35 @@ def cotrain_350(depth: int = 152, image_size: int = 288) -> CoTrainConfig:
 def on_top(base: TrainConfig, pseudo: PseudoData) -> CoTrainConfig:
     """A setup of labelled images, and pseudo-labelled ones besides."""
     return CoTrainConfig(**{f.name: getattr(base, f.name) for f in fields(base)}, pseudo=pseudo)
+
+
+def distill() -> DistillConfig:
+    """Train a network on the predictions of a teacher for unlabelled photos; teacher and student see the same crops.
+
+    - Command: lambdanets train distill --data.path PHOTOS --teacher.weights TEACHER.safetensors --data.validation
+      LABELLED --out runs/distill
+    - Hardware: one GPU of 24 GB or more; images that fit are kept in its memory.
+    - Hours: not measured. The log says which part of the computation is the teacher's.
+    - Expected: not measured.
+
+    The student has the teacher's classes. The folder of photos needs no class folders; a validation set has one folder
+    per class of the teacher. With labelled photos, --teacher.weight 0.5 learns from labels and teacher equally.
+    """
+    return DistillConfig(
+        recipe="distill",
+        out=Path("runs/distill"),
+        model=ModelConfig(name="lambda_resnet50", image_size=128),
+        data=DataConfig(path="photos"),
+        augment=Augment(crop_scale=(0.25, 1.0), color_jitter=0.3, mixup=0.2, cutmix=1.0),
+        optimizer=Optimizer(kind="adamw", weight_decay=0.05, alpha=0.99, eps=1e-8),
+        schedule=Schedule(kind="cosine", rate=2e-3, per_batch=512, warmup_epochs=2.0),
+        ema=Ema(decay=0.9998, recalibrate=100),
+        label_smoothing=0.0,
+        epochs=60.0,
+        batch_size=512,
+        remainder="carry",
+        precision="bfloat16",
+        evaluate_every=5,
+        log_every=100,
+        checkpoint_minutes=5.0,
+    )

@@ -57,6 +57,8 @@ class Classify(Task):
     score = "top1"
     not_resident: str | None = None
     """Why a task cannot keep its training images on the device, if so."""
+    keeps_unlabelled = False
+    """Whether training uses images without a label."""
 
     def __init__(self, config: TrainConfig) -> None:
         self.config, data = config, config.data
@@ -69,7 +71,7 @@ class Classify(Task):
         self.largest_epoch = math.ceil(config.epochs) - 1 if data.first_size is not None else 0
         self.test_size = data.test_size or self.size
         self.preprocessing = data.preprocessing(self.test_size)
-        self.source = open_source(data.path, split="train")
+        self.source = self.open_images(data.path, "train")
         if len(self.source.class_names) < 2:
             raise ValueError(f"{data.path}: {len(self.source.class_names)} class; at least two are needed to train")
         validation = data.validation
@@ -83,16 +85,18 @@ class Classify(Task):
             raise ValueError(
                 f"{data.path}: no class has two images, so none can be held out: add images, or pass --data.validation"
             )
-        if not len(kept):
-            raise ValueError(f"data.held_out {fraction:g} leaves no image of {data.path} to train on: hold out fewer")
         self.indices = labelled[kept]
+        if self.keeps_unlabelled:
+            self.indices = np.union1d(self.indices, np.flatnonzero(self.source.labels < 0))
+        if not len(self.indices):
+            raise ValueError(f"data.held_out {fraction:g} leaves no image of {data.path} to train on: hold out fewer")
         self.examples = len(self.indices)
         self.parts: dict[str, tuple[Source, np.ndarray | None]] = {}  # what is evaluated
         if len(held):
             self.parts["held_out"] = (self.source, labelled[held])
         if validation is not None:
             elsewhere = data.validation is not None and "validation" not in splits_of(validation)
-            source = open_source(validation, split="train" if elsewhere else "validation")
+            source = self.open_images(validation, "train" if elsewhere else "validation")
             if source.class_names != self.source.class_names:
                 raise ValueError(different_classes(validation, source, data.path, self.source))
             with_label = np.flatnonzero(source.labels >= 0)
@@ -104,6 +108,10 @@ class Classify(Task):
         self.noticed: list[dict[str, Any]] = []
         self.said_size: int | None = None  # of training images, where it grows
         self.predictions: dict[str, Tensor] = {}
+
+    def open_images(self, where: str, split: str) -> Source:
+        """Open the images of a split; their classes are those of the network."""
+        return open_source(where, split=split)
 
     # Training
 
@@ -208,13 +216,8 @@ class Classify(Task):
         return self.loaders[key]
 
     def loss(self, model: nn.Module, batch: Any) -> Outcome:
-        images, labels, *numbers = batch
-        size = numbers.pop(0) if self.config.data.first_size is not None else self.size
-        mixed = self.varied(images, *numbers) if numbers else None
-        images = images if mixed is None else mixed.images
-        if size != self.size:
-            images = F.interpolate(images.float(), (size, size), mode="bilinear", antialias=True)
-        logits = model(self.inputs(images)).float()
+        images, labels, mixed, size = self.augmented(batch)
+        logits = self.logits(model, images, size)
         smoothing = self.config.label_smoothing
         loss = F.cross_entropy(logits, labels, label_smoothing=smoothing)
         if mixed is not None and self.config.augment.mixes:
@@ -224,6 +227,19 @@ class Classify(Task):
         with torch.no_grad():
             right = (logits.argmax(1) == labels).sum()
         return Outcome(loss, {"top1": right}, len(labels))
+
+    def augmented(self, batch: Any) -> tuple[Tensor, Tensor, Mixed | None, int]:
+        """Images and labels of a batch after augmentation, how images were mixed, and the size for the network."""
+        images, labels, *numbers = batch
+        size = numbers.pop(0) if self.config.data.first_size is not None else self.size
+        mixed = self.varied(images, *numbers) if numbers else None
+        return images if mixed is None else mixed.images, labels, mixed, size
+
+    def logits(self, model: nn.Module, images: Tensor, size: int) -> Tensor:
+        """The network's output in float32 for images that are resized to `size` first (progressive resizing)."""
+        if size != self.size:
+            images = F.interpolate(images.float(), (size, size), mode="bilinear", antialias=True)
+        return model(self.inputs(images)).float()
 
     @torch.no_grad()
     def varied(self, images: Tensor, numbers: Tensor, how: Tensor) -> Mixed:
@@ -328,7 +344,8 @@ class Classify(Task):
         data = self.config.data
         every = {"training": self.source} | {name: source for name, (source, _) in self.parts.items()}
         every.pop("held_out", None)  # a part of the training images
-        found = [note for split, source in every.items() if (note := unlabelled_note(split, source))]
+        labelled = {k: v for k, v in every.items() if k != "training"} if self.keeps_unlabelled else every
+        found = [note for split, source in labelled.items() if (note := unlabelled_note(split, source))]
         if self.config.model.freeze and not self.config.model.pretrained:
             found.append("model.freeze keeps random weights: start from trained ones with --model.pretrained")
         if data.first_size is not None:

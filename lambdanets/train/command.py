@@ -26,7 +26,7 @@ from lambdanets.recipes.imagenet import (
     imagenet_350_unpublished,
     mobilenet_350,
 )
-from lambdanets.recipes.pseudo import PSEUDO_TOP1, cotrain, cotrain_350
+from lambdanets.recipes.pseudo import PSEUDO_TOP1, cotrain, cotrain_350, distill
 from lambdanets.recipes.small import debug, digits, imagenette
 from lambdanets.runs import CONFIG, WEIGHTS, read_config, read_stored
 from lambdanets.train.config import RunConfig, TrainConfig
@@ -57,6 +57,7 @@ RECIPES = {
     "debug": Recipe(debug, "twenty steps with everything on: does training work here?"),
     "imagenette": Recipe(imagenette, "ten classes of ImageNet at 128 pixels"),
     "cotrain": Recipe(cotrain, "few labels and many images: with the labels of `lambdanets pseudo label`"),
+    "distill": Recipe(distill, "photos without labels: learn the predictions of a teacher"),
     "imagenet_90": Recipe(imagenet_90, "the paper's 90-epoch setup: ResNet-50 with lambda layers"),
     "mobilenet_350": Recipe(mobilenet_350, "the paper's MobileNet-v2 with lambda blocks"),
     **{

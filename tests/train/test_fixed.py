@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lambdanets.pseudo.config import DistillConfig, OnlineTeacher
+from lambdanets.pseudo.distill import Distill
 from lambdanets.train import fixed
 from lambdanets.train.classify import Classify
 from lambdanets.train.config import DataConfig, Ema, Optimizer, Schedule
@@ -23,6 +25,9 @@ from lambdanets.train.loop import fit
 from lambdanets.train.task import Share
 from tests.support.image_runs import EVERYTHING, folder_of_images, image_config, weights
 from tests.train.tasks import Numbers, StopAt, config, final, records, same
+from tests.train.weights import small_weights
+
+CLASSES = ("class0", "class1", "class2")
 
 on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -134,6 +139,19 @@ def test_augmentation_of_batches_is_recorded_as_well(tmp_path, steps, cache):
         steps(kind)
         run = image_config(images, tmp_path / kind, data=data, augment=EVERYTHING, epochs=4.0)
         fit(Classify(run), run)
+        found.append(weights(run.out))
+    assert same(*found)
+
+
+def test_an_online_teacher_is_recorded_as_well(tmp_path, steps):
+    images = folder_of_images(tmp_path / "images", count=30)
+    teacher = OnlineTeacher(weights=str(small_weights(tmp_path / "t.safetensors", CLASSES)[1]), size=12, weight=0.5)
+    found = []
+    for kind in ("eager", "replayed"):
+        steps(kind)
+        base = image_config(images, tmp_path / kind, augment=EVERYTHING, epochs=4.0)
+        run = DistillConfig(**base.__dict__, teacher=teacher)
+        fit(Distill(run), run)
         found.append(weights(run.out))
     assert same(*found)
 
