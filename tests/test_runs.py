@@ -8,7 +8,7 @@ import pytest
 from lambdanets import cli
 from lambdanets.detect.config import DetectConfig
 from lambdanets.experiments.language.task import LanguageConfig
-from lambdanets.pseudo.config import CoTrainConfig, PseudoData
+from lambdanets.pseudo.config import CoTrainConfig, DistillConfig, OnlineTeacher, PseudoData
 from lambdanets.report.page import write_report
 from lambdanets.runs import OLD_TASKS, TASKS, config_of, read_config, read_stored, write_config
 from lambdanets.train.classify import Classify
@@ -21,15 +21,19 @@ from tests.train.tasks import Numbers, StopAt, config, final, records, same
 CONFIGS = {
     "classification": TrainConfig(label_smoothing=0.25),
     "co-training": CoTrainConfig(pseudo=PseudoData(ratio=3.0)),
+    "distillation": DistillConfig(teacher=OnlineTeacher(size=192)),
     "detection": DetectConfig(size=64),
     "language": LanguageConfig(length=32),
 }
 COMMANDS = {
     "classification": "train",
     "co-training": "train",
+    "distillation": "train",
     "detection": "detect train",
     "language": "experiments language train",
 }
+# Distillation is younger than the key "task".
+TASKS_AND_AGES = [(task, old) for task in CONFIGS for old in (False, True) if not (old and task == "distillation")]
 
 
 def stored(folder: Path, config: RunConfig, old: bool) -> Path:
@@ -64,8 +68,7 @@ def test_a_task_that_was_removed_is_named(tmp_path, monkeypatch, capsys):
     assert "is a run of language: this version resumes" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("old", [False, True])
-@pytest.mark.parametrize("task", CONFIGS)
+@pytest.mark.parametrize(("task", "old"), TASKS_AND_AGES)
 def test_the_task_and_the_configuration_are_read(tmp_path, task, old):
     folder = stored(tmp_path / "run", CONFIGS[task], old)
     assert ("task" in json.loads((folder / "config.json").read_text())) is not old
@@ -78,8 +81,7 @@ def test_the_task_and_the_configuration_are_read(tmp_path, task, old):
     assert again == config_in(moved, CONFIGS[task])
 
 
-@pytest.mark.parametrize("old", [False, True])
-@pytest.mark.parametrize("task", CONFIGS)
+@pytest.mark.parametrize(("task", "old"), TASKS_AND_AGES)
 def test_other_commands_name_the_right_one(tmp_path, task, old, capsys):
     folder = stored(tmp_path, CONFIGS[task], old)
     for command in set(COMMANDS.values()) - {COMMANDS[task]}:

@@ -53,7 +53,6 @@ class Distill(Classify):
         using = Using(device="cpu", precision=config.precision)
         self.ensemble = open_teachers(self.online.weights, using, self.online.class_names)
         for teacher in self.ensemble.teachers:
-            teacher.network.requires_grad_(False)
             if teacher.channels != config.data.channels:
                 raise ValueError(
                     f"{teacher.what} takes images of {teacher.channels} channels, and data.channels is "

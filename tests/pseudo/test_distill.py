@@ -8,6 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
+from lambdanets.data.batch_augment import Mixed
 from lambdanets.pseudo.config import DistillConfig, OnlineTeacher
 from lambdanets.pseudo.distill import Distill
 from lambdanets.runs import read_config
@@ -97,6 +98,27 @@ def test_labels_get_the_rest_of_the_weight(tmp_path, teacher):
     wanted = (0.75 * soft[0] + 0.25 * hard[0] + soft[1] + 0.75 * soft[2] + 0.25 * hard[1]) / 3
     assert float(found.loss) == pytest.approx(wanted, rel=1e-5)
     assert float(found.sums["labelled_loss"]) == pytest.approx(sum(hard), rel=1e-5)
+
+
+def test_teachers_are_averaged_in_the_order_of_the_first(tmp_path, teacher):
+    images = folder_of_images(tmp_path / "images")
+    other = str(small_weights(tmp_path / "second.safetensors", NAMES[::-1])[1])
+    task = Distill(config(images, tmp_path / "run", f"{teacher},{other}", precision="float64"))
+    pixels = torch.randint(0, 256, (3, 3, 16, 16), dtype=torch.uint8)
+    one = softmax(teacher_logits(tmp_path / "third.safetensors", pixels))
+    np.testing.assert_allclose(task.targets(pixels), (one + one[:, ::-1]) / 2, rtol=1e-5)
+
+
+def test_a_mixed_image_has_as_much_label_as_labelled_pixels(tmp_path, teacher):
+    images = folder_of_images(tmp_path / "images")
+    task = Distill(config(images, tmp_path / "run", teacher, augment=EVERYTHING))
+    logits, own = torch.randn(4, 4), torch.tensor(0.7)
+    mixed = Mixed(torch.empty(0), torch.tensor([1, 2, 3, 0]), own)
+    loss, known = task.label_loss(logits, torch.tensor([1, 2, -1, -1]), mixed)
+    log = np.log(softmax(logits.numpy()))
+    np.testing.assert_allclose(known, [1.0, 0.7, 0.0, 0.3], rtol=1e-6)
+    by_hand = [-0.7 * log[0, 1] - 0.3 * log[0, 2], -log[1, 2], 0.0, -log[3, 1]]
+    np.testing.assert_allclose(loss, by_hand, rtol=1e-5)
 
 
 @pytest.mark.parametrize("cache", ["none", "device"])

@@ -168,7 +168,7 @@ def test_the_papers_detectors_keep_the_papers_embeddings(make):
 
 def test_the_papers_recipes_keep_their_steps_and_the_others_use_every_image():
     carried = {name for name, recipe in RECIPES.items() if recipe.make().remainder == "carry"}
-    assert carried == {"digits", "imagenette", "cotrain"}
+    assert carried == {"digits", "imagenette", "cotrain", "distill"}
     assert {name for name, recipe in DETECTORS.items() if recipe.make().remainder == "carry"} >= {"shapes", "small_set"}
     assert coco_mask_rcnn().remainder == coco_one_gpu().remainder == TrainConfig().remainder == "drop"
     assert cotrain_350().pseudo.epoch == "labelled"
