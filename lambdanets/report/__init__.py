@@ -1,1 +1,1 @@
-"""Pages about runs."""
+"""Reports of training runs as HTML pages."""

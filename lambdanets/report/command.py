@@ -1,4 +1,4 @@
-"""`lambdanets report`: the page of a run."""
+"""`lambdanets report`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,22 +9,22 @@ import tyro
 
 @dataclass(frozen=True)
 class Report:
-    """Write report.html into the folder of a run: curves, confusion matrix, hardest mistakes, every class.
+    """Write report.html into the folder of a run: curves, confusion matrix, mistakes, results per class.
 
-    Training writes it at its end. Run this for a run that still goes on, or to set several side by side.
+    Training writes this page when it ends. Use the command for a run that is still in progress, or to compare runs.
     """
 
     run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """The folder of a run."""
     beside: tuple[Path, ...] = ()
-    """Other runs to compare it with."""
+    """Folders of other runs to compare with."""
     pictures: int = 24
-    """How many of the hardest mistakes to show."""
+    """Maximum number of mistakes to show as images."""
 
     def run(self) -> int:
         from lambdanets.report.page import write_report
 
         if self.pictures < 0:
-            raise ValueError(f"--pictures {self.pictures}: 0 or more")
+            raise ValueError(f"--pictures {self.pictures} is negative: use 0 or more")
         print(write_report(self.run_folder, beside=self.beside, pictures=self.pictures))
         return 0

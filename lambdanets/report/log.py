@@ -1,4 +1,4 @@
-"""The log of a run, as it is after every interruption: torn lines left out, repeated steps counted once."""
+"""Reads log.jsonl: damaged lines are left out, and steps that were repeated after a resume count once."""
 
 import math
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ KEPT_ALWAYS = (
     "checkpoint",
     "checkpoint_failed",
     "resumed",
-)  # facts about the machine: no resume takes them back
+)  # facts about the machine, which stay true after a resume
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,13 @@ class Log:
     """The records of `log.jsonl` by event, in order.
 
     Attributes:
-        start: the first `start` record; what the run was.
-        steps, evaluations, skipped: what happened to the weights there are now. After a resume, what was logged
-            beyond the checkpoint is taken back, since those steps ran again.
-        broken, checkpoints, failed (checkpoints), resumed, end: the other events; `end` is empty while a run goes on.
-        seconds: how long it ran, over all its parts, without what was lost.
-        unreadable: the number of lines that are not JSON records; a crash may tear one.
+        start: the first `start` record, with configuration, machine and versions.
+        steps, evaluations, skipped: the history of the current weights. Records of steps after the checkpoint from
+            which the run was resumed are dropped, because those steps ran again.
+        broken, checkpoints, failed, resumed, end: unreadable images, checkpoints, checkpoints that could not be
+            written, resumes, and the last `end` record, which is empty while the run is in progress.
+        seconds: total training time without steps that ran again.
+        unreadable: number of lines that are not JSON records, for example after a crash.
     """
 
     start: Record = field(default_factory=dict)
@@ -44,7 +45,7 @@ class Log:
     unreadable: int = 0
 
     def curve(self, name: str, records: Iterable[Record] | None = None) -> list[tuple[float, float]]:
-        """(step, value) of every record that has both, finite."""
+        """Return (step, value) of every record in which both are finite numbers; `records` defaults to the steps."""
         points = []
         for record in self.steps if records is None else records:
             step, value = number(record.get("step")), number(record.get(name))
@@ -53,18 +54,19 @@ class Log:
         return points
 
     def evaluated(self, weights: str) -> tuple[Record, ...]:
-        """The evaluations of "ema" or "raw" weights."""
+        """Return the evaluations of "ema" or "raw" weights."""
         return tuple(record for record in self.evaluations if record.get("weights", "ema") == weights)
 
 
 def number(value: object) -> float | None:
-    """A finite number, or None for whatever else stands in a log."""
+    """Return a finite number as float, and None for any other value."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return float(value)
 
 
 def read_log(path: Path) -> Log:
+    """Read log.jsonl; raise FileNotFoundError if there is none."""
     if not path.is_file():
         raise FileNotFoundError(f"{path.parent} has no {path.name}: is it the folder of a run (`lambdanets train`)?")
     records, unreadable = [], 0
@@ -82,12 +84,13 @@ def read_log(path: Path) -> Log:
 
 
 def from_records(records: list[Record], unreadable: int = 0) -> Log:
+    """Return the log of records in the order in which they were written."""
     kept: dict[str, list[Record]] = {}
     seconds = 0.0
     for record in records:
         event, now = record["event"], number(record.get("time"))
         if now is not None:
-            seconds = now  # after a resume the clock goes on from the checkpoint: what ran again counts once
+            seconds = now  # after a resume the clock continues from the checkpoint, so repeated steps count once
         if event == "resumed":
             step = number(record.get("step"))
             for name, list_ in kept.items():

@@ -1,4 +1,4 @@
-"""A confusion matrix as inline SVG: every cell says what it is when the mouse rests on it."""
+"""A confusion matrix as inline SVG; every cell has a tooltip."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,10 +8,10 @@ from torch import Tensor
 from lambdanets.report.scores import by_class
 from lambdanets.report.show import shortened
 
-MOST_CLASSES = 100  # more are reduced to the hardest
-NUMBERS_UP_TO = 20  # classes that leave room for numbers
+MOST_CLASSES = 100  # with more, only those with the lowest recall are drawn
+NUMBERS_UP_TO = 20  # classes; with more there is no room for numbers
 LONGEST_LABEL = 18
-SIDE = 620  # of the drawing, without labels
+SIDE = 620  # pixels of the drawing without labels
 
 CELL = Markup(
     '<rect class="{kind}" x="{x:g}" y="{y:g}" width="{size:g}" height="{size:g}" fill-opacity="{opacity:.3f}">'
@@ -31,18 +31,18 @@ FRAME = Markup(
 
 
 def chosen(matrix_CC: Tensor) -> list[int]:
-    """The classes that are drawn: all, or those with the most mistakes, in their own order."""
+    """Return the classes that are drawn, in ascending order: all, or those with the lowest recall."""
     if len(matrix_CC) <= MOST_CLASSES:
         return list(range(len(matrix_CC)))
     return sorted(row.index for row in by_class(matrix_CC)[: MOST_CLASSES // 2])
 
 
 def draw(matrix_CC: Tensor, names: Sequence[str]) -> Markup:
-    """Rows are what images are, columns what they were taken for; the shade is the share of the row."""
+    """Return the matrix as SVG. Rows are true classes, columns are predicted classes; shades are shares of the row."""
     classes = chosen(matrix_CC)
     size = min(44.0, max(7.0, SIDE / len(classes)))
     text = min(12.0, max(6.0, size * 0.8))
-    label = text * 0.62 * max(len(shortened(names[i], LONGEST_LABEL)) for i in classes)  # about so many pixels
+    label = text * 0.62 * max(len(shortened(names[i], LONGEST_LABEL)) for i in classes)  # estimated pixels
     left, top, side = 10 + label, 12 + label * 0.85, len(classes) * size
     upright = label < size / 2
     parts = [GROUND.format(x=left, y=top, side=side)]
@@ -54,7 +54,7 @@ def draw(matrix_CC: Tensor, names: Sequence[str]) -> Markup:
         parts.append(COLUMN.format(x=x, y=top - 7, turn=turn, anchor=anchor, **names_of))
         row = [int(matrix_CC[i, j]) for j in classes]
         parts += cells(i, row, int(matrix_CC[i].sum()), classes, names, (left, y, size, text))
-    width = left + side + (0 if upright else label * 0.6)  # the last column's label leans out
+    width = left + side + (0 if upright else label * 0.6)  # the label of the last column extends to the right
     return FRAME.format(width=width, height=top + side + 2, content=Markup("").join(parts))
 
 
@@ -66,14 +66,14 @@ def cells(
     names: Sequence[str],
     place: tuple[float, float, float, float],
 ) -> Iterator[Markup]:
-    """The cells of class i that are not 0, with numbers where there is room."""
+    """Yield the cells of row i that are not 0, with numbers if there is room."""
     left, y, size, text = place
     for column, (j, count) in enumerate(zip(classes, row, strict=True)):
         if not count:
             continue
         share, x = count / total, left + column * size
         opacity = 0.15 + 0.85 * (share if i == j else share**0.5)
-        said = f"{names[i]} found" if i == j else f"{names[i]} taken for {names[j]}"
+        said = f"{names[i]} predicted correctly" if i == j else f"{names[i]} predicted as {names[j]}"
         yield CELL.format(
             kind="right" if i == j else "wrong",
             x=x,

@@ -1,4 +1,4 @@
-"""Pictures inside a page, as data: addresses."""
+"""Pictures inside a page, as data: URLs."""
 
 import base64
 import io
@@ -12,28 +12,29 @@ if TYPE_CHECKING:
 
     from lambdanets.data.source import Source
 
-THUMBNAIL = 160  # pixels, the longer side
-TINY = 64  # up to this side pixels are shown as squares
+THUMBNAIL, LARGE = 160, 320  # pixels of the longer side
+TINY = 64  # up to this side, pixels are shown as squares
 
 
-def encoded(image: "Image") -> str:
-    """A thumbnail: small pictures exactly, photographs as JPEG."""
+def encoded(image: "Image", side: int = THUMBNAIL) -> str:
+    """Return an image as a data: URL: tiny ones as PNG, others as JPEG of at most `side` pixels."""
     file = io.BytesIO()
     if max(image.size) <= TINY:
         image.save(file, "PNG", optimize=True)
         return address(file, "png")
     image = image.convert("RGB")
-    image.thumbnail((THUMBNAIL, THUMBNAIL))
+    image.thumbnail((side, side))
     image.save(file, "JPEG", quality=82)
     return address(file, "jpeg")
 
 
 def address(file: io.BytesIO, kind: str) -> str:
+    """Return a file as a data: URL; `kind` is "png" or "jpeg"."""
     return f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
 
 
 def picture(source: "Source", index: int, *, exif_orientation: bool = True) -> "Image":
-    """An image of a `Source`, whichever way it keeps them; raises where it cannot be read."""
+    """Return an image of a `Source`; raise ValueError or OSError if it cannot be read."""
     from PIL import Image
 
     from lambdanets.data.decode import decode
@@ -43,7 +44,7 @@ def picture(source: "Source", index: int, *, exif_orientation: bool = True) -> "
 
 
 def heat(values_HW: Tensor) -> str:
-    """Numbers as colours, dark for 0 and bright for the largest."""
+    """Return numbers as a picture, one pixel each, dark for 0 and bright for the largest."""
     from matplotlib import colormaps
     from PIL import Image
 

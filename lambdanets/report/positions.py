@@ -1,4 +1,4 @@
-"""How far the tables of position embeddings moved from their random start."""
+"""Change of the position embeddings during training."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +10,11 @@ from lambdanets.models.stored import read_state
 
 @dataclass(frozen=True)
 class Movement:
-    """One table: the cosine between start and end over all its entries, its sizes (root mean square), and the change
-    of each relative position [height, width], where the table has two axes."""
+    """Change of one table.
+
+    `cosine` is the cosine similarity between all entries before and after training, `before` and `after` are the root
+    mean squares, and `change_HW` is the norm of the change of each relative position, if the table has two axes.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -22,7 +25,7 @@ class Movement:
 
 
 def movements(start: Path, end: Path) -> list[Movement]:
-    """The tables that both files have. A file that is not there has none."""
+    """Compare the tables that both files have; return an empty list if a file does not exist."""
     if not (start.is_file() and end.is_file()):
         return []
     then, now = read_state(start), read_state(end)

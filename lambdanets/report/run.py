@@ -1,4 +1,4 @@
-"""A run folder as its report sees it."""
+"""Reads the files of a run folder that the report shows."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from lambdanets.data.source import Source
 
 PREDICTIONS, START = "predictions.safetensors", "start.safetensors"
-SHOWN = ("classification", "co-training", "custom")  # tasks; others have a report of their own, or none
+SHOWN = ("classification", "co-training", "custom")  # tasks; others have their own report, or none
 
-TOLD = ("placement", "layer", "image_size", "embedding_std")  # of the model's settings, if they are set
+TOLD = ("placement", "layer", "image_size", "embedding_std")  # settings of the model that are shown if they are set
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """The scores of the last evaluation: N examples, C classes. `indices_N` are places in the evaluated source."""
+    """Logits of the last evaluation: N examples, C classes. `indices_N` are indices into the evaluated source."""
 
     logits_NC: Tensor
     labels_N: Tensor
@@ -37,7 +37,7 @@ class Predictions:
 
 @dataclass(frozen=True)
 class ReportedRun:
-    """Everything that the report shows. What a run does not have (yet) is None or empty."""
+    """Everything that the report shows. Parts that a run does not have (yet) are None or empty."""
 
     folder: Path
     log: Log
@@ -45,7 +45,7 @@ class ReportedRun:
     card: Card | None = None
     predictions: Predictions | None = None
     movements: tuple[Movement, ...] = ()
-    problems: tuple[str, ...] = ()  # sentences: which files could not be read
+    problems: tuple[str, ...] = ()  # one sentence for each file that could not be read
 
     @property
     def name(self) -> str:
@@ -53,7 +53,7 @@ class ReportedRun:
 
     @property
     def network(self) -> str:
-        """The network and how it differs from the one of that name."""
+        """Name of the network, and the settings that differ from its defaults."""
         model = self.config.get("model")
         if not isinstance(model, dict):
             return ""
@@ -65,15 +65,23 @@ class ReportedRun:
 
     @property
     def final(self) -> Record:
-        """The last evaluation, of averaged weights if there is one."""
+        """The last evaluation, preferably of the averaged weights."""
         found = self.log.evaluated("ema") or self.log.evaluations
         return found[-1] if found else {}
 
     def mean(self, name: str) -> float | None:
-        """The mean of what the steps logged under a name, without the first: it pays for warming up."""
+        """Return the mean of a logged value without the first record, which includes startup."""
         values = [value for _, value in self.log.curve(name)]
         values = values[1:] or values
         return sum(values) / len(values) if values else None
+
+    @property
+    def classes(self) -> int | None:
+        """Number of classes, or None if no file has it."""
+        if self.predictions is not None:
+            return self.predictions.logits_NC.shape[1]
+        logged = number(self.log.start.get("classes"))
+        return (len(self.card.class_names) if self.card else 0) or (None if logged is None else int(logged)) or None
 
     @property
     def parameters(self) -> float | None:
@@ -81,9 +89,14 @@ class ReportedRun:
 
 
 def read_run(folder: Path) -> ReportedRun:
-    """Raises only where there is no run of a classifier at all; a damaged file is left out with a sentence."""
+    """Read a run of a classifier. A damaged file is left out and reported in `problems`.
+
+    Raises:
+        FileNotFoundError: the folder does not exist or has no log.jsonl.
+        ValueError: the run is of another task.
+    """
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is not a folder: give the one that `lambdanets train` wrote")
+        raise FileNotFoundError(f"{folder} is not a folder: pass a folder that `lambdanets train` wrote")
     log = read_log(folder / LOG)
     problems: list[str] = []
 
@@ -99,10 +112,10 @@ def read_run(folder: Path) -> ReportedRun:
     stored = attempt(CONFIG, lambda: read_stored(folder), None)
     config = stored.settings if stored else {}
     if stored and stored.task not in SHOWN:
-        own = f"`lambdanets {stored.command.split()[0]} --help` has its commands, " if stored.command else ""
+        own = f"`lambdanets {stored.command.split()[0]} --help` lists its commands, " if stored.command else ""
         raise ValueError(
             f"{folder} is a run of {stored.task}, which this report does not show: {own}"
-            f"`tensorboard --logdir {folder}` its curves"
+            f"`tensorboard --logdir {folder}` shows its curves"
         )
     card = attempt(WEIGHTS, lambda: read_card(folder / WEIGHTS), None)
     names = card.class_names if card else ()
@@ -121,7 +134,7 @@ def read_predictions(path: Path, names: tuple[str, ...] = ()) -> Predictions:
     indices_N = state.get("indices", labels_N.new_full(labels_N.shape, -1))
     if logits_NC.ndim != 2 or labels_N.shape != logits_NC.shape[:1] or indices_N.shape != labels_N.shape:
         shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in state.items())
-        raise ValueError(f"its tensors do not fit each other: {shapes}")
+        raise ValueError(f"the shapes of its tensors do not match: {shapes}")
     classes = logits_NC.shape[1]
     if len(names) != classes:
         names = tuple(map(str, range(classes)))
@@ -129,24 +142,24 @@ def read_predictions(path: Path, names: tuple[str, ...] = ()) -> Predictions:
 
 
 def evaluated_source(run: ReportedRun) -> "Source":
-    """The images that the run was evaluated on, to show some of them again."""
+    """Open the images that the run was evaluated on."""
     from lambdanets.data.source import NoSplitError, open_source
 
     data = run.config.get("data")
     if not isinstance(data, dict) or not isinstance(data.get("path"), str):
-        raise ValueError("config.json does not say where the images are")
+        raise ValueError("config.json has no data.path")
     split = (run.predictions.split if run.predictions else "") or run.final.get("split")
     if split == "held_out":
         return open_source(data["path"], split="train")
     where = data.get("validation") or data["path"]
     try:
         return open_source(where, split="validation")
-    except NoSplitError:  # a folder of its own
+    except NoSplitError:  # the validation images are a folder without splits
         return open_source(where, split="train")
 
 
 def read_image(run: ReportedRun) -> Callable[[int], tuple[str, "Image"]]:
-    """From a place in the evaluated source to the name and the image there."""
+    """Return a function from an index into the evaluated source to the name and the image."""
     from lambdanets.report.pictures import picture
 
     source = evaluated_source(run)

@@ -1,4 +1,4 @@
-"""What predictions say, class by class: N examples, C classes."""
+"""Metrics of predictions, in total and per class. Letters: N examples, C classes."""
 
 from dataclasses import dataclass
 
@@ -8,13 +8,17 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ClassRow:
-    """One class. `recall`: how many of its images were found; `precision`: how many of the answers were right."""
+    """Results of one class.
+
+    `recall` is the share of its images that are predicted correctly, `precision` the share of its predictions that are
+    correct; both are None if there is nothing to divide by.
+    """
 
     index: int
     examples: int
     recall: float | None
     precision: float | None
-    taken_for: int | None  # the class that its images are most often mistaken for
+    taken_for: int | None  # the class that is most often predicted by mistake
     taken_for_count: int = 0
 
     @property
@@ -27,7 +31,7 @@ class ClassRow:
 
 @dataclass(frozen=True)
 class Mistake:
-    """A wrong answer: the example's row, what it is and what it was taken for, with their probabilities."""
+    """A wrong prediction: the row of the example, its true class and the predicted one, with their probabilities."""
 
     row: int
     label: int
@@ -37,14 +41,14 @@ class Mistake:
 
 
 def labelled(logits_NC: Tensor, labels_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Only the examples whose class is known and whose scores are numbers, in float32."""
+    """Return logits in float32 and labels of the examples that have a valid label and finite logits."""
     logits_NC = logits_NC.float()
     known_N = (labels_N >= 0) & (labels_N < logits_NC.shape[1]) & logits_NC.isfinite().all(1)
     return logits_NC[known_N], labels_N[known_N].long()
 
 
 def accuracy(logits_NC: Tensor, labels_N: Tensor, k: int = 1) -> float:
-    """The share of examples whose class is among the k highest scores; nan of none."""
+    """Return the share of examples whose class is among the k highest logits; nan if there are no examples."""
     if not len(labels_N):
         return float("nan")
     best = logits_NC.topk(min(k, logits_NC.shape[1]), dim=1).indices
@@ -52,14 +56,14 @@ def accuracy(logits_NC: Tensor, labels_N: Tensor, k: int = 1) -> float:
 
 
 def confusion(logits_NC: Tensor, labels_N: Tensor) -> Tensor:
-    """How many examples of class i (row) were given class j (column): [C, C] int64."""
+    """Return the confusion matrix, int64 [C, C]: rows are true classes, columns are predicted classes."""
     classes = logits_NC.shape[1]
     pairs_N = labels_N * classes + logits_NC.argmax(1)
     return torch.bincount(pairs_N, minlength=classes * classes).view(classes, classes)
 
 
 def by_class(matrix_CC: Tensor) -> list[ClassRow]:
-    """A row for each class, the hardest first and those without examples last."""
+    """Return a row for each class, ordered by recall; classes without examples come last."""
     examples_C, answers_C, right_C = matrix_CC.sum(1), matrix_CC.sum(0), matrix_CC.diagonal()
     wrong_CC = matrix_CC - torch.diag(right_C)
     count_C, taken_C = wrong_CC.max(1)
@@ -82,7 +86,7 @@ def by_class(matrix_CC: Tensor) -> list[ClassRow]:
 
 
 def confused_pairs(matrix_CC: Tensor, limit: int = 10) -> list[tuple[int, int, int]]:
-    """(class, taken for, how often) of the most frequent mistakes."""
+    """Return (true class, predicted class, count) of the most frequent mistakes."""
     wrong = (matrix_CC - torch.diag(matrix_CC.diagonal())).flatten()
     order = torch.sort(wrong, descending=True, stable=True).indices[:limit].tolist()
     classes = len(matrix_CC)
@@ -90,7 +94,7 @@ def confused_pairs(matrix_CC: Tensor, limit: int = 10) -> list[tuple[int, int, i
 
 
 def hardest(logits_NC: Tensor, labels_N: Tensor, limit: int = 24) -> list[Mistake]:
-    """The mistakes made with the most conviction: those that gave the true class the least probability."""
+    """Return the most confident mistakes: those in which the true class has the lowest probability."""
     known_N = (labels_N >= 0) & (labels_N < logits_NC.shape[1]) & logits_NC.isfinite().all(1)
     rows_W = (known_N & (logits_NC.argmax(1) != labels_N)).nonzero().flatten()
     logs_WC = logits_NC[rows_W].double().log_softmax(1)

@@ -1,7 +1,7 @@
-"""Pages: one HTML file with everything inside, no scripts, every name escaped.
+"""Rendering of pages: one self-contained HTML file each, with every name escaped.
 
-A page is a `page.html` beside the module that fills it; it extends base.html, and may use parts.html and page.css of
-this folder.
+The template of a page is the `page.html` in the folder of its module. It extends base.html and may use parts.html and
+page.css of this folder.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 
 
 def rendered(place: Path, /, **values: Any) -> str:
-    """`place`/page.html as text, with `values`; the style sheet (unless there is a `css`) and the version are added."""
+    """Return `place`/page.html filled with `values`. `css` and `version` are added unless they are given."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(

@@ -263,7 +263,8 @@ class Classify(Task):
 
     def evaluate_split(self, model: nn.Module, world: World, split: str, final: bool) -> dict[str, float]:
         keep = final and split == self.shown and not self.predictions  # of the first network: the one that counts
-        sums = torch.zeros(4, dtype=torch.float64, device=world.device)
+        smoothing = self.config.label_smoothing
+        sums = torch.zeros(5, dtype=torch.float64, device=world.device)
         kept: list[tuple[Tensor, ...]] = []
         loader = self.evaluation_loader(split, world)
         for batch in self.evaluation_batches(split, world):
@@ -275,9 +276,11 @@ class Classify(Task):
             loss = F.cross_entropy(logits, labels, reduction="sum")
             sums[:3] += torch.stack([loss, right[:, 0].sum(), right.sum()])
             sums[3] += len(labels)
+            if smoothing:
+                sums[4] += F.cross_entropy(logits, labels, label_smoothing=smoothing, reduction="sum")
             if keep:
                 kept.append((logits.half().cpu(), batch.labels.cpu(), batch.indices))
-        loss, top1, top5, examples = world.sum_(sums).tolist()
+        loss, top1, top5, examples, smoothed = world.sum_(sums).tolist()
         if not examples and loader.broken:
             raise TooManyBrokenError(list(loader.broken), len(loader.broken), loader.options.broken)
         if keep:
@@ -287,7 +290,8 @@ class Classify(Task):
             order = indices.argsort()
             self.predictions = {"logits": logits[order], "labels": labels[order], "indices": indices[order]}
         count = max(examples, 1)
-        return {"loss": loss / count, "top1": top1 / count, "top5": top5 / count, "examples": int(examples)}
+        found = {"loss": loss / count, "top1": top1 / count, "top5": top5 / count, "examples": int(examples)}
+        return found | ({"smoothed_loss": smoothed / count} if smoothing else {})  # comparable with that of training
 
     @property
     def shown(self) -> str:

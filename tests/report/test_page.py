@@ -12,12 +12,12 @@ from safetensors.torch import load_file, save_file
 from lambdanets.cli import main
 from lambdanets.report import run as run_module
 from lambdanets.report.page import write_report
-from lambdanets.report.plots import Series, curves, thinned
+from lambdanets.report.plots import MOST_STRIPS, Series, curves, thinned
 from lambdanets.report.positions import compare
 from lambdanets.report.show import duration, flattened, probability, shortened
 from tests.report.runs import HOSTILE, write_run
 
-VOID = {"meta", "img", "br"}
+VOID = {"meta", "img", "br", "input"}
 
 
 class Page(HTMLParser):
@@ -78,7 +78,7 @@ def test_it_tells_what_happened(tmp_path: Path):
     assert "1.23 M" in page.text[""]
     assert "2 min 0 s" in page.text[""]
     assert "twin" in page.text["beside"]
-    for title in ("loss", "top-1", "learning rate", "images per second", "validation, raw weights"):
+    for title in ("loss (cross-entropy", "top-1", "learning rate", "images per second", "validation, raw weights"):
         assert title in page.text["curves"]
     events = page.text["events"]
     assert "1 step was skipped" in events
@@ -90,14 +90,14 @@ def test_it_tells_what_happened(tmp_path: Path):
     assert "No space left on device" in events
     assert "Batch norm sees micro-batches of 8." in events
     assert "Dotted lines: skipped steps, resumed." in page.text["curves"]
-    assert "label smoothing (0.1)" in page.text["curves"]
-    assert "Of 400 images" in page.text["confusion"]
+    assert "loss (cross-entropy with label smoothing 0.1)" in page.text["curves"]
+    assert "of 400 images are classified correctly" in page.text["confusion"]
     cells = [attributes.get("class") for tag, attributes in page.elements if tag == "rect"]
     assert cells.count("right") == 10
     made = load_file(tmp_path / "digits" / "predictions.safetensors")
     answers = set(zip(made["labels"].tolist(), made["logits"].argmax(1).tolist(), strict=True))
     assert cells.count("wrong") == sum(label != answer for label, answer in answers)
-    assert "6 taken for 9: 7 of 40 (17.5%)" in page.text["confusion"]
+    assert "6 predicted as 9: 7 of 40 (17.5%)" in page.text["confusion"]
     mistakes = [attributes for tag, attributes in page.elements if tag == "img" and attributes.get("class") == "tiny"]
     assert len(mistakes) == 5
     assert "mnist/validation:" in page.text["mistakes"]
@@ -152,8 +152,8 @@ def test_a_run_that_has_just_begun(tmp_path: Path):
     (run / "log.jsonl").write_text('{"event": "start", "time": 0}\n')
     page = read(write_report(run))
     assert "has not ended" in page.text[""]
-    assert "No step has been logged yet" in page.text["curves"]
-    assert "no predictions yet" in page.text["confusion"]
+    assert "No training step has been logged yet" in page.text["curves"]
+    assert "has no predictions yet" in page.text["confusion"]
 
 
 @pytest.mark.parametrize("name", ["config.json", "predictions.safetensors", "weights.safetensors", "start.safetensors"])
@@ -169,12 +169,12 @@ def test_predictions_that_do_not_fit(tmp_path: Path):
     run = write_run(tmp_path / "run")
     state = load_file(run / "predictions.safetensors")
     save_file(state | {"labels": state["labels"][:-1].clone()}, run / "predictions.safetensors")
-    assert "its tensors do not fit each other" in plain_page(run).text[""]
+    assert "the shapes of its tensors do not match" in plain_page(run).text[""]
 
 
 def test_pictures_that_have_gone(tmp_path: Path):
     page = read(write_report(write_run(tmp_path / "run", data=str(tmp_path / "gone")), pictures=3))
-    assert page.text["mistakes"].count("no picture") == 3
+    assert page.text["mistakes"].count("Image not shown") == 3
 
 
 def test_one_picture_that_cannot_be_read_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -199,7 +199,7 @@ def test_any_number_of_classes(tmp_path: Path, classes: int):
     page = plain_page(write_run(tmp_path / "run", [f"class {i}" for i in range(classes)], examples=900))
     rows = page.text["classes"].count("class ") - page.text["classes"].count("class by class")
     assert rows >= classes
-    assert ("Drawn are the 50 hardest of 300" in page.text["confusion"]) == (classes == 300)
+    assert ("shows the 50 of 300 classes" in page.text["confusion"]) == (classes == 300)
 
 
 def test_the_same_run_gives_the_same_page(tmp_path: Path):
@@ -230,6 +230,69 @@ def test_curves_are_thinned_but_whole():
     assert sum(y for _, y in few) / 100 == pytest.approx(5000, rel=0.01)
     assert curves([Series([])], label="nothing") is None
     assert curves([Series([(1, 2.0)])], label="one point") is not None
+
+
+def readouts(text: str) -> list[list[str]]:
+    """The lines that a chart shows on hover, strip by strip."""
+    return [re.findall(r"<text[^>]*>([^<]*)</text>", one) for one in re.findall(r'<g class="tip">(.*?)</g>', text)]
+
+
+def test_values_on_hover():
+    training = Series([(10, 0.5), (20, 0.25), (30, 0.125)], 1, name="training")
+    evaluated = Series([(20, 0.3)], 2, "o-", name="validation <b>")
+    svg = curves([training, evaluated], label="loss")
+    assert svg is not None
+    assert readouts(svg) == [
+        ["step 10", "training: 0.5", "validation &lt;b&gt;: 0.3 (step 20)"],
+        ["step 20", "training: 0.25", "validation &lt;b&gt;: 0.3"],
+        ["step 30", "training: 0.125", "validation &lt;b&gt;: 0.3 (step 20)"],
+    ]
+    strips = re.findall(r'class="hit" x="([\d.]+)" y="[\d.]+" width="([\d.]+)"', svg)
+    edges = [(float(x), float(x) + float(width)) for x, width in strips]
+    assert [end for _, end in edges[:-1]] == pytest.approx([start for start, _ in edges[1:]], abs=0.2)
+    dots = re.findall(r'<circle class="d1" cx="([\d.]+)" cy="([\d.]+)"', svg)
+    places = [(float(x), float(y)) for x, y in dots]
+    assert places == sorted(places)  # larger steps further right, smaller values further down
+    for (x, _), (left, right) in zip(places, edges, strict=True):
+        assert left <= x <= right
+    share = curves([Series([(1, 0.97015)])], label="top-1", percent=True)
+    assert share is not None
+    assert readouts(share) == [["step 1", "97.02%"]]
+
+
+def test_long_runs_have_few_strips():
+    svg = curves([Series([(i, 1 / (i + 1)) for i in range(5000)])], label="loss", log=True)
+    assert svg is not None
+    assert len(readouts(svg)) == MOST_STRIPS
+
+
+@pytest.mark.parametrize(("classes", "told"), [(2, False), (5, False), (6, True)])
+def test_top5_needs_more_than_five_classes(tmp_path: Path, classes: int, told: bool):
+    names = [f"class {i}" for i in range(classes)]
+    run = write_run(tmp_path / "run", names)
+    page = plain_page(run, beside=[run])
+    assert ("top-5" in page.text[""]) == told
+    assert ("top-5" in page.text["beside"]) == told
+    assert "top-1" in page.text["beside"]
+
+
+def test_training_and_evaluation_have_the_same_loss(tmp_path: Path):
+    run = write_run(tmp_path / "run", end=False)
+    earlier = plain_page(run).text["curves"]
+    assert "validation, averaged weights, without label smoothing" in earlier
+    log = run / "log.jsonl"
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    for record in records:
+        if record["event"] == "evaluation":
+            record["smoothed_loss"] = 7.125
+    log.write_text("".join(json.dumps(record) + "\n" for record in records))
+    page = plain_page(run).text["curves"]
+    assert "without label smoothing" not in page
+    assert "validation, averaged weights: 7.125" in page
+    config = json.loads((run / "config.json").read_text())
+    assert "mixed" not in page
+    (run / "config.json").write_text(json.dumps(config | {"augment": {"mixup": 0.2, "cutmix": 0.0}}))
+    assert "Training images are mixed (mixup)" in plain_page(run).text["curves"]
 
 
 def test_words():

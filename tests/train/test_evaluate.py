@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from lambdanets.cli import main
 from lambdanets.models import Card, Preprocessing, save_weights
@@ -210,7 +211,7 @@ def trained_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = debug()
     model = replace(config.model, image_size=8, options=("widths=(4,4,8,8)", "depths=(1,1,1,1)", "scope=3"))
     out = tmp_path_factory.mktemp("runs") / "run"
-    config = replace(config, model=model, out=out, device="cpu", epochs=0.2, log_every=4)
+    config = replace(config, model=model, out=out, device="cpu", epochs=0.2, log_every=4, label_smoothing=0.5)
     assert fit(Classify(config), config).finished
     return out
 
@@ -235,13 +236,27 @@ def test_a_run_has_no_other_split(trained_run: Path, capsys):
     assert "was evaluated on held_out and validation, not on test" in capsys.readouterr().err
 
 
+def test_the_loss_with_label_smoothing_is_that_of_training(trained_run: Path):
+    """Computed by hand from the stored logits."""
+    logged = [one for one in read_log(trained_run / "log.jsonl").evaluated("ema") if one["split"] == "validation"][-1]
+    made = load_file(trained_run / "predictions.safetensors")
+    logs_NC = made["logits"].double().log_softmax(1)
+    own_N = logs_NC.gather(1, made["labels"][:, None])[:, 0]
+    plain, smoothed = -own_N.mean(), -(0.5 * own_N + 0.5 * logs_NC.mean(1)).mean()
+    assert logged["loss"] == pytest.approx(float(plain), rel=1e-4)  # the logits are stored in half precision
+    assert logged["smoothed_loss"] == pytest.approx(float(smoothed), rel=1e-4)
+    assert abs(float(smoothed - plain)) > 5e-4 * float(plain)  # so the two cannot be confused
+
+
 def test_the_report_of_a_real_run(trained_run: Path):
     page = write_report(trained_run, pictures=3).read_text()
     assert page.count('class="tiny"') == 3
     assert "held out, averaged weights" in page
-    assert "Of 1,000 images" in page
+    assert "of 1,000 images are classified correctly" in page
     assert page.count('class="heat"') == 2
     assert "has not ended" not in page
+    assert "loss (cross-entropy with label smoothing 0.5)" in page
+    assert "without label smoothing" not in page
 
 
 def test_training_names_the_files_that_are_not_read(tmp_path):
