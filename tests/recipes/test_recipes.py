@@ -244,7 +244,7 @@ def test_a_run_from_before_a_field_goes_on_as_it_was(tmp_path, monkeypatch, agai
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["train", "resume", "nowhere"], ["nowhere has no config.json"]),
+        (["train", "resume", "nowhere"], ["nowhere is not the folder of a run", "config.json"]),
         (["train", "imagenette", "--data.path", "nowhere"], ["nowhere", "no such"]),
         (["train", "debug", "--model.name", "resnet5O"], ["unknown model 'resnet5O'", "resnet50"]),
         (["train", "debug", "--model.options", "scop=7"], ["scope"]),
