@@ -23,7 +23,7 @@ ENV HOME=/home/lambdanets
 RUN useradd --create-home --uid 10001 lambdanets \
     && mkdir /work \
     && chmod 1777 /home/lambdanets /work
-USER lambdanets
+USER 10001
 WORKDIR /work
 ENTRYPOINT ["lambdanets"]
 CMD ["--help"]

@@ -29,8 +29,6 @@ PROGRAM = """
 import importlib.metadata, pathlib, sys
 import torch
 import lambdanets
-from lambdanets.ops import Relative, lambda_op
-from lambdanets.ops.reference import lambda_op as reference
 
 assert pathlib.Path(sys.prefix) in pathlib.Path(lambdanets.__file__).parents, lambdanets.__file__
 assert importlib.metadata.version("lambdanets") == lambdanets.__version__ == sys.argv[1]
@@ -51,7 +49,8 @@ def run(*command: str | Path, cwd: Path | None = None) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run([*map(str, command)], cwd=cwd, capture_output=True, text=True, env=environment)
     if done.returncode:
-        raise SystemExit(f"{' '.join(map(str, command))} failed:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
+        shown = " ".join("..." if "\n" in str(word) else str(word) for word in command)
+        raise SystemExit(f"{shown} failed:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
     return done.stdout
 
 
