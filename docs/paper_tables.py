@@ -1,4 +1,4 @@
-"""The blocks of the documents from a reproduce.json: headlines, and one table for each of the paper's."""
+"""Make the blocks of the documents from a reproduce.json: headlines, and one table for each table of the paper."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from lambdanets.tables import markdown_line
 
 Data = Mapping[str, Any]
 EXTRA_DATA = "extra-data"
-# Parts of notes that the table shows by itself.
+# Parts of notes that the table already shows.
 PLAIN = (
     "match",
     "cited",
@@ -23,30 +23,30 @@ PLAIN = (
 
 
 def machine(data: Data) -> str:
-    """Hardware, versions and day of the measurements, in words."""
+    """Describe hardware, versions and date of the measurements."""
     found = list(data["measurements"].values())
     if not found:
-        return "Nothing is measured yet"
+        return "No measurements yet"
     last = max(found, key=lambda one: one["date"])
     versions = ", ".join(f"{name} {version}" for name, version in last["versions"].items() if version)
     failed = sum("error" in one for one in found)
-    errors = f", {failed} of them ended without a number" if failed else ""
+    errors = f", {failed} of them without a result" if failed else ""
     missing = sum(is_missing(one) for lines in data["experiments"].values() for one in from_json(lines))
-    left = f"; {missing} numbers of the tables are not measured yet" if missing else ""
+    left = f"; {missing} numbers in the tables are not measured yet" if missing else ""
     return f"{data['hardware']}. {versions}. Measured {last['date'][:10]}; {len(found)} measurements{errors}{left}"
 
 
 def summary(data: Data) -> str:
-    """The headlines, beside what the paper claims."""
+    """Return the headlines and the paper's claims."""
     lines = [f"{machine(data)}.\n\n"]
-    lines += [f"- {text}\n" for text in data["headlines"]] or ["No two families are measured at one accuracy yet.\n"]
+    lines += [f"- {text}\n" for text in data["headlines"]] or ["No two families are measured at the same accuracy.\n"]
     return "".join([*lines, "\n", *(f"{text}\n\n" for text in comments())]).rstrip("\n") + "\n"
 
 
 def tables(data: Data) -> str:
-    """Every experiment of the file."""
+    """Return the tables of all experiments in the file."""
     marks = [f"- {mark}: {meaning}.\n" for mark, meaning in MARKS.items() if mark not in PLAIN]
-    parts = [f"{machine(data)}.\n\nWhat a note on a count says of it:\n\n", *marks]
+    parts = [f"{machine(data)}.\n\nNotes on counts use these words:\n\n", *marks]
     for name in EXPERIMENTS:
         if name not in data["experiments"]:
             continue
@@ -60,14 +60,14 @@ def tables(data: Data) -> str:
 
 
 def table(lines: Sequence[Number], *, formula: bool, slower: bool = False) -> str:
-    """A line for each row, and for each quantity the paper's number, or what its formula says, and ours.
+    """Return a table with a line for each row, and for each quantity the paper's number (or formula) and ours.
 
-    In brackets: speeds as multiples of the first row; with `slower` how many times faster the first row is, as the
-    paper prints it.
+    Numbers in parentheses are speeds relative to the first row, or with `slower` the speed-up of the first row over
+    this one, as the paper prints it.
     """
     quantities = list(dict.fromkeys((one.quantity, one.unit) for one in lines))
     found = {(one.row, one.quantity, one.unit): one for one in lines}
-    columns = []  # title, which side, quantity and unit
+    columns = []  # title, "paper" or "ours", (quantity, unit)
     for quantity, unit in quantities:
         mine = [one for one in lines if (one.quantity, one.unit) == (quantity, unit)]
         title = f"{quantity} ({unit})" if unit else quantity
@@ -89,9 +89,9 @@ def table(lines: Sequence[Number], *, formula: bool, slower: bool = False) -> st
 
 
 def beside_the_first(lines: Sequence[Number], *, slower: bool = False) -> dict[tuple[str, str, str, str], str]:
-    """Measured numbers where the paper has them too, as multiples of the first such row: its hardware is another.
+    """Return our and the paper's speeds relative to the first row that has both, since the hardware differs.
 
-    With `slower` the other way round, and nothing for the first row.
+    With `slower` the inverse ratios, and nothing for the first row.
     """
     found = {}
     firsts: dict[tuple[str, str], tuple[float, float]] = {}
@@ -109,7 +109,7 @@ def beside_the_first(lines: Sequence[Number], *, slower: bool = False) -> dict[t
 
 
 def extra_data(lines: Sequence[Number]) -> str:
-    """Why our ratios to ViT are smaller than the paper's, from FLOPs and measured speeds; empty without these."""
+    """Explain from FLOPs and speeds why our ratios to ViT are smaller than the paper's; empty if not measured."""
     found = {(one.row, one.quantity): one.value for one in lines if one.value is not None}
     rows = [row for row, quantity in found if quantity == "flops" and (row, "inference") in found]
     vit = next((row for row in rows if row.startswith("ViT")), None)
@@ -118,30 +118,30 @@ def extra_data(lines: Sequence[Number]) -> str:
     ours, flops = rows[0], {row: found[row, "flops"] for row in rows}
     rates = {row: flops[row] * found[row, "inference"] / 1e3 for row in rows}  # TFLOP/s
     return (
-        f"\nAn image costs {vit} {flops[vit] / flops[ours]:.1f} times as many FLOPs as {ours}, and on the paper's TPUs "
-        f"it is 9.0 times slower in training and 9.5 times in inference: there, both run at about the same FLOP/s. On "
-        f"this hardware they do not: in inference {vit} runs at {rates[vit]:.0f} TFLOP/s and {ours} at "
-        f"{rates[ours]:.0f}, so that our ratios are smaller. The likely reason (not profiled): {vit} is nearly only "
-        f"large matrix products and a fused attention kernel, whereas norms, activations and small convolutions, which "
-        f"memory limits, take much of the time of an eager ResNet.\n"
+        f"\n{vit} needs {flops[vit] / flops[ours]:.1f} times as many FLOPs per image as {ours}. On the paper's TPUs it "
+        f"is 9.0 times slower in training and 9.5 times in inference, so both run at about the same FLOP/s. On this "
+        f"hardware our ratios are smaller: in inference {vit} runs at {rates[vit]:.0f} TFLOP/s and {ours} at "
+        f"{rates[ours]:.0f} TFLOP/s. The likely reason (not profiled): {vit} consists mostly of large matrix products "
+        f"and a fused attention kernel, whereas an eager ResNet spends much of its time in norms, activations and "
+        f"small convolutions, which are limited by memory bandwidth.\n"
     )
 
 
 def notes(lines: Sequence[Number], *, formula: bool) -> str:
-    """What is to be said about numbers, each note once with the rows that it is about.
+    """Return a list of notes, each with the rows that it applies to.
 
-    The quantity stands beside a row only where its others have another note.
+    The quantity is added to a row if the row has several notes.
     """
     about: dict[str, dict[str, list[str]]] = {}
     for one in lines:
         note = "; ".join(part for part in one.note.split("; ") if part not in PLAIN)
         if note:
-            # a formula stands for all letters of its operation
+            # a formula applies to all letters of its operation
             row = f"{one.row.rpartition(', ')[0]}, {one.quantity}" if formula else one.row
             about.setdefault(note, {}).setdefault(row, []).append(one.quantity)
     rows = [row for one in about.values() for row in one]
     text = []
     for note, found in about.items():
         which = (row if rows.count(row) == 1 else f"{row} ({', '.join(named)})" for row, named in found.items())
-        text.append(f"- {note}. For: {'; '.join(dict.fromkeys(which))}.\n")
+        text.append(f"- {note}. Rows: {'; '.join(dict.fromkeys(which))}.\n")
     return "".join(["\n" if text else "", *text])

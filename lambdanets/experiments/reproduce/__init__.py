@@ -1,4 +1,4 @@
-"""The paper's numbers beside ours."""
+"""The numbers of the paper's tables, and their comparison with ours."""
 
 from lambdanets.experiments.reproduce.marks import Comparison, compare
 from lambdanets.experiments.reproduce.rows import DetectionRow, OtherReading, Row

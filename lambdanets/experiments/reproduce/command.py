@@ -1,4 +1,4 @@
-"""`lambdanets reproduce`."""
+"""The command `lambdanets reproduce`."""
 
 import json
 import sys
@@ -29,51 +29,51 @@ COUNTS: tuple[Quantity, ...] = ("params", "flops", "memory")
 
 @dataclass(frozen=True)
 class Reproduce:
-    """The paper's tables and figures, its numbers beside ours: counts, speed and memory on this machine.
+    """Reproduce the paper's tables and figures: counts, and speed and memory measured on this machine.
 
-    NAME is a table or figure (--list has them all), `all`, or one of params, flops and memory: every such count of all
-    tables. Where a number fits another reading of the paper, or none that we tried, a note says so. Accuracies on
-    ImageNet and COCO are the paper's own and are labelled so. Results are kept in --out: what was measured is not
-    measured again, so that the same command goes on where it was stopped.
+    NAME is a table or figure (see --list), `all`, or one of params, flops and memory for these counts of all tables.
+    A note explains each count that differs from the paper as written. Accuracies on ImageNet and COCO are always those
+    of the paper. Results are stored in --out, and the same command resumes an interrupted run without repeating
+    measurements.
     """
 
     names: Annotated[tuple[str, ...], tyro.conf.Positional, optional("NAME ...")] = ()
     """Tables and figures, `all`, or params, flops, memory."""
     list: bool = False
-    """Name all tables and figures, and do nothing else."""
+    """List all tables and figures and exit."""
     format: Format = "table"
-    """table, markdown or json."""
+    """Output format: table, markdown or json."""
     out: Annotated[Path | None, optional("FOLDER")] = None
-    """The folder for reproduce.json, .md and .html; runs/reproduce, or runs/reproduce-quick."""
+    """Folder for reproduce.json, .md and .html; default runs/reproduce, with --quick runs/reproduce-quick."""
     quick: bool = False
-    """Images of 64 pixels and single steps, in turns, for 2 minutes: does it run? Without names: all of them."""
+    """Check in 2 minutes that everything runs: images of 64 pixels, and one step of each network. Without NAME: all."""
     minutes: Annotated[float | None, optional("MINUTES")] = None
-    """Start no further measurement after this long, and cut the last one short; the same command goes on."""
+    """Time budget in minutes: no new measurement starts after it. The same command resumes. Default: no limit."""
     measure: bool = True
-    """Measure what is missing. --no-measure: what the folder has, from whatever machine and by the settings that stand
-    there, and counts."""
+    """Measure missing numbers. --no-measure only shows the results in --out, from any machine, and the counts."""
     retry: bool = False
-    """Measure again what ended with an error (also: out of memory)."""
+    """Repeat measurements that ended with an error, including out of memory."""
     accuracy: Annotated[str | None, optional("FILE")] = None
-    """A compare.json of `lambdanets experiments compare`, for accuracies of our own; `imagenette`:
-    runs/compare/compare.json."""
+    """A compare.json written by `lambdanets experiments compare`, whose accuracies are added to the tables;
+    `imagenette` means runs/compare/compare.json."""
     device: Annotated[str | None, optional("DEVICE")] = None
-    """cpu, cuda or cuda:1. A GPU if there is one."""
+    """cpu, cuda or cuda:N; default: the GPU if there is one."""
     dtype: Annotated[Precision | None, optional("DTYPE")] = None
-    """Of networks: float32, tf32 or bfloat16. By default bfloat16 on a GPU where the paper has it, else float32."""
+    """Dtype of the networks: float32, tf32 or bfloat16. Default: bfloat16 on a GPU for tables where the paper uses it,
+    otherwise float32."""
     compile: Way = "no"
-    """Networks as they are, compiled by torch.compile (yes), also started by CUDA graphs, or compiled by blocks, which
-    takes the least time (on a GPU a step is one CUDA graph): all alike."""
+    """How all networks are compiled: no (eager), yes (torch.compile), graphs (torch.compile with CUDA graphs), or
+    blocks (torch.compile for each block, which compiles fastest; on a GPU a step is one CUDA graph)."""
     threads: Annotated[int | None, optional("N")] = None
-    """CPU threads; torch's own number, with --quick one."""
+    """Number of CPU threads; default: torch's setting, with --quick 1."""
     batch: Annotated[int | None, optional("N")] = None
-    """Where the search for the largest batch begins; 1024, on a CPU 8."""
+    """Batch size at which the search for the largest batch starts; default 1024, on a CPU 8."""
     seconds: float = 5.0
-    """Time no further step after this long with one network (three are timed anyway)."""
+    """Maximum time in seconds for the timed steps of one network; at least three steps are timed."""
 
     def run(self) -> int:
         if self.list:
-            titles = ("name", "what", "in the paper's source")
+            titles = ("name", "title", "label in the paper's source")
             if self.format == "json":
                 print(json.dumps([dict(zip(titles, line, strict=True)) for line in listing()], indent=1))
             else:
@@ -82,7 +82,7 @@ class Reproduce:
         for name, least in (("minutes", 0), ("seconds", 0), ("batch", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
-                raise ValueError(f"--{name} {value:g}: {least} or more")
+                raise ValueError(f"--{name} must be at least {least}, got {value:g}")
         names = self.experiments()
         folder = self.out or Path("runs") / ("reproduce-quick" if self.quick else "reproduce")
         counts = {what: compare(what) for what in COUNTS if what in self.names}
@@ -107,11 +107,11 @@ class Reproduce:
     def reproduced(self, names: tuple[str, ...], folder: Path) -> tuple[Mapping[str, Sequence[Number]], Sequence[str]]:
         device = chosen_device(self.device)
         if self.dtype == "tf32" and device.type != "cuda":
-            raise ValueError("--dtype tf32 is for CUDA GPUs: use float32")
-        compilation(self.compile, device)  # refuses what the device does not have
+            raise ValueError("--dtype tf32 needs a CUDA GPU: use float32")
+        compilation(self.compile, device)  # raises an error if the device does not support it
         settings = Settings(device, self.quick, self.dtype, self.compile, self.batch, self.seconds)
         accuracy = read_accuracy(self.accuracy) if self.accuracy is not None else {}
-        progress = nullcontext() if self.format == "table" else redirect_stdout(sys.stderr)  # what is printed is read
+        progress = nullcontext() if self.format == "table" else redirect_stdout(sys.stderr)  # keep stdout parseable
         with progress, threads(1 if self.quick and self.threads is None else self.threads):
             return reproduce(
                 names,
@@ -125,17 +125,17 @@ class Reproduce:
 
     def experiments(self) -> tuple[str, ...]:
         if not self.names and not self.quick:
-            raise ValueError("which table or figure? Give names, or all; `lambdanets reproduce --list` has them")
+            raise ValueError("no table or figure given: name some, or `all`; `lambdanets reproduce --list` lists them")
         chosen = [name for name in self.names if name not in (*COUNTS, "all")]
         for name in chosen:
             if name not in EXPERIMENTS:
-                raise ValueError(f"no table or figure is called {name!r}; `lambdanets reproduce --list` has them all")
+                raise ValueError(f"unknown table or figure {name!r}; `lambdanets reproduce --list` lists them all")
         if "all" in self.names or not self.names:
             return tuple(EXPERIMENTS)
         return tuple(dict.fromkeys(chosen))
 
     def show_counts(self, found: Sequence[Comparison]) -> None:
-        """Every count of one quantity, of all tables."""
+        """Print the counts of one quantity in all tables."""
         lines = [comparison_line(one) for one in found]
         titles = ("table", "row", "paper", "ours", "mark", "note")
         print_table(titles, lines, self.format, numbers=(2, 3), colors=[COLORS[one.mark] for one in found])
@@ -152,5 +152,5 @@ def comparison_line(one: Comparison) -> tuple[str, ...]:
 
 
 def with_unit(value: float, one: Comparison) -> str:
-    """With one digit more than the paper prints, so that the rounding can be followed."""
+    """Format a number with one digit more than in the paper, which shows how it rounds."""
     return f"{value:.{len(one.paper.partition('.')[2]) + 1}f} {one.unit}"

@@ -1,4 +1,4 @@
-"""One experiment for each table and figure of the paper: which numbers it has, and what each of ours comes from."""
+"""The experiments, one for each table and figure of the paper: its numbers, and how each of ours is obtained."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,15 +19,15 @@ from lambdanets.train.config import TrainConfig
 Kind = Literal["exact", "measured", "paper"]
 KINDS = {
     "exact": "a count: the same on every machine",
-    "measured": "speed or memory, measured on the hardware that stands beside it; the paper's is of 8 TPUv3 cores",
-    "paper": "as the paper or the one it cites reports it, never ours: accuracies on ImageNet and COCO, and counts of "
-    "networks that are not here",
+    "measured": "speed or memory, measured on the listed hardware; the paper used 8 TPUv3 cores",
+    "paper": "reported by the paper or a paper that it cites, not by us: accuracies on ImageNet and COCO, and counts "
+    "of networks that this package does not have",
 }
 IMAGE_SIZE = 224
 DETECTION_SIZE = 1024
 SPEED, LATENCY, PEAK = "ex/s", "s / 1024", "GB"
-HALF = ("tab:pseudo_labels", "tab:pareto_curve_details")  # where the paper says, or must mean, bfloat16
-PEERS = {  # networks of other papers, by timm
+HALF = ("tab:pseudo_labels", "tab:pareto_curve_details")  # tables measured in bfloat16, as stated or implied
+PEERS = {  # networks of other papers, from timm
     ("tab:pseudo_labels", "EfficientNet-B7, Noisy Student"): ("timm:efficientnet_b7", 600),
     ("tab:pseudo_labels", "ViT-L/16"): ("timm:vit_large_patch16_384", 384),
     ("tab:parameter_efficient", "EfficientNet-B6"): ("timm:efficientnet_b6", 528),
@@ -38,16 +38,16 @@ PAPER_OOM = ("tab:memory_comparison", "Global self-attention")
 
 @dataclass(frozen=True)
 class Cell:
-    """One number: of the paper, of ours, or of both.
+    """One number of a table: the paper's, ours, or both.
 
     Attributes:
-        row, quantity, unit: which.
-        paper: as printed; None where the paper prints nothing.
+        row, quantity, unit: the position in the table, and the unit.
+        paper: the number as printed in the paper; None if the paper has none.
         kind: exact, measured or paper.
-        compute: an exact number and what is to be said about it.
-        job, field, divide: a measurement, which of its numbers, and by what it is divided.
-        contestant: the network of `lambdanets experiments compare` that is the same, for our accuracy.
-        note: said whatever comes out.
+        compute: returns an exact number with its mark and note.
+        job, field, divide: the measurement, the field of its result to use, and the divisor.
+        contestant: the same network in `lambdanets experiments compare`, for our accuracy.
+        note: a note that is always shown.
     """
 
     row: str
@@ -68,7 +68,7 @@ class Experiment:
     """A table or figure of the paper."""
 
     name: str
-    label: str  # in the paper's source
+    label: str  # its LaTeX label in the paper's source
     title: str
     cells: Callable[[], tuple[Cell, ...]]
 
@@ -77,14 +77,14 @@ class Experiment:
 
 
 def network_of(row: Row | DetectionRow) -> str | None:
-    """As `lambdanets bench network` takes it."""
+    """Return the network of a row in the form that `lambdanets bench network` accepts."""
     if row.model is None:
         return None
     return ",".join([row.model, *(f"{key}={value}" for key, value in row.arguments.items())])
 
 
 def contestant(row: Row) -> str | None:
-    """Which network of `lambdanets experiments compare` a row is: those are ResNet-50s with nothing else changed."""
+    """Return the network of `lambdanets experiments compare` that a row shows, if any (all are plain ResNet-50s)."""
     known: dict[str, Mapping[str, Any]] = {
         "convolution": {},
         "se": {"se": True},
@@ -98,7 +98,7 @@ def contestant(row: Row) -> str | None:
 
 
 def row_cells(row: Row) -> list[Cell]:
-    """Counts, speeds and accuracies of a row, also where the paper has no speed but the network can run."""
+    """Return counts, speeds and accuracies of a row, with our speed even if the paper has none."""
     network, size = PEERS.get((row.table, row.label), (network_of(row), row.image_size or IMAGE_SIZE))
     label = row.label if row.table != "tab:pareto_curve_details" else f"{row.label}, {row.image_size} px"
     half = row.table in HALF
@@ -139,7 +139,7 @@ def row_cells(row: Row) -> list[Cell]:
 
 
 def compare_peer(row: Row, quantity: Quantity, network: str, size: int) -> Comparison:
-    """timm's network and what the paper cites."""
+    """Compare the counts of timm's network with those that the paper cites."""
     printed = getattr(row, quantity) or UNPRINTED
     name = unit(row, quantity)[0]
     ours = peer_counts(network, size)[0 if quantity == "params" else 1] / UNITS[name]
@@ -169,7 +169,7 @@ def table_cells(*tables: str) -> tuple[Cell, ...]:
 
 
 def complexity_cells(table: str) -> tuple[Cell, ...]:
-    """The paper's number is the formula's growth; it depends on the sizes, so it is filled in with the measurement."""
+    """Return growth ratios. The paper's are computed with the measurement, since they depend on the sizes."""
     return tuple(
         Cell(
             f"{name}, {letter} doubled",
@@ -202,7 +202,7 @@ def detection_cells() -> tuple[Cell, ...]:
     return tuple(cells)
 
 
-BLOCKS = {  # as printed: blocks of c2 to c5, and which of c4 have a lambda layer
+BLOCKS = {  # as printed: blocks of c2 to c5, and the blocks of c4 with a lambda layer
     50: ("3-4-6-3", "3"),
     101: ("3-4-23-3", "6, 12, 18"),
     152: ("3-8-36-3", "5, 10, 15, 20, 25, 30"),
@@ -216,7 +216,7 @@ BLOCKS = {  # as printed: blocks of c2 to c5, and which of c4 have a lambda laye
 def text_cell(
     table: str, label: str, quantity: str, paper: str, ours: str, *, other: str = "misprint", note: str = ""
 ) -> Cell:
-    """A setting or a formula: equal, or marked with `other`."""
+    """Return the cell of a setting or formula, marked with `other` if ours differs."""
     mark = "unprinted" if paper == UNPRINTED else "match" if ours == paper else other
     one = Comparison(table, label, "", paper, None, None, mark, ours)
     return Cell(label, quantity, "", paper, "exact", partial(lambda c: c, one), note=note)
@@ -245,7 +245,7 @@ TRAINING = (  # as printed: depth, image size; RandAugment magnitude, dropout, s
 
 
 def training_cells() -> tuple[Cell, ...]:
-    """The paper's settings and those of our recipes, also where the paper has none."""
+    """Return the training settings of the paper and of our recipes, including those that the paper does not print."""
     from lambdanets.recipes.imagenet import UNPUBLISHED_350, imagenet_350, imagenet_350_unpublished
 
     cells = []
@@ -267,7 +267,7 @@ def training_cells() -> tuple[Cell, ...]:
 
 
 def pareto_cells() -> tuple[Cell, ...]:
-    """Every network of the figure, trained and used alike; the accuracy is the published one."""
+    """Return times of training and inference, and the published accuracy, for every network of the figure."""
     cells = []
     for one in published():
         for mode, quantity in (("training", "training step"), ("inference", "inference step")):
@@ -280,7 +280,7 @@ def pareto_cells() -> tuple[Cell, ...]:
 
 
 def of_tables(name: str, label: str, title: str) -> Experiment:
-    """The rows of one or more tables of networks."""
+    """Return the experiment with the rows of one or more tables of networks."""
     return Experiment(name, label, title, partial(table_cells, *label.split(", ")))
 
 
@@ -300,22 +300,22 @@ EXPERIMENTS = {
         of_complexity("intra-depth", "tab:complexity_u", "Complexity: intra-depth"),
         of_tables("layers", "tab:resnet50", "Layers in a ResNet-50"),
         of_tables("attention", "tab:memory_comparison", "Lambda layers and self-attention: memory and throughput"),
-        Experiment("pareto", "fig:supervised_pareto_curve", "Speed and accuracy: the Pareto figure", pareto_cells),
+        Experiment("pareto", "fig:supervised_pareto_curve", "Speed-accuracy Pareto curve", pareto_cells),
         of_tables("extra-data", "tab:pseudo_labels", "Extra data"),
         Experiment("detection", "tab:detection", "Mask R-CNN on COCO", detection_cells),
         of_tables("ablations", "tab:ablations", "Key depth, heads and intra-depth"),
         of_tables("content-position", "tab:content_vs_position", "Content and position"),
         of_tables("scope", "tab:scope_sizes", "Scope"),
         of_tables("normalization", "tab:normalization", "Normalisation"),
-        of_tables("hybrids", "tab:hybrid_lambdanetworks", "Hybrids: where lambda layers stand in a ResNet-50"),
+        of_tables("hybrids", "tab:hybrid_lambdanetworks", "Hybrids: placement of lambda layers in a ResNet-50"),
         of_tables("c4", "tab:c4_hybrid", "Lambda layers in c4"),
-        of_tables("efficientnet-params", "tab:parameter_efficient", "Parameters beside EfficientNet-B6"),
-        of_tables("efficientnet-flops", "tab:flops_efficient", "FLOPs beside EfficientNet-B6"),
+        of_tables("efficientnet-params", "tab:parameter_efficient", "Parameters compared with EfficientNet-B6"),
+        of_tables("efficientnet-flops", "tab:flops_efficient", "FLOPs compared with EfficientNet-B6"),
         of_tables("mobilenet", "tab:mobilenets", "MobileNet-v2"),
         Experiment("blocks", "tab:block_config_details", "Blocks of LambdaResNets", block_cells),
         of_tables("pareto-table", "tab:pareto_curve_details", "LambdaResNets, detailed results"),
-        Experiment("settings", "tab:pareto_curve_hparams", "Settings of training LambdaResNets", training_cells),
+        Experiment("settings", "tab:pareto_curve_hparams", "Training settings of LambdaResNets", training_cells),
         of_tables("text", "text:introduction, text:hybrid_attention", "Memory in the paper's text"),
     )
 }
-"""By name, in the paper's order."""
+"""Experiments by name, in the order of the paper."""

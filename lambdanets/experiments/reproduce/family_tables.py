@@ -1,4 +1,4 @@
-"""The paper's tables of LambdaResNets and MobileNets, and memory in its text. What the paper prints, unchanged."""
+"""The paper's tables of LambdaResNets and MobileNets, and memory figures in its text. Numbers are as printed."""
 
 from functools import partial
 
@@ -8,8 +8,8 @@ from lambdanets.experiments.reproduce.rows import DetectionRow, OtherReading, Ro
 
 TAN = "Tan and Le 2019"
 NO_SE = (
-    "squeeze-and-excitation in c2 and c3 only; the text leaves it out of blocks with a lambda layer only, so that the "
-    "other blocks of c4 would have it: then {}M"
+    "squeeze-and-excitation in c2 and c3 only; the text omits it only in blocks with a lambda layer: with it in the "
+    "other blocks of c4, {}M"
 )
 
 extra = partial(Row, table="tab:pseudo_labels")
@@ -71,7 +71,7 @@ C4_HYBRIDS = tuple(
     )
 )
 
-# LambdaResNet-420 at 320x320: 8 layers in c4 on 20x20 maps (c5 is left out), 32 examples on a core, bfloat16.
+# LambdaResNet-420 at 320x320: 8 layers in c4 on 20x20 maps (without c5), 32 examples per core, bfloat16.
 C4_OF_420 = (Maps(20 * 20, 8),)
 ONE_LAYER = memory.lambda_bytes(C4_OF_420, shared=True, size=BFLOAT16)
 MAPS_OF_420 = memory.global_attention_bytes(C4_OF_420, batch=32, size=BFLOAT16)
@@ -88,14 +88,14 @@ TEXT = (
         memory="38.4",
         units={"memory": "MB"},
         memory_bytes=memory.lambda_bytes(C4_OF_420, size=BFLOAT16),
-        reading=OtherReading(text="8 times the number below as it is printed, 4.8", value=8 * 4.8),
+        reading=OtherReading(text="8 times the printed number below, 4.8", value=8 * 4.8),
     ),
     held(
         label="LambdaResNet-420, shared embeddings",
         memory="4.8",
         units={"memory": "MB"},
         memory_bytes=ONE_LAYER,
-        reading=OtherReading(text="4.88 cut off, not rounded", value=int(ONE_LAYER / MB * 10) / 10),
+        reading=OtherReading(text="4.88 truncated, not rounded", value=int(ONE_LAYER / MB * 10) / 10),
     ),
     held(
         label="LambdaResNet-420, attention in place of lambda layers",
@@ -124,7 +124,7 @@ EFFICIENT = (
         flops="34",
         top1="84.0",
         reading=OtherReading(
-            text="lambda layers in c3 too, not only in c4 and c5", arguments={"placement": "CLLL", "scope": 7}
+            text="lambda layers in c3 as well as c4 and c5", arguments={"placement": "CLLL", "scope": 7}
         ),
     ),
 )
@@ -138,7 +138,7 @@ MOBILENETS = (
         flops="603",
         units={"flops": "M"},
         top1="72.7",
-        reason="2 x 300.8M multiply-adds, the usual count; what the paper counts beside them is not said",
+        reason="2 x 300.8M multiply-adds, the usual count; the paper does not say what else it counts",
     ),
     mobile(
         label="MobileNet-v2 with 2 lightweight lambda blocks",

@@ -1,11 +1,10 @@
-"""The paper's complexity tables: what the formula says when one size doubles, beside what time and memory do.
+"""The paper's complexity tables: growth of time and memory when one size doubles, by formula and measured.
 
-Letters: b batch, n queries (as many context positions m), r local scope, h heads, k key depth, d output depth (each
-head has d / h), u intra-depth.
+Letters: b batch, n queries (and context positions, m = n), r local scope, h heads, k key depth, d output depth (d / h
+per head), u intra-depth.
 
-The operations are those of the paper as it writes them: every embedding written out, no kernel of ours but for the
-lambda convolution. Space is what a call holds at its peak (its output too, which the formulas leave out), and the
-embeddings.
+The operations are those of the paper's equations with all embeddings in memory; only the lambda convolution uses our
+implementation. Space is the peak memory of a call, including its output, which the formulas omit, and the embeddings.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,14 +49,14 @@ CUDA = Sizes(b=16, n=1024, r=63)
 
 @dataclass(frozen=True)
 class Operation:
-    """A row of a complexity table; `build` gives a call and the embeddings that it holds."""
+    """A row of a complexity table; `build` returns a call and the embeddings that it keeps in memory."""
 
-    time: str  # as the paper prints it
+    time: str  # the formulas as printed in the paper
     space: str
-    seconds: Callable[[Sizes], float]  # the same, as functions
+    seconds: Callable[[Sizes], float]  # the formulas as functions
     elements: Callable[[Sizes], float]
     build: Callable[[Sizes, torch.device], tuple[Call, Sequence[Tensor]]]
-    letters: str = "bnkd"  # those that are doubled
+    letters: str = "bnkd"  # the sizes that are doubled
 
 
 def draw(*shape: int, device: torch.device) -> Tensor:
@@ -65,7 +64,7 @@ def draw(*shape: int, device: torch.device) -> Tensor:
 
 
 def attention(relative: bool) -> Callable[[Sizes, torch.device], tuple[Call, Sequence[Tensor]]]:
-    """Multi-head softmax attention; relative: with an embedding for every pair of positions, as in the paper."""
+    """Build multi-head softmax attention; `relative` adds an embedding for every pair of positions."""
 
     def build(s: Sizes, device: torch.device) -> tuple[Call, Sequence[Tensor]]:
         queries, keys = (draw(s.b, s.n, s.h, s.k, device=device) for _ in range(2))
@@ -78,7 +77,7 @@ def attention(relative: bool) -> Callable[[Sizes, torch.device], tuple[Call, Seq
                 logits += einsum("bnhk,nmk->bhnm", queries, embeddings)
             return einsum("bhnm,bmhv->bnhv", logits.softmax(dim=-1), values)
 
-        return call, []  # the paper's table leaves the embeddings of attention out
+        return call, []  # the paper's table does not count the embeddings of attention
 
     return build
 
@@ -115,7 +114,7 @@ def lambda_convolution(s: Sizes, device: torch.device) -> tuple[Call, Sequence[T
 
 
 def lambda_row(space: str, *, multi_head: bool, letters: str) -> Operation:
-    """The formulas with what the paper means: in its table of multi-head layers, knm and hknm are swapped."""
+    """Return a lambda layer with corrected formulas: the paper's table of multi-head layers swaps knm and hknm."""
     groups = (lambda s: s.h) if multi_head else (lambda s: 1)
     return Operation(
         "bnmkd" if multi_head else "bnmkud/h" if "u" in letters else "bnmkd/h",
@@ -173,7 +172,7 @@ TABLES: dict[str, dict[str, Operation]] = {
 
 @dataclass(frozen=True)
 class Growth:
-    """What one more doubling costs, as ratios."""
+    """Ratios of time and memory after and before doubling one size."""
 
     seconds: float  # measured
     bytes: float
@@ -182,7 +181,7 @@ class Growth:
 
 
 def formula(operation: Operation, sizes: Sizes, letter: str) -> tuple[float, float]:
-    """The growth of time and space that the formulas say."""
+    """Return the growth of time and space according to the formulas."""
     double = sizes.doubled(letter)
     return (
         operation.seconds(double) / operation.seconds(sizes),
@@ -193,9 +192,9 @@ def formula(operation: Operation, sizes: Sizes, letter: str) -> tuple[float, flo
 def measure_growth(
     operation: Operation, sizes: Sizes, letter: str, device: torch.device, repeats: int, seconds: float
 ) -> Growth:
-    """Both sizes in turns; the fastest repeat of each, which other work on the machine disturbs least.
+    """Time both sizes in turn and compare the fastest repeats, which other load on the machine affects least.
 
-    One CPU thread: at these sizes, waiting for others would be a part of the time that does not grow.
+    It uses one CPU thread: synchronising several would add time that does not grow with the size.
     """
     calls, space = {}, {}
     for name, one in (("base", sizes), ("double", sizes.doubled(letter))):

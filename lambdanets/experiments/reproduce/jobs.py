@@ -1,4 +1,4 @@
-"""What is measured, one thing at a time, and kept: a job that stands in the file is not measured again."""
+"""The measurements, each a job whose result is stored in reproduce.json and not measured again."""
 
 import time
 from collections.abc import Iterable, Mapping
@@ -19,23 +19,24 @@ from lambdanets.machine import describe
 
 FILE = "reproduce.json"
 QUICK_SIZE = 64
-QUICK_PARAMETERS = 50e6  # larger networks take a CPU too long
+QUICK_PARAMETERS = 50e6  # larger networks take too long on a CPU
 Found = dict[str, Any]
 OUT_OF_MEMORY = "out of memory"
-CUT_SHORT = "cut_short"  # in a result: fewer steps were timed than the settings ask for
+CUT_SHORT = "cut_short"  # key of a result for which the time budget allowed fewer steps than the settings
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How everything is measured.
+    """Settings of all measurements.
 
     Attributes:
-        device: where.
-        quick: small images and few repeats.
-        dtype: of networks; None: bfloat16 on a GPU where the paper's numbers are, and float32 elsewhere.
-        compile: no, yes (torch.compile of networks), graphs (and CUDA graphs), or blocks (block by block, and a graph).
-        batch: where the search for the largest batch begins.
-        seconds: at most so long for the timed steps of one job (three run anyway).
+        device: the device that is measured.
+        quick: use small images and few repeats.
+        dtype: dtype of networks; None: bfloat16 on a GPU where the paper uses it, otherwise float32.
+        compile: no, yes (torch.compile), graphs (torch.compile with CUDA graphs), or blocks (each block compiled, and
+            the step in one CUDA graph).
+        batch: batch size at which the search for the largest batch starts.
+        seconds: maximum time for the timed steps of one job; at least three steps are timed.
     """
 
     device: torch.device
@@ -50,7 +51,7 @@ class Settings:
 
     @classmethod
     def from_json(cls, found: Found) -> "Settings":
-        """Also of a GPU where there is none: to look up what was measured."""
+        """Read stored settings; the device need not exist on this machine."""
         return cls(**{**found, "device": torch.device(found["device"])})
 
     @property
@@ -77,9 +78,9 @@ class Settings:
 
 @dataclass(frozen=True)
 class NetworkJob:
-    """A network, by `measure/`'s throughput: the same protocol for all."""
+    """The throughput of a network, measured with the same protocol for all networks."""
 
-    network: str  # as `lambdanets bench network` takes it
+    network: str  # in the form that `lambdanets bench network` accepts
     image_size: int
     mode: Literal["inference", "training"]
     half: bool = False  # the paper's number is in bfloat16
@@ -100,7 +101,7 @@ class NetworkJob:
         row = measure(entry, (size, size), protocol, settings.device)
         folded = True
         if row.result is None and (row.error or "").startswith(MismatchError.__name__):
-            # networks of the ablations that do not train well may not be compared with random weights
+            # with random weights, folding may change the outputs of ablation networks too much for the check
             folded = False
             row = measure(entry, (size, size), replace(protocol, fold=False), settings.device)
         if row.result is None:
@@ -126,18 +127,18 @@ class GrowthJob:
 
     def run(self, settings: Settings) -> Found:
         operation = growth.TABLES[self.table][self.operation]
-        # a GPU repeats for 20 ms times this number, and its fastest repeat counts: its clocks are steady
+        # a GPU repeats for 20 ms times this number; the fastest repeat counts, and GPU clocks are stable
         repeats = 5 if settings.quick or settings.cuda else 20
         seconds = min(settings.seconds, 0.2 if settings.quick else 2.0)
         try:
             found = growth.measure_growth(
                 operation, self.sizes(settings), self.letter, settings.device, repeats, seconds
             )
-        except Exception as error:  # whatever it is, the others are still to be measured
+        except Exception as error:  # continue with the other measurements
             reason = OUT_OF_MEMORY if is_no_memory(error) else f"{type(error).__name__}: {error}".partition("\n")[0]
         else:
             return asdict(found)
-        free_memory()  # outside of the handler, where the error would keep every tensor
+        free_memory()  # outside the handler, where the error's traceback would keep every tensor alive
         return {"error": reason}
 
 
@@ -150,7 +151,7 @@ def parameters(entry: Entry, size: int) -> int:
 
 
 def hardware(about: Mapping[str, Any]) -> str:
-    """A GPU, or a CPU with its threads."""
+    """Return the name of the GPU, or of the CPU with its number of threads."""
     machine = about["machine"]
     cores = machine["cores"]
     return machine["gpu"] or f"{machine['cpu']}, {cores} {'thread' if cores == 1 else 'threads'}"
@@ -158,11 +159,11 @@ def hardware(about: Mapping[str, Any]) -> str:
 
 @dataclass
 class Store:
-    """Everything measured so far on one machine, in one JSON file."""
+    """All measurements of one machine, in one JSON file."""
 
     path: Path
-    found: dict[str, Found] = field(default_factory=dict)  # by key of the job
-    shown: dict[str, list[Found]] = field(default_factory=dict)  # lines of each experiment, as they were printed
+    found: dict[str, Found] = field(default_factory=dict)  # results by key of the job
+    shown: dict[str, list[Found]] = field(default_factory=dict)  # printed lines of each experiment
     headlines: list[str] = field(default_factory=list)
     hardware: str | None = None
     settings: Found | None = None  # of the last measurements
@@ -177,7 +178,9 @@ class Store:
             shown, headlines = data["experiments"], data["headlines"]
             return cls(path, data["measurements"], shown, headlines, data["hardware"], data.get("settings"))
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} cannot be read ({error!r}): move it away, or give --out another folder") from None
+            raise ValueError(
+                f"{path} cannot be read ({error!r}): move it, or choose another folder with --out"
+            ) from None
 
     def get(self, job: Job, settings: Settings) -> Found | None:
         return self.found.get(job.key(settings))
@@ -187,22 +190,24 @@ class Store:
         write_json(self.path, {**data, "experiments": self.shown, "measurements": self.found})
 
     def take(self, hardware: str) -> None:
-        """Refuses another machine than the one that the file is of."""
+        """Set the hardware; raises a ValueError if the file has results of other hardware."""
         if self.hardware not in (None, hardware):
-            raise ValueError(f"{self.path} holds results of {self.hardware}, this is {hardware}: give another --out")
+            raise ValueError(
+                f"{self.path} has results of {self.hardware}, but this machine is {hardware}: choose another --out"
+            )
         self.hardware = hardware
 
     def is_missing(self, job: Job, settings: Settings, retry: bool) -> bool:
-        """Not measured, cut short when the time was over, or (`retry`) ended with an error."""
+        """Return whether a job must run: no result, a result cut short by --minutes, or (with `retry`) an error."""
         known = self.get(job, settings)
         return known is None or known.get(CUT_SHORT, False) or (retry and "error" in known)
 
     def fill(
         self, jobs: Iterable[Job], settings: Settings, *, minutes: float | None = None, retry: bool = False
     ) -> None:
-        """Measures what is missing, in order, and writes after each.
+        """Run the missing jobs in order and write the file after each.
 
-        An error stands as a result (it would come again); `retry` measures those once more.
+        An error is stored as a result, since it would probably occur again; `retry` repeats such jobs.
         """
         about = describe(settings.device)
         self.take(hardware(about))
@@ -214,9 +219,9 @@ class Store:
             left = inf if minutes is None else 60 * minutes - (time.monotonic() - start)
             if left < 0:
                 jobs_left = len(missing) - number + 1
-                print(f"{jobs_left} of {len(missing)} measurements left, the time is over: the same command goes on")
+                print(f"time budget used: {jobs_left} of {len(missing)} measurements left; the same command resumes")
                 break
-            result = job.run(replace(settings, seconds=min(settings.seconds, left)))  # a last one times fewer steps
+            result = job.run(replace(settings, seconds=min(settings.seconds, left)))  # the last job times fewer steps
             if left < settings.seconds:
                 result = {**result, CUT_SHORT: True}
             machine = {name: about[name] for name in ("date", "commit", "versions")}
@@ -227,7 +232,7 @@ class Store:
                 flush=True,
             )
             if lost := cuda_lost(settings.device):
-                raise OSError(f"{job.key(settings)}: {lost}. What was measured is kept; the same command goes on")
+                raise OSError(f"{job.key(settings)}: {lost}. All results are stored; the same command resumes")
 
 
 def said(result: Found) -> str:

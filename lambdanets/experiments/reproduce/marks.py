@@ -1,4 +1,4 @@
-"""The paper's number, ours, and a mark."""
+"""Comparison of the paper's counts with ours. A mark says how well they agree."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,34 +12,44 @@ from lambdanets.models.flops import paper_flops
 
 Quantity = Literal["params", "flops", "memory"]
 UNPRINTED = "-"
-NEAR = 0.003  # a counter that includes biases or pooling is this far away
+NEAR = 0.003  # counting biases or pooling can make this relative difference
 MARKS = {
-    "match": "equal at the paper's rounding",
+    "match": "equal after rounding as in the paper",
     "near": f"within {NEAR:.1%}",
-    "reading": "not as it is written; equal, or near, under another reading",
-    "misprint": "none of the readings that we tried gives it",
+    "reading": "differs from the paper as written; equal or near under another reading",
+    "misprint": "none of the readings that we tried gives the printed number",
     "unprinted": "the paper prints no number",
-    "cited": "another paper's number; the network is not here, or is timm's",
+    "cited": "cited by the paper; this package does not have the network, or it is timm's",
 }
 DEFAULT_SIZE = 224
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One number of the paper."""
+    """A number of the paper compared with ours.
+
+    Attributes:
+        table, label: label of the table in the paper's source, and name of the row.
+        unit: unit of all three numbers.
+        paper: the number as printed.
+        ours: our count for the network as the paper describes it; None if this package does not have it.
+        reading: our count under another reading of the paper, if only that one matches.
+        mark: a key of `MARKS`: match, near, reading, misprint, unprinted or cited.
+        note: explanation of a difference.
+    """
 
     table: str
     label: str
     unit: str
     paper: str
-    ours: float | None  # of the network as it is written
-    reading: float | None  # of the other reading, where there is one and it is needed
+    ours: float | None
+    reading: float | None
     mark: str
     note: str
 
 
 def rounded(value: float, printed: str) -> str:
-    """The value as exactly as `printed`: zeros at the end of a whole number do not count, 120 has two digits."""
+    """Round a value to the precision of `printed`; trailing zeros of an integer do not count: 120 has two digits."""
     decimals = len(printed.partition(".")[2])
     if "." not in printed:
         decimals = -(len(printed) - len(printed.rstrip("0")))
@@ -48,14 +58,23 @@ def rounded(value: float, printed: str) -> str:
 
 
 def fits(value: float, printed: str) -> str | None:
-    """The mark of a value beside a printed number; None if it is another number."""
+    """Return "match" or "near" for a value and a printed number, or None if they differ."""
     if rounded(value, printed) == printed:
         return "match"
     return "near" if abs(value / float(printed) - 1) <= NEAR else None
 
 
 def compare(quantity: Quantity) -> list[Comparison]:
-    """Every row of the paper that prints this quantity."""
+    """Compare a quantity in all tables of the paper that print it.
+
+    Args:
+        quantity: "params", "flops" or "memory".
+
+    >>> from lambdanets.experiments.reproduce import compare
+    >>> one = compare("memory")[0]
+    >>> one.label, one.paper, round(one.ours, 1), one.unit, one.mark
+    ('Global self-attention', '120', 122.8, 'GB', 'match')
+    """
     return [compare_row(row, quantity) for row in ROWS if getattr(row, quantity) is not None]
 
 
@@ -87,7 +106,7 @@ def compare_row(row: Row, quantity: Quantity) -> Comparison:
 
 
 def value_of(row: Row, quantity: Quantity, arguments: Mapping[str, Any]) -> float | None:
-    """Ours, in ones; None where we have no such network."""
+    """Return our count in units of 1, or None if this package does not have the network."""
     if quantity == "memory":
         return row.memory_bytes
     if row.model is None:
@@ -98,6 +117,6 @@ def value_of(row: Row, quantity: Quantity, arguments: Mapping[str, Any]) -> floa
 
 @cache
 def counts(model: str, image_size: int, arguments: tuple[tuple[str, Any], ...]) -> tuple[int, Any]:
-    """Parameters, and a function for FLOPs (which take longer, and few rows have them)."""
+    """Return the number of parameters, and a function that counts FLOPs, which is slower and rarely needed."""
     network = meta_network(model, image_size=image_size, **dict(arguments))
     return count_parameters(network).total, lambda: paper_flops(network, (1, 3, image_size, image_size)).total

@@ -1,4 +1,4 @@
-"""Cells with everything that is known about them: numbers that can be printed."""
+"""The lines of each experiment: cells combined with counts, measurements and accuracies, ready to print."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -15,14 +15,14 @@ from lambdanets.experiments.reproduce.pareto import Headline, headlines, publish
 from lambdanets.files import read_object
 
 MISSING = "-"
-QUICK = "--quick"  # in the note of a number that says nothing about speed
+QUICK = "--quick"  # in the notes of measurements with small images
 IMAGENETTE = "runs/compare/compare.json"
 COLUMNS = ("row", "quantity", "unit", "paper", "ours", "kind", "hardware", "note")
 
 
 @dataclass(frozen=True)
 class Number:
-    """A line of an experiment; `paper` and `ours` as they are printed, `value` is ours as a number."""
+    """A line of an experiment. `paper` and `ours` are texts; `value` is our number."""
 
     row: str
     quantity: str
@@ -37,7 +37,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Of one network that was trained here, in percent."""
+    """The accuracy of a network that we trained, in percent, over several runs."""
 
     top1: float
     spread: float | None
@@ -47,21 +47,21 @@ class Accuracy:
 
 
 def read_accuracy(file: str) -> dict[str, Accuracy]:
-    """The final runs of a compare.json, by network; `imagenette` is the default of `lambdanets experiments compare`."""
+    """Read the accuracies of the final runs in a compare.json, by network; "imagenette" means the default path."""
     path = Path(IMAGENETTE if file == "imagenette" else file)
     path = path / "compare.json" if path.is_dir() else path
     if not path.exists():
-        raise ValueError(f"{path} is not there: `lambdanets experiments compare` writes it, --accuracy takes it")
+        raise ValueError(f"{path} does not exist: `lambdanets experiments compare` writes the file for --accuracy")
     try:
         about = read_object(path, constants=True)
         found: dict[str, list[float]] = {}
         for row in about["rows"]:
             if row["phase"] == "final":
                 found.setdefault(str(row["network"]), []).append(100 * float(row["top1"]))
-        data = str(about.get("data", "Imagenette"))  # files from before it stood there are of Imagenette
+        data = str(about.get("data", "Imagenette"))  # older files have no such key and are about Imagenette
         where = hardware(about)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is no compare.json of `lambdanets experiments compare` ({error!r})") from None
+        raise ValueError(f"{path} is not a compare.json of `lambdanets experiments compare` ({error!r})") from None
     return {
         name: Accuracy(fmean(scores), stdev(scores) if len(scores) > 1 else None, len(scores), data, where)
         for name, scores in found.items()
@@ -69,7 +69,7 @@ def read_accuracy(file: str) -> dict[str, Accuracy]:
 
 
 def numbers(name: str, store: Store, settings: Settings, accuracy: Mapping[str, Accuracy]) -> list[Number]:
-    """Everything that is known about one experiment."""
+    """Return the lines of one experiment with everything counted and measured so far."""
     found = []
     for cell, counted in counted_cells(name):
         if cell.kind == "measured":
@@ -86,7 +86,7 @@ def numbers(name: str, store: Store, settings: Settings, accuracy: Mapping[str, 
 
 @cache
 def counted_cells(name: str) -> tuple[tuple[Cell, Number | None], ...]:
-    """The cells of an experiment, the exact ones with their numbers: they never change."""
+    """Return the cells of an experiment, with the numbers of exact cells, which never change."""
     return tuple((cell, None if cell.compute is None else exact(cell)) for cell in EXPERIMENTS[name].cells())
 
 
@@ -102,7 +102,7 @@ def join(*sentences: str) -> str:
 def exact(cell: Cell) -> Number:
     assert cell.compute is not None
     one = cell.compute()
-    if one.unit == "" and one.ours is None:  # blocks: the number is a text
+    if one.unit == "" and one.ours is None:  # a setting or formula: our value is in the note
         return number(cell, one.note, note=join(one.mark, cell.note))
     if one.ours is None:
         return number(replace(cell, kind="paper"), MISSING, note=join(one.mark, one.note, cell.note))
@@ -143,19 +143,19 @@ def network_note(cell: Cell, job: NetworkJob, result: Mapping[str, Any], setting
     if not result["fold"]:
         words.append("batch norm not folded")
     if result["image_size"] != job.image_size:
-        words.append(f"{QUICK}: {result['image_size']} px, not {job.image_size}")
+        words.append(f"{QUICK}: {result['image_size']} px instead of {job.image_size}")
     return join(*words)
 
 
 def own_accuracy(cell: Cell, found: Accuracy) -> Number:
     spread = "" if found.spread is None else f" ± {found.spread:.2f}"
-    note = f"trained here on {found.data}, mean of {found.runs}: not to be compared with ImageNet"
+    note = f"trained here on {found.data}, mean of {found.runs}: not comparable with ImageNet"
     own = replace(cell, quantity=f"top-1 of {found.data}", paper=None, kind="measured")
     return number(own, f"{found.top1:.2f}{spread}", note=note, hardware=found.hardware, value=found.top1)
 
 
 def found_headlines(store: Store, settings: Settings) -> list[Headline]:
-    """Speed-ups at matched accuracy from what is measured so far; none with --quick, whose images are too small."""
+    """Return speed-ups at matched accuracy from all results so far; none with --quick, whose images are too small."""
     found: list[Headline] = []
     if settings.quick:
         return found
@@ -180,4 +180,4 @@ def from_json(lines: Iterable[Mapping[str, Any]]) -> list[Number]:
     try:
         return [Number(**line) for line in lines]
     except TypeError as error:
-        raise ValueError(f"the results are of another version ({error}): give --out another folder") from None
+        raise ValueError(f"results of an incompatible version ({error}): choose another folder with --out") from None

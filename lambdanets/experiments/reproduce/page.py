@@ -1,4 +1,4 @@
-"""What was found, as Markdown and as one HTML page with plots: everything inside, no scripts, every name escaped."""
+"""The results as Markdown and as one self-contained HTML page with plots, without scripts; all names are escaped."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,18 +22,19 @@ FAMILIES = (OURS, *OTHERS)
 GROWTH = ("complexity", "multi-head", "intra-depth")
 BARS = ("inference", "training", "training step", "time", "space")
 INTRODUCTION = (
-    "The paper's numbers beside ours. Every line says what kind it is. ImageNet and COCO accuracies are never ours."
+    "The paper's numbers compared with ours. ImageNet and COCO accuracies are always the published ones. "
+    "Each line has one of these kinds:"
 )
 
 
 def comments() -> list[str]:
-    """What stands beside our headline: the paper's claims, and the same calculation from published times."""
-    said = [f"The paper: {OURS} over {other}: {text}." for other, text in claims().items()]
+    """Return the paper's claims, and the same calculation from published times, for comparison with our headlines."""
+    said = [f"The paper claims for {OURS} over {other}: {text}." for other, text in claims().items()]
     return [*said, *(f"For comparison, {one.text()}." for one in published_headlines())]
 
 
 def count(lines: Sequence[Number]) -> str:
-    """How many numbers of each kind there are, and how many are still to be measured."""
+    """Describe the number of lines of each kind and the number of missing measurements."""
     missing = [is_missing(one) for one in lines]
     known = {kind: sum(one.kind == kind and not m for one, m in zip(lines, missing, strict=True)) for kind in KINDS}
     text = ", ".join(f"{number} {kind}" for kind, number in known.items() if number)
@@ -60,7 +61,7 @@ def markdown(found: Mapping[str, Sequence[Number]], headlines: Sequence[str]) ->
 
 @dataclass(frozen=True)
 class Bar:
-    """A number of the paper above ours; widths in percent."""
+    """Two bars, the paper's number and ours; widths in percent."""
 
     label: str
     paper: str
@@ -70,7 +71,7 @@ class Bar:
 
 
 def bars(name: str, lines: Sequence[Number]) -> list[tuple[str, list[Bar]]]:
-    """Where both have numbers: growth as it is, speeds as multiples of the first row, since the hardware differs."""
+    """Return bars for rows with both numbers: growth, or speeds as multiples of the first row (hardware differs)."""
     found = []
     for quantity in BARS:
         pairs = [
@@ -84,20 +85,20 @@ def bars(name: str, lines: Sequence[Number]) -> list[tuple[str, list[Bar]]]:
         paper_one, ours_one = (1.0, 1.0) if name in GROWTH else (pairs[0][1], pairs[0][2])
         ratios = [(row, paper / paper_one, ours / ours_one) for row, paper, ours in pairs]
         widest = max(max(paper, ours) for _, paper, ours in ratios) / 70
-        title = f"{quantity}: the formula above, measured below"
+        title = f"{quantity}: formula (upper bar) and measurement (lower bar)"
         if name not in GROWTH:
-            title = f"{quantity}, as a multiple of {pairs[0][0]}: the paper above (TPUv3), ours below"
+            title = f"{quantity} relative to {pairs[0][0]}: paper on TPUv3 (upper bar) and ours (lower bar)"
         drawn = [Bar(row, f"{p:.2f}x", f"{o:.2f}x", p / widest, o / widest) for row, p, o in ratios]
         found.append((title, drawn))
     return found
 
 
 def pareto_charts(lines: Sequence[Number]) -> list[tuple[str, Markup]]:
-    """Time against accuracy: measured for training and inference, and the published times."""
+    """Draw time against accuracy: our training and inference times, and published training times."""
     by_title = {(one.row, one.quantity): one.value for one in lines if QUICK not in one.note}
     charts = []
     for quantity in ("training step", "inference step"):
-        points = {  # NaN, not measured, breaks the line
+        points = {  # NaN (not measured) interrupts the line
             family: [
                 (nan if (seconds := by_title.get((one.title, quantity))) is None else seconds, one.top1)
                 for one in published()
@@ -162,6 +163,6 @@ def page(found: Mapping[str, Sequence[Number]], headlines: Sequence[str]) -> str
 
 
 def write(folder: Path, found: Mapping[str, Sequence[Number]], headlines: Sequence[str]) -> None:
-    """reproduce.md and reproduce.html."""
+    """Write reproduce.md and reproduce.html."""
     for name, text in ((MARKDOWN, markdown(found, headlines)), (HTML, page(found, headlines))):
         write_text(folder / name, text)

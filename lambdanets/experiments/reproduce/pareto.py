@@ -1,4 +1,4 @@
-"""Speed-ups at matched accuracy: the published accuracies of published.json on one axis, time on the other."""
+"""Speed-ups between families of networks at matched accuracy: published accuracies (published.json) and our times."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ class Published:
     """A network with the accuracy that its authors report.
 
     Attributes:
-        family, label: which curve, and what it is called on it.
-        network: as `lambdanets bench network` takes it.
-        image_size: pixels.
-        top1: in percent.
-        tpu_seconds: of a training step for 1024 images on 8 TPUv3 cores, where it is published.
-        source: of the numbers, in words.
+        family, label: name of the curve, and name of the network on it.
+        network: the network in the form that `lambdanets bench network` accepts.
+        image_size: height and width of the images in pixels.
+        top1: ImageNet top-1 accuracy in percent.
+        tpu_seconds: published seconds of a training step for 1024 images on 8 TPUv3 cores, or None.
+        source: the publication of these numbers.
     """
 
     family: str
@@ -38,12 +38,19 @@ class Published:
 
     @property
     def title(self) -> str:
+        """The label with the image size."""
         return f"{self.label}, {self.image_size} px"
 
 
 @cache
 def published() -> tuple[Published, ...]:
-    """All networks of the figure, family by family, from small to large."""
+    """Return all networks of the figure by family, from small to large.
+
+    >>> from lambdanets.experiments.reproduce.pareto import published
+    >>> one = published()[0]
+    >>> one.title, one.top1, one.tpu_seconds
+    ('LambdaResNet-50, 128 px', 77.4, 0.058)
+    """
     data = read_object(DATA)
     return tuple(
         Published(family["name"], **{**point, "source": data["sources"][point["source"]]})
@@ -53,14 +60,14 @@ def published() -> tuple[Published, ...]:
 
 
 def claims() -> dict[str, str]:
-    """What the paper says about each other family, by its name."""
+    """Return the paper's claim about each other family, by family."""
     found = read_object(DATA)["claims"]
     return {key.removeprefix(f"{OURS} over "): text for key, text in found.items()}
 
 
 @dataclass(frozen=True)
 class Point:
-    """Accuracy (percent) and time (seconds, for any fixed number of images)."""
+    """The accuracy of a network in percent, and its time in seconds for a fixed number of images."""
 
     top1: float
     seconds: float
@@ -68,14 +75,14 @@ class Point:
 
 @dataclass(frozen=True)
 class Match:
-    """How many times faster at one accuracy."""
+    """The speed-up at one accuracy (in percent)."""
 
     top1: float
     speedup: float
 
 
 def frontier(points: Iterable[Point]) -> list[Point]:
-    """The networks that one would choose: none is both faster and at least as accurate. By rising accuracy."""
+    """Return the Pareto-optimal points by increasing accuracy: no other is both faster and at least as accurate."""
     kept: list[Point] = []
     for point in sorted(points, key=lambda p: (-p.top1, p.seconds)):
         if not kept or point.seconds < kept[-1].seconds:
@@ -85,15 +92,24 @@ def frontier(points: Iterable[Point]) -> list[Point]:
 
 @dataclass(frozen=True)
 class Curve:
-    """The networks of a family. `unknown`: accuracies of those that are still to be measured."""
+    """The networks of a family.
+
+    Attributes:
+        points: measured networks.
+        unknown: accuracies of networks that are not measured yet.
+
+    >>> from lambdanets.experiments.reproduce.pareto import Curve, Point
+    >>> Curve([Point(80.0, 1.0), Point(82.0, 4.0)]).seconds_at(81.0)
+    2.0
+    """
 
     points: Sequence[Point]
     unknown: Sequence[float] = ()
 
     def seconds_at(self, top1: float) -> float | None:
-        """Time for an accuracy, between two neighbours on a logarithmic axis.
+        """Return the time for an accuracy, interpolated between two Pareto-optimal networks on a logarithmic axis.
 
-        None outside, where nothing is extrapolated, and where a network between the two is not measured yet.
+        Returns None outside the measured range, and if a network between the two is not measured yet.
         """
         curve = frontier(self.points)
         for point in curve:
@@ -107,7 +123,16 @@ class Curve:
 
 
 def speedups(ours: Curve, others: Curve) -> list[Match]:
-    """At the accuracy of every network of either curve where both have one: seconds of the others / ours."""
+    """Return the speed-ups of one family over another at the accuracy of every Pareto-optimal network of either.
+
+    Args:
+        ours: the family whose speed-up is computed.
+        others: the family that it is compared with.
+
+    >>> from lambdanets.experiments.reproduce.pareto import Curve, Point, speedups
+    >>> speedups(Curve([Point(80.0, 1.0)]), Curve([Point(79.0, 1.0), Point(81.0, 4.0)]))
+    [Match(top1=80.0, speedup=2.0)]
+    """
     found = []
     for top1 in sorted({point.top1 for curve in (ours, others) for point in frontier(curve.points)}):
         fast, slow = ours.seconds_at(top1), others.seconds_at(top1)
@@ -118,15 +143,22 @@ def speedups(ours: Curve, others: Curve) -> list[Match]:
 
 @dataclass(frozen=True)
 class Headline:
-    """Speed-ups over one family, in one sentence."""
+    """The speed-ups of LambdaResNets over one family.
+
+    Attributes:
+        other: name of the other family.
+        mode: the kind of measurement, such as "training, eager".
+        matches: the speed-ups, by increasing accuracy.
+    """
 
     other: str
     mode: str
     matches: tuple[Match, ...]
 
     def text(self) -> str:
+        """Return the smallest, largest and mean speed-up in one sentence."""
         if not self.matches:
-            return f"{self.mode}: no accuracy that both {OURS} and {self.other} were measured at"
+            return f"{self.mode}: no accuracy at which both {OURS} and {self.other} are measured"
         low, high = self.matches[0].top1, self.matches[-1].top1
         parts = [f"{OURS} over {self.other}, {self.mode}: {spread(self.matches)} at {low:g} to {high:g}% top-1"]
         for name, chosen in (
@@ -148,7 +180,13 @@ def spread(matches: Sequence[Match]) -> str:
 def headlines(
     seconds: Mapping[tuple[str, int], float], mode: str, unknown: Collection[tuple[str, int]] = ()
 ) -> list[Headline]:
-    """One for each other family, from seconds by (network, image size). `unknown`: those still to be measured."""
+    """Return the speed-ups over every other family that has measurements.
+
+    Args:
+        seconds: measured seconds by (network, image size).
+        mode: the kind of measurement, such as "training, eager".
+        unknown: the (network, image size) that are not measured yet.
+    """
 
     def curve(family: str) -> Curve:
         mine = {(one.network, one.image_size): one.top1 for one in published() if one.family == family}
@@ -160,6 +198,6 @@ def headlines(
 
 
 def published_headlines() -> list[Headline]:
-    """The same from published TPU times, where both families have them: a check of the method on the paper's claim."""
+    """Return the speed-ups computed from published TPU times, to check the method against the paper's claim."""
     known = {(one.network, one.image_size): one.tpu_seconds for one in published() if one.tpu_seconds is not None}
     return headlines(known, "training on TPUv3 as published")

@@ -1,4 +1,4 @@
-"""The paper's tables of layers and ablations in a vanilla ResNet-50 at 224x224. What the paper prints, unchanged."""
+"""The paper's tables of layers and ablations in a vanilla ResNet-50 at 224x224. Numbers are as printed."""
 
 from functools import partial
 
@@ -9,7 +9,7 @@ from lambdanets.experiments.reproduce.rows import OtherReading, Row
 ALL = {"placement": "LLLL"}
 RAMACHANDRAN = "Ramachandran et al. 2019"
 NO_READING = "none of the readings that we tried gives the printed number"
-CUT_OFF = "would fit if it were cut off; the other rows are rounded"
+CUT_OFF = "matches if truncated; the other rows are rounded"
 MISPRINTS = dict.fromkeys(((8, 2), (8, 16), (2, 4), (2, 8), (4, 8)), NO_READING) | {(32, 8): CUT_OFF}
 
 layer = partial(Row, table="tab:resnet50", model="resnet50")
@@ -21,7 +21,7 @@ LAYERS = (
         params="28.1",
         top1="77.6",
         gain="+0.7",
-        remark="squeeze ratio 16 (a hidden width of w/4 for the block's 4w channels), the text says 4: then 35.64M",
+        remark="squeeze ratio 16 (hidden width w/4 for 4w channels of a block); the text's ratio of 4 gives 35.64M",
     ),
     layer(
         label="Conv + linear attention (Chen et al.)", params="33.0", top1="77.0", cited="Chen et al. 2018", model=None
@@ -33,8 +33,8 @@ LAYERS = (
         top1="77.3",
         gain="+1.2",
         cited="Shen et al. 2018",
-        remark="the paper names no placement: ours has efficient attention after the 3x3 convolutions of c3 to c5; the "
-        "gain is over a baseline of 76.1",
+        remark="the paper does not give the placement; ours has efficient attention after the 3x3 convolutions of c3 "
+        "to c5; the gain is over a baseline of 76.1",
     ),
     layer(
         label="Conv + relative self-attention",
@@ -67,8 +67,8 @@ LAYERS = (
         top1="78.2",
         gain="+1.3",
         cited="Zhao et al. 2020",
-        remark="SAN-19 with patchwise attention, a network of its own and no ResNet-50: a ResNet-50 with patchwise "
-        "attention in place of its 3x3 convolutions has 19.18M",
+        remark="SAN-19 with patchwise attention, which is not a ResNet-50; a ResNet-50 with patchwise attention "
+        "instead of 3x3 convolutions has 19.18M",
     ),
     layer(label="Lambda layer", arguments=ALL, params="15.0", top1="78.4", gain="+1.5"),
     layer(label="Lambda layer (u=4)", arguments={**ALL, "intra_depth": 4}, params="16.0", top1="78.9", gain="+2.0"),
@@ -122,7 +122,7 @@ MEMORY = (
         memory_bytes=memory.lambda_bytes(RESNET50, key_depth=8),
         infer="1640",
         top1="77.9",
-        reading=OtherReading(text="half of the row above as it is printed, 1.9", value=1.9 / 2),
+        reading=OtherReading(text="half of the printed number above, 1.9", value=1.9 / 2),
     ),
     held(
         label="Lambda layer (shared embeddings)",
@@ -141,12 +141,12 @@ MEMORY = (
         our_space="Θ(lkr)",
         infer="1100",
         top1="78.1",
-        remark="Θ(lknm) has an embedding for each pair of query and context; a convolution holds the kr numbers of its "
-        "table, as in the complexity table, Θ(kr + bnkd/h), whose second term is the lambdas, left out here",
+        remark="Θ(lknm) has an embedding for each pair of query and context; a convolution stores a table of kr "
+        "numbers per layer, as in the complexity table, Θ(kr + bnkd/h), without its second term, the lambdas",
     ),
 )
 
-# k, h, u, parameters, top-1. A reason on a row that fits would be an error, and a test says so.
+# k, h, u, parameters, top-1. A test checks that only rows that do not match have a reason.
 ABLATIONS = (
     Row(table="tab:ablations", label="ResNet baseline", model="resnet50", params="25.6", top1="76.9"),
     *(
@@ -206,7 +206,7 @@ SCOPES = tuple(
         flops=flops,
         top1=top1,
         reading=OtherReading(
-            text="lambda layers in the last THREE stages, the caption says two",
+            text="lambda layers in the last three stages; the caption says two",
             arguments={"placement": "CLLL", "scope": scope},
         ),
     )

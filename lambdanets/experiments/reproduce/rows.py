@@ -1,4 +1,4 @@
-"""What a row of the paper's tables is, as data. Numbers stay strings: how they are printed says how exact they are."""
+"""The rows of the paper's tables. Numbers are strings, because the printed digits show their precision."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,11 +7,17 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class OtherReading:
-    """What a printed number fits, where it does not fit what is written: other arguments, or another calculation."""
+    """Another reading of the paper that gives a printed number: other arguments, or another calculation.
+
+    Attributes:
+        text: the reading in words.
+        arguments: arguments of `create_model` that replace those of the row.
+        value: the number in the unit of the row, if no network gives it.
+    """
 
     text: str
     arguments: Mapping[str, Any] | None = None
-    value: float | None = None  # in the unit of the row
+    value: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,25 +25,25 @@ class Row:
     """A row of a table.
 
     Attributes:
-        table: its label in the paper's source.
-        label: what the paper calls the row.
-        model, arguments: the network as it is written, for `create_model`; None where we have none.
-        image_size: pixels; None where the paper says nothing, which is 224.
-        params: in millions.
-        flops: in units of 1e9.
-        memory: in GB of 2^30 bytes; `memory_bytes` is ours.
-        units: of params, flops or memory, where another one is printed.
+        table: label of the table in the paper's source.
+        label: name of the row in the paper.
+        model, arguments: the network as the paper describes it, for `create_model`; None if this package lacks it.
+        image_size: height and width in pixels; None where the paper does not say, which means 224.
+        params: parameters in millions.
+        flops: FLOPs in units of 1e9.
+        memory: memory in GB of 2^30 bytes; `memory_bytes` is our number.
+        units: units of params, flops or memory, where they differ from these.
         infer, train: examples per second on 8 TPUv3 cores: inference in float32 (pseudo-labels: as printed), training.
-        latency: seconds of a training step for 1024 images on 8 TPUv3 cores, bfloat16.
-        top1, pseudo_top1: ImageNet accuracy, supervised and with pseudo-labels, in percent.
-        gain: points of top-1 over a convolutional baseline, as printed; cited rows have baselines of their own.
-        speedups: of infer and train, as printed: how many times faster the first network of the table is.
-        space, our_space: space complexity of the interactions, as printed and as we count it.
-        counted: quantities that we count though the paper prints none.
-        cited: whose numbers these are, if not the paper's own.
-        reading: what a number that does not fit does fit.
-        reason: why a number does not fit.
-        remark: what else is to be said about the row.
+        latency: seconds of a training step for 1024 images on 8 TPUv3 cores in bfloat16.
+        top1, pseudo_top1: ImageNet top-1 accuracy in percent, supervised and with pseudo-labels.
+        gain: gain in top-1 points over a convolutional baseline, as printed; cited rows have their own baselines.
+        speedups: speed-up of the first network of the table over this one for infer and train, as printed.
+        space, our_space: space complexity of the interactions, as printed and according to us.
+        counted: quantities that we count although the paper does not print them.
+        cited: the paper that the numbers come from, if it is another one.
+        reading: another reading of the paper that gives a number that does not match otherwise.
+        reason: explanation of a number that does not match.
+        remark: further explanation of the row.
     """
 
     table: str
@@ -68,7 +74,15 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class DetectionRow:
-    """A row of the table of Mask R-CNN on COCO: average precision of boxes and masks, all and small/medium/large."""
+    """A row of the table of Mask R-CNN on COCO.
+
+    Attributes:
+        label: name of the row in the paper.
+        model, arguments: the backbone, for `create_model`.
+        box, mask: average precision of boxes and masks.
+        box_sizes, mask_sizes: average precision of small, medium and large objects.
+        table: label of the table in the paper's source.
+    """
 
     label: str
     model: str

@@ -1,4 +1,4 @@
-"""Experiments by name: measure what is missing, then write and return everything that is known."""
+"""Running experiments: measure missing numbers, then write and return all results."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -20,16 +20,16 @@ from lambdanets.experiments.reproduce.numbers import (
 from lambdanets.experiments.reproduce.page import write
 from lambdanets.experiments.reproduce.pareto import OTHERS, OURS, published
 
-QUICK_SECONDS = 80  # of counting and measuring; the last job and the pages come after
-FIRST = ("layers", "attention", "hybrids", "c4", "extra-data")  # the tables that say most, when time is short
+QUICK_SECONDS = 80  # for counting and measuring; the last job and writing the pages take longer
+FIRST = ("layers", "attention", "hybrids", "c4", "extra-data")  # the most important tables
 
 
 def jobs_of(names: Sequence[str], *, in_turns: bool) -> Iterable[Job]:
-    """Every job once, what says most first: it may be all that there is time for.
+    """Return every job once, the most important first in case the time budget does not suffice for all.
 
-    That is training of the speed-accuracy figure, then the complexity tables, which take seconds, the main tables,
-    inference of the figure, and the rest in the paper's order. In turns, for when time is shorter still: the complexity
-    tables, then the first job of each experiment, and so on.
+    The order is: training for the speed-accuracy figure, the complexity tables, which take seconds, the main tables,
+    inference for the figure, and the others in the order of the paper. With `in_turns`, for very short budgets: the
+    complexity tables, then the first job of each experiment, then the second, and so on.
     """
     jobs: dict[str, list[Job]] = {
         name: [cell.job for cell, _ in counted_cells(name) if cell.job is not None] for name in names
@@ -53,7 +53,7 @@ def jobs_of(names: Sequence[str], *, in_turns: bool) -> Iterable[Job]:
 
 
 def pareto_jobs() -> list[Job]:
-    """Training first, and the families side by side from small to large: half of it is a headline already."""
+    """Return the jobs of the figure: training first, alternating between families, from small to large networks."""
     families = [[one for one in published() if one.family == family] for family in (OURS, *OTHERS)]
     ordered = [one for turn in zip_longest(*families) for one in turn if one is not None]
     modes: tuple[Literal["training", "inference"], ...] = ("training", "inference")
@@ -70,28 +70,28 @@ def reproduce(
     measure: bool = True,
     retry: bool = False,
 ) -> tuple[dict[str, list[Number]], list[str]]:
-    """The numbers of experiments, and the headlines; writes reproduce.json, .md and .html into `folder`.
+    """Run experiments, write reproduce.json, .md and .html into `folder`, and return the numbers and the headlines.
 
-    The pages hold all experiments that the folder has, also those of earlier calls.
+    The pages contain all experiments in the folder, including those of earlier calls.
 
     Args:
-        names: of `EXPERIMENTS`.
-        folder: where results are kept; what stands there is not measured again.
-        settings: how to measure.
-        accuracy: of networks trained here, by their name in `lambdanets experiments compare`.
-        minutes: start no further measurement after this long; the last one times fewer steps.
-        measure: False: what the folder has, from whatever machine and by its own settings, and counts.
-        retry: measure again what ended with an error.
+        names: names of experiments, keys of `EXPERIMENTS`.
+        folder: folder for results; results in it are not measured again.
+        settings: settings of the measurements.
+        accuracy: accuracies of networks trained here, by their name in `lambdanets experiments compare`.
+        minutes: time budget; no new measurement starts after it, and the last one times fewer steps.
+        measure: whether to measure; False only shows the results in the folder, with its own settings, and counts.
+        retry: repeat measurements that ended with an error.
     """
     start = time.monotonic()
     store = Store.open(folder)
     if not measure and store.settings is not None:
         settings = Settings.from_json(store.settings)
-    jobs = jobs_of(names, in_turns=settings.quick)  # counts everything that can be counted
+    jobs = jobs_of(names, in_turns=settings.quick)  # this also computes and caches all counts
     if measure:
         if settings.quick and minutes is None:
             minutes = max(0.0, QUICK_SECONDS - (time.monotonic() - start)) / 60
-        for name in names:  # after a kill, --no-measure makes them from the measurements
+        for name in names:  # if this process is killed, --no-measure rebuilds them from the measurements
             store.shown.pop(name, None)
         if "pareto" in names:
             store.headlines = []
@@ -110,5 +110,5 @@ def reproduce(
 
 
 def listing() -> list[tuple[str, str, str]]:
-    """Name, title, and where it stands in the paper's source."""
+    """Return the name, title and LaTeX label of every experiment."""
     return [(one.name, one.title, one.label) for one in EXPERIMENTS.values()]

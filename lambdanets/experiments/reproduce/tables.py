@@ -1,4 +1,4 @@
-"""All tables of the paper with numbers of networks, and their rows."""
+"""All tables of the paper about networks, and their rows."""
 
 from lambdanets.bench.memory import GB, MB
 from lambdanets.experiments.reproduce import family_tables, resnet50_tables
@@ -7,7 +7,7 @@ from lambdanets.experiments.reproduce.rows import Row
 UNITS = {"M": 1e6, "G": 1e9, "MB": MB, "GB": GB}
 USUAL_UNITS = {"params": "M", "flops": "G", "memory": "GB"}
 
-TABLES = {  # titles by the label in the paper's source, also of paragraphs with numbers
+TABLES = {  # titles by LaTeX label in the paper's source, including paragraphs with numbers
     "tab:resnet50": "Layers in a ResNet-50",
     "tab:memory_comparison": "Lambda layers and self-attention",
     "tab:pseudo_labels": "Models trained on extra data",
@@ -17,8 +17,8 @@ TABLES = {  # titles by the label in the paper's source, also of paragraphs with
     "tab:normalization": "Normalisations in a ResNet-50",
     "tab:hybrid_lambdanetworks": "Placement in a ResNet-50",
     "tab:c4_hybrid": "Lambda layers in c4 of LambdaResNets",
-    "tab:parameter_efficient": "Parameters beside EfficientNet-B6",
-    "tab:flops_efficient": "FLOPs beside EfficientNet-B6",
+    "tab:parameter_efficient": "Parameters compared with EfficientNet-B6",
+    "tab:flops_efficient": "FLOPs compared with EfficientNet-B6",
     "tab:mobilenets": "MobileNet-v2",
     "tab:pareto_curve_details": "LambdaResNets, detailed results",
     "text:introduction": "Introduction, footnote",
@@ -30,6 +30,6 @@ DETECTION = family_tables.DETECTION
 
 
 def unit(row: Row, quantity: str) -> tuple[str, float]:
-    """The unit in which a row prints a quantity: its name, and how much it is."""
+    """Return the name and the size of the unit in which a row prints a quantity."""
     name = row.units.get(quantity, USUAL_UNITS[quantity])
     return name, UNITS[name]

@@ -26,8 +26,8 @@ def first_column(heading: str) -> list[str]:
 
 
 def test_every_name_is_documented():
-    assert sorted(first_column("## What there is")) == sorted(EXPERIMENTS)
-    assert first_column("what kind of number it is") == list(KINDS)
+    assert sorted(first_column("## Tables and figures")) == sorted(EXPERIMENTS)
+    assert first_column("and the kind of number") == list(KINDS)
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_speeds_are_beside_the_first_row_that_both_have():
     assert paper_tables.beside_the_first(lines)["C", "inference", "ex/s", "paper"] == " (3.00)"
     text = paper_tables.table(lines, formula=False)
     assert "| A | OOM | 9 |\n| B | 100 (1.00) | 20 (1.00) |\n| C | 300 (3.00) | 30 (1.50) |\n| D | 400 | - |\n" in text
-    assert paper_tables.notes(lines, formula=False) == "\n- float32, batch 2. For: B; C.\n"
+    assert paper_tables.notes(lines, formula=False) == "\n- float32, batch 2. Rows: B; C.\n"
 
 
 def test_with_extra_data_the_first_network_is_so_many_times_faster():
@@ -110,7 +110,7 @@ def test_why_ratios_to_vit_differ_is_said_with_the_measured_numbers():
         number("ViT-L/16", "inference", "640", 1000.0),
     ]
     said = paper_tables.extra_data(lines)
-    assert "costs ViT-L/16 9.0 times as many FLOPs as LambdaResNet" in said
+    assert "ViT-L/16 needs 9.0 times as many FLOPs per image as LambdaResNet" in said
     assert "ViT-L/16 runs at 360 TFLOP/s and LambdaResNet at 120" in said
     assert paper_tables.extra_data(lines[:3]) == "" == paper_tables.extra_data(lines[1:])
 
@@ -126,7 +126,7 @@ def test_the_committed_tables_have_gains_citations_and_readings():
     assert "none of the readings that we tried" in text
     assert "no reading" not in text
     assert "reduces parameters and flops by ~10%" in text
-    assert "times as many FLOPs as LambdaResNet-152" in text
+    assert "times as many FLOPs per image as LambdaResNet-152" in text
     assert "| LambdaResNet-200-C4, 320 px | - | 15 | - | 0.3 | - | 0.1 |" in text
 
 
@@ -146,7 +146,7 @@ def test_a_note_names_the_quantity_where_a_row_has_several_notes():
     ]
     assert (
         paper_tables.notes(lines, formula=False)
-        == "\n- batch 256. For: A (training).\n- batch 1024. For: A (inference); B.\n"
+        == "\n- batch 256. Rows: A (training).\n- batch 1024. Rows: A (inference); B.\n"
     )
 
 
