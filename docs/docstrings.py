@@ -1,8 +1,9 @@
-"""Docstrings here are plain text with a little Markdown; this makes them the reStructuredText that autodoc wants.
+"""Convert docstrings, which are plain text with a little Markdown, to the reStructuredText that autodoc reads.
 
-Code between backticks becomes a literal, what means something in reStructuredText alone is escaped, an indented block
-after a paragraph is code, lines of `| cells |` are a table, and the entries of "Args:" and "Attributes:" a list. Lists
-with dashes are the same in both.
+Code in backticks becomes a literal, and characters with a meaning in reStructuredText are escaped. An indented block
+after a paragraph is code, lines of `| cells |` are a table, and lines after `>>>` are an interactive session. The
+entries of "Args:", "Attributes:", "Shape:", "Returns:" and "Raises:" become a list, and the lines of "Example:" code.
+Lists with dashes are the same in both formats.
 """
 
 import re
@@ -15,16 +16,26 @@ from typing import Annotated, Any, get_args, get_origin
 CODE = re.compile(r"(`+)(.+?)\1(?!`)")
 SPECIAL = re.compile(r"([\\*|`]|(?<=\w)_\b)")
 ENTRY = re.compile(r"    (?P<names>\*{0,2}\w+(?:, \w+)*): (?P<text>.*)")
-SECTIONS = {"Args:": "Arguments", "Attributes:": "Attributes"}
+LISTS = {
+    "Args:": "Arguments",
+    "Attributes:": "Attributes",
+    "Shape:": "Shape",
+    "Returns:": "Returns",
+    "Raises:": "Raises",
+}
+EXAMPLES = {"Example:": "Example", "Examples:": "Examples"}
 
 
 def to_restructured(lines: list[str]) -> list[str]:
-    """The lines of a docstring, its common indentation already removed."""
+    """Return the reStructuredText of a docstring. The common indentation of `lines` is already removed."""
     found: list[str] = []
     for block in blocks(lines):
-        title = SECTIONS.get(block[0])
-        if title is not None:
-            found += [f"**{title}**", "", *map(entry, block[1:])]
+        if block[0] in LISTS:
+            found += [f"**{LISTS[block[0]]}**", "", *map(entry, block[1:])]
+        elif block[0] in EXAMPLES:
+            found += [f"**{EXAMPLES[block[0]]}**", "", *(["::", "", *block[1:]] if block[1:] else [])]
+        elif block[0].startswith(">>>"):
+            found += block
         elif block[0].startswith("    "):
             found += ["::", "", *block]
         elif block[0].startswith("|"):
@@ -36,14 +47,14 @@ def to_restructured(lines: list[str]) -> list[str]:
 
 
 def blocks(lines: list[str]) -> Iterator[list[str]]:
-    """What stands between empty lines."""
+    """Yield the groups of lines between empty lines."""
     for filled, block in groupby(lines, key=lambda line: bool(line.strip())):
         if filled:
             yield list(block)
 
 
 def entry(line: str) -> str:
-    """A line of a section: `name: text` or `name, other: text`, or what goes on with it."""
+    """Convert a line of a section: `name: text`, `name, other: text`, or the continuation of an entry."""
     match = ENTRY.fullmatch(line)
     if match is None:
         return "  " + escaped(line.strip())
@@ -52,7 +63,7 @@ def entry(line: str) -> str:
 
 
 def table(lines: list[str]) -> list[str]:
-    """The first line has the titles."""
+    """Convert a table, whose first line has the column titles."""
     rows = [[escaped(cell.strip()) for cell in line.strip().strip("|").split("|")] for line in lines]
     cells = [f"   {'-' if column else '* -'} {cell}" for row in rows for column, cell in enumerate(row)]
     indented = [line if line.startswith("   *") else f"  {line}" for line in cells]
@@ -60,6 +71,7 @@ def table(lines: list[str]) -> list[str]:
 
 
 def escaped(line: str) -> str:
+    """Convert code in backticks to literals and escape the rest of a line."""
     parts, last = [], 0
     for match in CODE.finditer(line):
         parts += [plain(line[last : match.start()]), f"``{match[2]}``"]
@@ -74,19 +86,19 @@ def plain(text: str) -> str:
 
 
 def process_docstring(app: Any, what: str, name: str, obj: object, options: Any, lines: list[str]) -> None:
-    """For Sphinx's event of that name. It wants an empty line at the end."""
+    """Handle Sphinx's event `autodoc-process-docstring`, which requires an empty line at the end."""
     lines[:] = [*to_restructured(lines), ""]
 
 
 def process_signature(
     app: Any, what: str, name: str, obj: object, options: Any, arguments: str | None, result: str | None
 ) -> tuple[str | None, str | None]:
-    """For Sphinx's event of that name: a default that is made anew is written so that Python can read it."""
+    """Handle Sphinx's event `autodoc-process-signature`: show a default factory as `...`, which Python can parse."""
     return arguments and arguments.replace("<factory>", "..."), result
 
 
 def plain_types(app: Any) -> None:
-    """Takes the command line's notes out of the types of dataclasses: `Annotated[int, ...]` becomes `int`."""
+    """Remove the metadata of the command line from the types of dataclasses: `Annotated[int, ...]` becomes `int`."""
     modules = [module for name, module in list(sys.modules.items()) if name.startswith("lambdanets")]
     for module in modules:
         for one in vars(module).values():

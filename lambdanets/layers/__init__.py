@@ -1,4 +1,4 @@
-"""Layers: the lambda layer in 1, 2 and 3 dimensions, its positions, and what the paper compares it with."""
+"""Lambda layers in one, two and three dimensions, position embeddings, and the layers that the paper compares with."""
 
 from lambdanets.layers.attention import AxialAttention2d, GlobalAttention2d, LocalAttention2d
 from lambdanets.layers.augmented import AugmentedConvolution2d

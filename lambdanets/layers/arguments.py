@@ -1,4 +1,4 @@
-"""What layers say about arguments and inputs that they cannot take."""
+"""Checks of the arguments and inputs of layers, with error messages that name the fix."""
 
 from collections.abc import Callable, Collection, Mapping
 from functools import wraps
@@ -16,7 +16,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Names from torch, timm, NATTEN and lucidrains: our names for the same thing, as far as a layer has one, or why none.
+# Argument names of torch, timm, NATTEN and lucidrains: (our names for the same thing, the layer's own first), hint.
 CARRIED: dict[str, tuple[tuple[str, ...], str]] = {
     "dim": (("channels", "key_depth"), ""),
     "embed_dim": (("channels",), ""),
@@ -50,10 +50,10 @@ CARRIED: dict[str, tuple[tuple[str, ...], str]] = {
     "dim_intra": (("intra_depth",), ""),
     "value_depth": (("out_channels",), "which is heads * value depth"),
     "dim_v": (("out_channels",), "which is heads * value depth"),
-    "kernel_size": (("scope",), "the window in which positions interact"),
-    "window_size": (("scope",), "the window in which positions interact"),
-    "window": (("scope",), "the window in which positions interact"),
-    "r": (("scope",), "the window in which positions interact"),
+    "kernel_size": (("scope",), "the window of position interactions"),
+    "window_size": (("scope",), "the window of position interactions"),
+    "window": (("scope",), "the window of position interactions"),
+    "r": (("scope",), "the window of position interactions"),
     "n": (("input_size",), "with scope=None for a window as large as the input"),
     "feat_size": (("input_size",), "the largest input"),
     "fmap_size": (("input_size",), "the largest input"),
@@ -71,21 +71,21 @@ CARRIED: dict[str, tuple[tuple[str, ...], str]] = {
     "squeeze_channels": (("hidden",), ""),
     "padding": (
         (),
-        "a layer pads by itself: its output has the size of its input, divided by the stride if it has one",
+        "padding is automatic: the output has the size of the input, divided by the stride if there is one",
     ),
-    "padding_mode": ((), "what is outside of the input counts as zero, or not at all"),
-    "groups": ((), "every channel of the output sees every channel of the input"),
-    "bias": ((), "the projections have no bias: put a norm or a bias behind the layer"),
-    "proj_drop": ((), "it has no dropout: put nn.Dropout behind the layer"),
-    "attn_drop": ((), "it has no dropout: put nn.Dropout behind the layer"),
-    "dropout": ((), "it has no dropout: put nn.Dropout behind the layer"),
+    "padding_mode": ((), "the padding mode is fixed"),
+    "groups": ((), "every output channel depends on every input channel"),
+    "bias": ((), "the projections have no bias: add a norm or a bias after the layer"),
+    "proj_drop": ((), "the layer has no dropout: add nn.Dropout after it"),
+    "attn_drop": ((), "the layer has no dropout: add nn.Dropout after it"),
+    "dropout": ((), "the layer has no dropout: add nn.Dropout after it"),
     "batch_first": ((), "inputs are [batch, channels, *space]"),
-    "qk_scale": ((), "the initialisation of the queries has the scale"),
+    "qk_scale": ((), "the scale is part of the initialisation of the queries"),
 }
 
 
 def remedies(known: Collection[str]) -> Mapping[str, str]:
-    """For a layer with the arguments `known`: what to use instead of names of other libraries."""
+    """Return hints for argument names of other libraries, for a layer that has the arguments `known`."""
     found = {}
     for name, (ours, words) in CARRIED.items():
         ours = tuple(one for one in ours if one in known)
@@ -101,25 +101,25 @@ INSTEAD = "use torch.compile, torch.export, torch.onnx.export(dynamo=True) or `l
 
 
 class NotScriptable(nn.Module):
-    """A module that TorchScript's compiler cannot read."""
+    """A module that torch.jit.script cannot compile."""
 
-    def __prepare_scriptable__(self) -> None:  # what torch.jit.script calls first
+    def __prepare_scriptable__(self) -> None:  # torch.jit.script calls this first
         raise RuntimeError(f"torch.jit.script cannot compile {type(self).__name__}: {INSTEAD}")
 
 
 class NotTraceable(NotScriptable):
-    """A module that torch.jit.trace cannot follow: sizes are tensors there."""
+    """A module that torch.jit.trace cannot follow, because sizes are tensors during tracing."""
 
-    def _slow_forward(self, *_: Any, **__: Any) -> None:  # what a module calls while it is traced
+    def _slow_forward(self, *_: Any, **__: Any) -> None:  # nn.Module calls this instead of forward during tracing
         raise RuntimeError(
             f"torch.jit.trace and torch.onnx.export(dynamo=False) cannot follow {type(self).__name__}: {INSTEAD}"
         )
 
 
 def fx_leaf(forward: F) -> F:
-    """Decorate the `forward` of a module that torch.fx shall keep whole, as a single node, inside of a network.
+    """Decorate the `forward` of a module so that torch.fx keeps the module as a single node of a network.
 
-    A subclass with a `forward` of its own is not one node: it may do more than call this one.
+    A subclass that overrides `forward` is traced into, because it may do more than call this one.
     """
 
     @wraps(forward)
@@ -127,17 +127,17 @@ def fx_leaf(forward: F) -> F:
         if isinstance(x, Proxy):
             tracer: Any = x.tracer
             if type(self).forward is not kept or tracer.root is self:
-                check_tensor(x, "x")  # refuses it
+                check_tensor(x, "x")  # raises
             return tracer.create_proxy("call_module", tracer.path_of_module(self), (x, *arguments), options)
         return forward(self, x, *arguments, **options)
 
-    del kept.__wrapped__  # torch.fx would read the arguments of this function from the other one's code
+    del kept.__wrapped__  # otherwise torch.fx reads the arguments of this function from the wrapped one's code
     kept.__signature__ = signature(forward)  # type: ignore[attr-defined]
     return kept  # type: ignore[return-value]
 
 
 def check_tensor(x: Any, name: str) -> None:
-    """Refuse what is not a tensor of floating-point numbers, with what to do about it."""
+    """Raise TypeError unless x is a real floating-point tensor."""
     if isinstance(x, Proxy):
         raise TypeError(
             "torch.fx.symbolic_trace cannot follow this module: use torch.export or `lambdanets export`, or trace a "
@@ -152,15 +152,15 @@ def check_tensor(x: Any, name: str) -> None:
 
 
 def check_is_tensor(x: Any, name: str) -> None:
-    """Refuse what is not a tensor, with what to do about it."""
+    """Raise TypeError unless x is a tensor."""
     if not isinstance(x, Tensor):
         hint = f": use torch.as_tensor({name})" if hasattr(x, "__array__") or isinstance(x, list | tuple) else ""
         raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}{hint}")
 
 
 def check_type(x: Tensor, linear: nn.Module, name: str) -> None:
-    """Refuse an input whose dtype is not that of the weights, where torch would."""
-    weight = linear._parameters.get("weight")  # not of a parametrization, which reading it would run
+    """Raise TypeError if the dtype of x and of the weights differ and torch would reject the product."""
+    weight = linear._parameters.get("weight")  # `linear.weight` would run a parametrization
     if type(weight) is not nn.Parameter or x.dtype == weight.dtype or type_of_product(x, weight) is not None:
         return
     raise TypeError(
@@ -170,7 +170,7 @@ def check_type(x: Tensor, linear: nn.Module, name: str) -> None:
 
 
 def check_map(x: Any, channels: int, linear: nn.Module, dims: int | None = 2, name: str = "x") -> None:
-    """Refuse what is no [batch, channels, height, width]; `dims` None: [batch, channels, *space]."""
+    """Raise an error unless x is [batch, channels, height, width]; with `dims` None, [batch, channels, *space]."""
     check_tensor(x, name)
     if x.ndim < 3 or (dims is not None and x.ndim != dims + 2) or x.shape[1] != channels:
         axes = "*space" if dims is None else "height, width"
@@ -179,5 +179,6 @@ def check_map(x: Any, channels: int, linear: nn.Module, dims: int | None = 2, na
 
 
 def check_odd(kernel_size: int) -> None:
+    """Raise ValueError if the kernel size is even, because the output would not have the size of the input."""
     if kernel_size % 2 == 0:
-        raise ValueError(f"kernel_size={kernel_size} is even: the map would change its size, use {kernel_size + 1}")
+        raise ValueError(f"kernel_size must be odd, got {kernel_size}: use {kernel_size + 1}")

@@ -1,7 +1,7 @@
 """Relative self-attention on images: global (Bello et al. 2019), axial (Wang et al. 2020), local (Ramachandran 2019).
 
-Letters: B batch, C channels, H heads, K key depth, V value depth, Y and X queries' row and column, I and J a
-context's row and column, S the positions of a local scope.
+Letters: B batch, C channels, H heads, K key depth, V value depth, Y and X row and column of a query, I and J row and
+column of a context position, S positions of a local window.
 """
 
 from collections.abc import Sequence
@@ -15,9 +15,9 @@ from lambdanets.typed import Count
 
 
 class RelativeEmbedding(nn.Module):
-    """Embeddings of the relative positions along one axis, `table` [2 size - 1, depth]; the middle one is m = n.
+    """Embeddings of the relative positions along one axis, `table` [2 size - 1, depth]; the centre is m = n.
 
-    Shorter inputs use the middle of the table, longer ones are refused.
+    Inputs shorter than `size` use the middle of the table; longer inputs raise ValueError.
     """
 
     def __init__(
@@ -37,11 +37,11 @@ class RelativeEmbedding(nn.Module):
         nn.init.normal_(self.table, std=self.table.shape[1] ** -0.5)
 
     def forward(self, length: int) -> Tensor:
-        """[length, length, depth]: the embedding of m - n for query n and context m."""
+        """Return the embedding of m - n for each query n and context position m, [length, length, depth]."""
         if length > self.size:
             raise ValueError(
-                f"the input has {length} positions along an axis, this layer was built for {self.size}: "
-                f"build it with a larger input_size"
+                f"the input has {length} positions along an axis, but this layer was built with input_size "
+                f"{self.size}: build it with a larger input_size"
             )
         place = torch.arange(length, device=self.table.device)
         return self.table[place[None, :] - place[:, None] + self.size - 1]
@@ -51,7 +51,7 @@ class RelativeEmbedding(nn.Module):
 
 
 class SelfAttention2d(NotScriptable):
-    """Projections and checks that the three share: depths, heads, fan-in initialisation, no output projection."""
+    """Base class of the attention layers: projections with fan-in initialisation, without an output projection."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class SelfAttention2d(NotScriptable):
         super().__init__()
         out_channels = channels if out_channels is None else out_channels
         if out_channels % heads:
-            raise ValueError(f"out_channels={out_channels} is not divisible by heads={heads}: use another of the two")
+            raise ValueError(f"out_channels={out_channels} is not divisible by heads={heads}: change one of the two")
         self.channels, self.out_channels, self.heads = channels, out_channels, heads
         self.value_depth = out_channels // heads
         self.key_depth = self.value_depth if key_depth is None else key_depth
@@ -77,7 +77,7 @@ class SelfAttention2d(NotScriptable):
             nn.init.normal_(projection.weight, std=channels**-0.5)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries (scaled by K^-1/2) and keys [B, H, Y, X, K], values [B, H, Y, X, V]."""
+        """Return queries (scaled by K^-1/2) and keys [B, H, Y, X, K], and values [B, H, Y, X, V]."""
         check_map(x, self.channels, self.to_queries)
         pixels = x.permute(0, 2, 3, 1)  # [B, Y, X, C]
         queries, keys, values = (
@@ -91,12 +91,12 @@ class SelfAttention2d(NotScriptable):
 
 
 def to_image(values_BHYXV: Tensor) -> Tensor:
-    """[B, H, Y, X, V] -> [B, H V, Y, X], channels last in memory."""
+    """Rearrange [B, H, Y, X, V] to [B, H V, Y, X] in channels-last memory format."""
     return values_BHYXV.permute(0, 2, 3, 1, 4).flatten(3).permute(0, 3, 1, 2)
 
 
 def keep_format(output: Tensor, x: Tensor) -> Tensor:
-    """The output in x's memory format."""
+    """Return the output in the memory format of x."""
     channels_last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
     return output.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
 
@@ -107,11 +107,23 @@ class GlobalAttention2d(SelfAttention2d):
     Embeddings are shared by the heads, as in attention-augmented convolutions; q is scaled by key_depth^-1/2.
 
     Args:
-        channels: channels of x [B, channels, height, width].
-        out_channels: channels of the output, `channels` if None; a multiple of `heads`.
-        input_size: the largest input, (height, width) or one for both.
-        heads: attention maps for each position.
-        key_depth: depth of a query and a key; the value depth, out_channels / heads, if None.
+        channels: number of input channels.
+        out_channels: number of output channels, a multiple of `heads`; `channels` if None.
+        input_size: the largest input, (height, width) or one int for both.
+        heads: number of attention heads.
+        key_depth: depth of queries and keys; the value depth, out_channels / heads, if None.
+        device, dtype: of the parameters.
+
+    Shape:
+        Input: `[B, channels, height, width]`
+        Output: `[B, out_channels, height, width]`
+
+    Example:
+        >>> import torch
+        >>> from lambdanets.layers import GlobalAttention2d
+        >>> layer = GlobalAttention2d(64, input_size=14, heads=8)
+        >>> layer(torch.randn(2, 64, 14, 14)).shape
+        torch.Size([2, 64, 14, 14])
     """
 
     @layer_arguments
@@ -144,11 +156,29 @@ class GlobalAttention2d(SelfAttention2d):
 
 
 class AxialAttention2d(NotScriptable):
-    """Self-attention along the columns, then along the rows of their result, each with relative logits q.k + q.r.
+    """Self-attention along the columns, then along the rows, each with relative logits q.k + q.r.
 
-    Each axis has projections of its own (the first one changes the width), embeddings are shared by the heads.
+    Each axis has its own projections; those of the columns change the number of channels. Embeddings are shared by the
+    heads.
 
-    Args: as for GlobalAttention2d.
+    Args:
+        channels: number of input channels.
+        out_channels: number of output channels, a multiple of `heads`; `channels` if None.
+        input_size: the largest input, (height, width) or one int for both.
+        heads: number of attention heads.
+        key_depth: depth of queries and keys; the value depth, out_channels / heads, if None.
+        device, dtype: of the parameters.
+
+    Shape:
+        Input: `[B, channels, height, width]`
+        Output: `[B, out_channels, height, width]`
+
+    Example:
+        >>> import torch
+        >>> from lambdanets.layers import AxialAttention2d
+        >>> layer = AxialAttention2d(64, input_size=(14, 20))
+        >>> layer(torch.randn(2, 64, 14, 20)).shape
+        torch.Size([2, 64, 14, 20])
     """
 
     @layer_arguments
@@ -178,7 +208,7 @@ class AxialAttention2d(NotScriptable):
 
     @staticmethod
     def _along(attention: SelfAttention2d, embedding: RelativeEmbedding, x: Tensor) -> Tensor:
-        """Attention along the last axis of x [B, C, Y, X]."""
+        """Apply attention along the last axis of x [B, C, Y, X]."""
         queries, keys, values = attention.project(x)
         bias = torch.einsum("bhyxk,xjk->bhyxj", queries, embedding(x.shape[3]))
         output = nn.functional.scaled_dot_product_attention(queries, keys, values, attn_mask=bias, scale=1.0)
@@ -188,15 +218,27 @@ class AxialAttention2d(NotScriptable):
 class LocalAttention2d(SelfAttention2d):
     """Self-attention in a window around each position, with relative logits q.k + q.r (stand-alone self-attention).
 
-    Half of an embedding's depth belongs to the row of the relative position and half to its column; each head has
-    its own. Context outside the map takes no part in the softmax.
+    One half of the depth of an embedding encodes the row of the relative position, the other half its column. Each
+    head has its own embeddings. Positions outside the map are excluded from the softmax.
 
     Args:
-        channels: channels of x [B, channels, height, width].
-        out_channels: channels of the output, `channels` if None; a multiple of `heads`.
-        scope: the window, odd: an int or (height, width).
-        heads: attention maps for each position.
-        key_depth: depth of a query and a key, even; the value depth, out_channels / heads, if None.
+        channels: number of input channels.
+        out_channels: number of output channels, a multiple of `heads`; `channels` if None.
+        scope: size of the window, odd: an int or (height, width).
+        heads: number of attention heads.
+        key_depth: depth of queries and keys, even; the value depth, out_channels / heads, if None.
+        device, dtype: of the parameters.
+
+    Shape:
+        Input: `[B, channels, height, width]`
+        Output: `[B, out_channels, height, width]`
+
+    Example:
+        >>> import torch
+        >>> from lambdanets.layers import LocalAttention2d
+        >>> layer = LocalAttention2d(64, 128, scope=7)
+        >>> layer(torch.randn(2, 64, 14, 14)).shape
+        torch.Size([2, 128, 14, 14])
     """
 
     @layer_arguments
@@ -214,9 +256,9 @@ class LocalAttention2d(SelfAttention2d):
         super().__init__(channels, out_channels, heads, key_depth, device, dtype)
         self.scope = per_axis(scope, 2, "scope")
         if any(s % 2 == 0 for s in self.scope):
-            raise ValueError(f"the window needs a middle: give an odd scope, got {self.scope}")
+            raise ValueError(f"scope must be odd along both axes, so that the window has a centre, got {self.scope}")
         if self.key_depth % 2:
-            raise ValueError(f"half of the depth is for rows, half for columns: key_depth={self.key_depth} is odd")
+            raise ValueError(f"key_depth must be even (half for rows, half for columns), got {self.key_depth}")
         half, factory = self.key_depth // 2, {"device": device, "dtype": dtype}
         self.height = nn.Parameter(torch.empty(heads, self.scope[0], half, **factory))
         self.width = nn.Parameter(torch.empty(heads, self.scope[1], half, **factory))
@@ -239,18 +281,17 @@ class LocalAttention2d(SelfAttention2d):
         return self.scope[0] // 2, self.scope[1] // 2
 
     def _positions(self) -> Tensor:
-        """[H, S, K]: the embedding of each position of a window, its row's half and its column's.
+        """Return the embedding of each position of a window, [H, S, K].
 
-        One table, though logits of rows and of columns would be fewer products: their gradients are sums over a
-        reshaped gradient of the logits, which torch 2.11 compiles to reads with padded strides of a buffer without
-        padding (pytorch/pytorch#180898).
+        Separate logits for rows and columns would need fewer products, but torch 2.11 compiles their gradients to
+        reads with wrong strides (pytorch/pytorch#180898).
         """
         rows, columns = self.height[:, :, None], self.width[:, None]
         window = (-1, *self.scope, -1)
         return torch.cat((rows.expand(window), columns.expand(window)), -1).flatten(1, 2)
 
     def _windows(self, features: Tensor, depth: int) -> Tensor:
-        """[B, H, Y, X, depth] -> [B, H, depth, S, N]: what each position has in its window, zeros outside the map."""
+        """Gather the window of each position, zeros outside the map: [B, H, Y, X, depth] -> [B, H, depth, S, N]."""
         windows = nn.functional.unfold(to_image(features), self.scope, padding=self._padding)
         return windows.unflatten(1, (self.heads, depth, -1))
 

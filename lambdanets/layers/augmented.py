@@ -1,4 +1,4 @@
-"""Attention-augmented convolution (Bello et al. 2019): channels of a convolution beside channels of self-attention."""
+"""Attention-augmented convolution (Bello et al. 2019): a convolution concatenated with self-attention."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -10,21 +10,34 @@ from lambdanets.layers.arguments import NotScriptable, check_map, check_odd, fx_
 from lambdanets.layers.attention import GlobalAttention2d
 from lambdanets.typed import Bounds, Count
 
-SMALLEST_KEY_DEPTH = 20  # of a head, in the attention-augmented networks
+SMALLEST_KEY_DEPTH = 20  # per head, as in the paper's attention-augmented networks
 
 
 class AugmentedConvolution2d(NotScriptable):
-    """[conv(x), project(attention(x))] along the channels: a convolution with global relative self-attention.
+    """A convolution concatenated with global relative self-attention: [conv(x), project(attention(x))] in channels.
 
     Args:
-        channels: channels of x [B, channels, height, width].
-        out_channels: channels of the output, `channels` if None.
-        input_size: the largest input, (height, width) or one for both.
-        heads: attention maps for each position.
-        key_ratio: key channels of all heads together, as a part of out_channels; no head gets fewer than 20.
-        value_ratio: attention's part of the output channels, rounded down to a multiple of `heads`.
-        key_depth: the depth of a head's keys, instead of `key_ratio`.
-        kernel_size: of the convolution, odd.
+        channels: number of input channels.
+        out_channels: number of output channels; `channels` if None.
+        input_size: the largest input, (height, width) or one int for both.
+        heads: number of attention heads.
+        key_ratio: key channels of all heads together, as a fraction of out_channels; at least 20 per head.
+        value_ratio: output channels of the attention, as a fraction of out_channels, rounded down to a multiple of
+            `heads`.
+        key_depth: depth of the keys of a head; overrides `key_ratio`.
+        kernel_size: kernel size of the convolution, odd.
+        device, dtype: of the parameters.
+
+    Shape:
+        Input: `[B, channels, height, width]`
+        Output: `[B, out_channels, height, width]`
+
+    Example:
+        >>> import torch
+        >>> from lambdanets.layers import AugmentedConvolution2d
+        >>> layer = AugmentedConvolution2d(64, input_size=14, heads=2)
+        >>> layer(torch.randn(2, 64, 14, 14)).shape
+        torch.Size([2, 64, 14, 14])
     """
 
     @layer_arguments
@@ -47,7 +60,10 @@ class AugmentedConvolution2d(NotScriptable):
         attended = max(int(out_channels * value_ratio) // heads, 1) * heads
         check_odd(kernel_size)
         if attended >= out_channels:
-            raise ValueError(f"{heads} heads leave no channel of {out_channels} to the convolution: use fewer heads")
+            raise ValueError(
+                f"the attention takes {attended} of {out_channels} output channels and leaves none for the "
+                f"convolution: use fewer heads, now {heads}, or a smaller value_ratio, now {value_ratio}"
+            )
         if key_depth is None:
             key_depth = max(int(out_channels * key_ratio) // heads, SMALLEST_KEY_DEPTH)
         factory = {"device": device, "dtype": dtype}

@@ -1,4 +1,4 @@
-"""A convolution with linear attention behind it: the paper's "Conv + linear attention"."""
+"""A convolution followed by linear attention: the paper's "Conv + linear attention"."""
 
 import torch
 from torch import Tensor, nn
@@ -9,17 +9,29 @@ from lambdanets.typed import Count
 
 
 class ConvolutionLinearAttention2d(NotScriptable):
-    """y + project(attention(y)) with y = conv(x): efficient attention (Shen et al. 2018) as a residual module.
+    """A convolution followed by residual linear attention (Shen et al. 2018): y + project(attention(y)), y = conv(x).
 
-    The attention is `LinearAttention` with softmax over the depth of queries and over the positions of keys; a 1x1
-    convolution brings its values back to the channels of y.
+    The attention is `LinearAttention` with a softmax over the depth of the queries and over the positions of the keys.
+    It has out_channels / 2 value channels; a 1x1 convolution projects them to the channels of y.
 
     Args:
-        channels: channels of x [B, channels, height, width].
-        out_channels: channels of the output, `channels` if None; a multiple of twice `heads`.
-        heads: queries of each position, each with keys and values of its own.
-        key_depth: depth of a query and a key; out_channels / (2 heads) if None, as values have.
-        kernel_size: of the convolution, odd.
+        channels: number of input channels.
+        out_channels: number of output channels, a multiple of 2 * `heads`; `channels` if None.
+        heads: number of attention heads.
+        key_depth: depth of queries and keys; the value depth, out_channels / (2 * heads), if None.
+        kernel_size: kernel size of the convolution, odd.
+        device, dtype: of the parameters.
+
+    Shape:
+        Input: `[B, channels, height, width]`
+        Output: `[B, out_channels, height, width]`
+
+    Example:
+        >>> import torch
+        >>> from lambdanets.layers import ConvolutionLinearAttention2d
+        >>> layer = ConvolutionLinearAttention2d(64, 128)
+        >>> layer(torch.randn(2, 64, 14, 14)).shape
+        torch.Size([2, 128, 14, 14])
     """
 
     @layer_arguments
@@ -39,7 +51,7 @@ class ConvolutionLinearAttention2d(NotScriptable):
         check_odd(kernel_size)
         if out_channels % (2 * heads):
             raise ValueError(
-                f"out_channels={out_channels} is not divisible by twice heads={heads}: use another of the two"
+                f"out_channels={out_channels} is not divisible by 2 * heads, with heads={heads}: change one of the two"
             )
         inner, factory = out_channels // 2, {"device": device, "dtype": dtype}
         self.conv = nn.Conv2d(channels, out_channels, kernel_size, padding=kernel_size // 2, bias=False, **factory)

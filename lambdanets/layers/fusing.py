@@ -1,4 +1,4 @@
-"""What a lambda layer keeps for inference, and when it forgets it."""
+"""Tensors that a lambda layer precomputes for inference, and when they are discarded."""
 
 from typing import Self
 
@@ -12,7 +12,7 @@ from lambdanets.ops.positions import Kept
 
 
 class Fusing(NotTraceable):
-    """A layer whose projections can become one matrix, and that keeps what is made of its embeddings."""
+    """Base class of layers that can merge their projections into one matrix and cache transformed embeddings."""
 
     channels: int
     context_channels: int
@@ -21,21 +21,24 @@ class Fusing(NotTraceable):
     kept: Kept | None
 
     def _projections(self) -> list[tuple[nn.Linear, nn.Module | None]]:
-        """The linear maps of one input, and the norms behind them."""
+        """Return the linear maps of one input and the norms that follow them."""
         raise NotImplementedError
 
     def fuse(self) -> Self:
-        """Merges the projections, with batch norm folded in, into one matrix that is kept: for inference.
+        """Prepare the layer for inference: eval mode, one cached matrix for all projections, batch norm folded in.
 
-        So is what implementations make of the embeddings for a size of the map, for the last few sizes. Eval mode folds
-        batch norm anyway, but makes that matrix again in every call. `unfuse`, `train`,
-        `reset_parameters` and loading this layer's state dict forget it, and it is not used where gradients of the
-        weights are asked for. After any other change of weights (an optimiser, an EMA copy) call `fuse` again.
+        The layer also caches transformed embeddings for the last few map sizes. Eval mode alone folds batch norm too,
+        but computes the matrix again in every call. `unfuse`, `train`, `reset_parameters` and loading a state dict
+        discard the cache, and it is not used while gradients of the weights are needed. After any other change of the
+        weights (by an optimizer, or by copying an EMA) call `fuse` again.
+
+        Returns:
+            The layer itself.
         """
         self.eval()
         self.fused_projection = None
         projections = self._projections()
-        one_input = self.channels == self.context_channels  # else queries and context never come from one input
+        one_input = self.channels == self.context_channels  # otherwise queries and context never have one input
         if one_input and all(is_plain(linear, norm) for linear, norm in projections):
             with torch.inference_mode(False), torch.no_grad():
                 self.fused_projection = merged([Projection.of(linear, norm) for linear, norm in projections])
@@ -43,7 +46,7 @@ class Fusing(NotTraceable):
         return self
 
     def unfuse(self) -> Self:
-        """Forgets what `fuse` made."""
+        """Discard what `fuse` cached, and return the layer."""
         self.fused_projection = self.kept = None
         return self
 
@@ -57,7 +60,7 @@ class Fusing(NotTraceable):
         super()._load_from_state_dict(*args, **kwargs)
 
     def _apply(self, fn, recurse: bool = True) -> Self:
-        if self.fused_projection is not None:  # .to(), .cuda(), .half() move it along
+        if self.fused_projection is not None:  # .to(), .cuda() and .half() apply to it too
             self.fused_projection = self.fused_projection.apply(fn)
         super()._apply(fn, recurse)
         if self.kept is not None and self.positions is not None:

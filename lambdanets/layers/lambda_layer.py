@@ -1,4 +1,4 @@
-"""The lambda layer of the paper, for images and volumes (sequences: `sequence.py`).
+"""The lambda layer of the paper for images and volumes (for sequences see `sequence.py`).
 
 Letters: B batch, C channels, N queries, M context positions, H heads, K key depth, V value depth, U intra-depth.
 """
@@ -26,7 +26,7 @@ CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 
 
 class LambdaLayer(Fusing):
-    """Projections, batch norm and initialisation around `lambda_op`. Use LambdaLayer1d, 2d or 3d."""
+    """Base class of LambdaLayer1d, LambdaLayer2d and LambdaLayer3d: projections and batch norm around `lambda_op`."""
 
     dims: int
 
@@ -65,15 +65,15 @@ class LambdaLayer(Fusing):
         if out_channels % heads:
             near = [n for n in (out_channels - out_channels % heads, out_channels + -out_channels % heads) if n]
             raise ValueError(
-                f"out_channels={out_channels} is not divisible by heads={heads}: the value depth would not be whole; "
-                f"use out_channels {' or '.join(map(str, near))}, or another number of heads"
+                f"out_channels={out_channels} is not divisible by heads={heads}: use out_channels "
+                f"{' or '.join(map(str, near))}, or another number of heads"
             )
-        Options(key_norm=key_norm, causal=causal)  # refuses what it does not know
+        Options(key_norm=key_norm, causal=causal)  # raises for unknown values
         check_downsample(downsample, per_axis(stride, self.dims, "stride"), causal)
         if backend not in choose.NAMES:
             raise ValueError(f"unknown backend {backend!r}; choose one of {', '.join(map(repr, choose.NAMES))}")
         if not content and not position:
-            raise ValueError("content=False and position=False leave no interaction at all: keep one of the two")
+            raise ValueError("content and position are both False: keep at least one of the two interactions")
         self.channels, self.out_channels, self.context_channels = channels, out_channels, context_channels
         self.heads, self.key_depth, self.intra_depth = heads, key_depth, intra_depth
         self.value_depth = out_channels // heads
@@ -96,7 +96,7 @@ class LambdaLayer(Fusing):
         self.positions = None
         if positions is not None:
             if not position:
-                raise ValueError("positions are given, but position=False: leave one of the two out")
+                raise ValueError("positions was given, but position=False: remove one of the two arguments")
             self._check_shared(positions, scope, dilation, input_size)
             self.positions = positions
         elif position:
@@ -115,7 +115,7 @@ class LambdaLayer(Fusing):
                 **factory,
             )
         if position_bias and not position:
-            raise ValueError("position_bias belongs to position lambdas, but position=False: leave one of the two out")
+            raise ValueError("position_bias=True needs position lambdas, but position=False: change one of the two")
         bias = torch.empty(*[heads] * multi_head, key_depth, **factory) if position_bias else None
         self.position_bias = None if bias is None else nn.Parameter(bias)
         self.fused_projection = self.kept = None
@@ -128,7 +128,7 @@ class LambdaLayer(Fusing):
         dilation: int | Sequence[int],
         input_size: int | Sequence[int] | None,
     ) -> None:
-        """Shared positions must fit this layer, and what the caller says beside them must be theirs."""
+        """Raise ValueError unless shared positions fit this layer and agree with the arguments that were given."""
         heads = self.heads if self.multi_head else None
         wanted = {"dims": self.dims, "key_depth": self.key_depth, "intra_depth": self.intra_depth, "heads": heads}
         if scope is None:
@@ -141,12 +141,13 @@ class LambdaLayer(Fusing):
             wanted["input_size"] = per_axis(input_size, self.dims, "input_size")
         wrong = [f"{n}={getattr(positions, n)} instead of {w}" for n, w in wanted.items() if getattr(positions, n) != w]
         if wrong:
-            raise ValueError(f"the shared positions do not fit this layer: {', '.join(wrong)}")
+            raise ValueError(f"the shared positions do not match this layer: {', '.join(wrong)}")
 
     def reset_parameters(self, positions: bool = True) -> None:
-        """Draw new weights: fan-in for keys and values, and for queries scaled by the key depth too, as in the paper.
+        """Initialise all weights as in the paper: fan-in scaling, for queries additionally by the key depth.
 
-        New embeddings follow `embedding_std`; with positions=False (a table that others share) they stay.
+        Args:
+            positions: also initialise the position embeddings, with `embedding_std`; False keeps a shared table.
         """
         self.unfuse()
         nn.init.normal_(self.to_queries.weight, std=(self.key_depth * self.channels) ** -0.5)
@@ -170,17 +171,20 @@ class LambdaLayer(Fusing):
         mask: Tensor | None = None,
         context_mask: Tensor | None = None,
     ) -> Tensor:
-        """x [B, C, *space] -> [B, out_channels, *ceil(space / stride)], in x's memory format.
-
-        With `downsample` the stride counts as 2.
+        """Apply the layer to x.
 
         Args:
-            x: what asks.
-            context: what is asked, [B, context_channels, *context space]; x itself if it is None. Its grid shares
-                origin and unit with x's.
-            mask: bool [N, M], True where query n may look at context position m.
-            context_mask: bool [B, *context space], False where an example is padding. Where x is its own context,
-                `downsample` leaves the output at these positions out of its means.
+            x: the input, from which the queries are computed.
+            context: the input for keys and values; x if None. Its grid has the same origin and unit as that of x.
+            mask: bool `[N, M]`, True where query n may use context position m; shared by the batch.
+            context_mask: bool `[B, *context_space]`, False at padding. If x is its own context, `downsample` leaves
+                the outputs at padding out of its means.
+
+        Shape:
+            x: `[B, channels, *space]`
+            context: `[B, context_channels, *context_space]`
+            Output: `[B, out_channels, *ceil(space / stride)]` in the memory format of x; `downsample` counts as stride
+                2
         """
         self._check_inputs(x, context)
         outside = None
@@ -205,11 +209,11 @@ class LambdaLayer(Fusing):
     def project(
         self, x: Tensor, context: Tensor | None
     ) -> tuple[Tensor, Tensor | None, Tensor, Sequence[int], Sequence[int]]:
-        """Queries [B, N, H, K], raw keys and values as `lambda_op` takes them, and the two grids."""
+        """Return queries [B, N, H, K], raw keys and values in the form of `lambda_op`, and the two grids."""
         asked = x if context is None else context
         if any(s != 1 for s in self.stride):  # query i sits at position i * stride
             x = x[(slice(None), slice(None), *(slice(None, None, s) for s in self.stride))]
-            if torch.compiler.is_exporting():  # whether a view flattens depends on the size; a copy always does
+            if torch.compiler.is_exporting():  # whether a view can be flattened depends on the size; a copy always can
                 x = x.clone(memory_format=torch.contiguous_format)
         query_grid, context_grid = x.shape[2:], asked.shape[2:]
         inputs, asked = x.flatten(2).transpose(1, 2), asked.flatten(2).transpose(1, 2)  # [B, N, C], [B, M, C]
@@ -220,11 +224,11 @@ class LambdaLayer(Fusing):
         return queries, keys, self._split(parts[1], self.value_depth), query_grid, context_grid
 
     def query_grid(self, space: Sequence[int]) -> tuple[int, ...]:
-        """How many queries an input of this size has along each axis; `downsample` comes after them."""
+        """Return the number of queries along each axis for an input of this size, before `downsample`."""
         return tuple(-(-side // step) for side, step in zip(space, self.stride, strict=True))
 
     def _project_parts(self, inputs: Tensor, asked: Tensor, together: bool) -> list[Tensor]:
-        """Queries, values and (with content) keys, [B, N, channels] each."""
+        """Return queries, values and (with content) keys, [B, N, channels] each."""
         modules = self._projections()
         if not all(is_plain(linear, norm) for linear, norm in modules):
             return [
@@ -241,7 +245,7 @@ class LambdaLayer(Fusing):
         return project(inputs, whole, self.backend == "fused" or (self.backend == "auto" and inputs.is_cuda))
 
     def _projections(self) -> list[tuple[nn.Linear, nn.Module | None]]:
-        """The linear maps of queries, values and (with content) keys, and the norms behind them."""
+        """Return the linear maps of queries, values and (with content) keys, and the norms that follow them."""
         found: list[tuple[nn.Linear, nn.Module | None]] = [
             (self.to_queries, self.norm_queries),
             (self.to_values, self.norm_values),
@@ -249,7 +253,7 @@ class LambdaLayer(Fusing):
         return found if self.to_keys is None else [*found, (self.to_keys, None)]
 
     def _split(self, projected: Tensor, depth: int) -> Tensor:
-        """[B, M, channels] -> [B, M, (H,) depth(, U)]."""
+        """Split the channel axis: [B, M, channels] -> [B, M, (H,) depth(, U)]."""
         shape = [self.heads] if self.multi_head else []
         shape += [depth] if self.intra_depth == 1 else [depth, self.intra_depth]
         return projected if len(shape) == 1 else projected.view(*projected.shape[:2], *shape)
@@ -264,13 +268,13 @@ class LambdaLayer(Fusing):
         mask: Tensor | None = None,
         context_mask: Tensor | None = None,
     ) -> Tensor:
-        """`lambda_op` with this layer's options: [B, N, H, V]."""
+        """Apply `lambda_op` with the options of this layer, and add `position_bias`: [B, N, H, V]."""
         placed = self._place(query_grid, context_grid)
         output = apply_lambdas(queries, keys, values, placed, self._options(mask, context_mask))
         return self._add_bias(output, queries.softmax(dim=-1) if self.query_softmax else queries)
 
     def _options(self, mask: Tensor | None = None, context_mask: Tensor | None = None) -> Options:
-        """This layer's options as those of `lambda_op`."""
+        """Return the options of this layer as options of `lambda_op`."""
         return Options(
             content=self.to_keys is not None,
             key_norm=self.key_norm,
@@ -283,9 +287,7 @@ class LambdaLayer(Fusing):
         )
 
     def _can_pool_inside(self, x: Tensor, queries: Tensor, values: Tensor) -> bool:
-        """Whether the fused kernels do what `interact` and `downsample` do: for channels-last images and the usual
-        options.
-        """
+        """Return whether the fused kernels can do the work of `interact` and `downsample`."""
         if self.downsample is None or not pooling.takes(x) or x.shape[0] == 0 or self.backend not in ("auto", "fused"):
             return False
         if self.positions is None or self.position_bias is not None or max(self.positions.dilation) > 1:
@@ -294,13 +296,13 @@ class LambdaLayer(Fusing):
             return False
         if self.to_keys is not None and self.key_norm != "softmax":
             return False
-        if "interact" in vars(self) or type(self).interact is not LambdaLayer.interact:  # it may do anything
+        if "interact" in vars(self) or type(self).interact is not LambdaLayer.interact:  # overridden
             return False
         sizes = (self.key_depth, self.value_depth, self.heads)
         return queries.dtype == values.dtype and fused.why_not(x.device, queries.dtype, *sizes) is None
 
     def _interact_pooled(self, queries: Tensor, keys: Tensor | None, values: Tensor, grid: Sequence[int]) -> Tensor:
-        """`interact` and average pooling in one step: [B, out_channels, height, width], channels-last."""
+        """Compute `interact` and average pooling in one step: [B, out_channels, height, width], channels-last."""
         placed = self._place(grid, grid)
         assert placed is not None
         output = fused.fused_relative(queries, values, None, placed.table, grid, grid, keys=keys, pooled=True)
@@ -308,7 +310,7 @@ class LambdaLayer(Fusing):
         return output.reshape(len(queries), height, width, self.out_channels).movedim(-1, 1)
 
     def _add_bias(self, output_BNHV: Tensor, queries_BNHK: Tensor) -> Tensor:
-        """The output of lambdas that are larger by `position_bias`, the same for all values and every query."""
+        """Add the contribution of `position_bias`, which is the same for all values and queries, to the output."""
         if self.position_bias is None:
             return output_BNHV
         dtype = accumulation_dtype(queries_BNHK, self.position_bias)
@@ -319,18 +321,25 @@ class LambdaLayer(Fusing):
         if self.positions is not None:
             trains = torch.is_grad_enabled() and self.positions.table.requires_grad
             kept = None if trains or torch.compiler.is_compiling() else self.kept
-            if kept is not None and kept.table is not self.positions.table:  # somebody else's were put in their place
+            if kept is not None and kept.table is not self.positions.table:  # the positions were replaced
                 kept = self.kept = Kept(self.positions.table)
             return self.positions(query_grid, context_grid, self.stride, kept)
         if self.causal and tuple(query_grid) != tuple(context_grid):
             raise ValueError(
-                f"a causal layer without positions needs equal grids, got {tuple(query_grid)} and "
-                f"{tuple(context_grid)}: keep position=True, with whose grid the order is known"
+                f"a causal layer with position=False needs equal grids of queries and context, got {tuple(query_grid)} "
+                f"and {tuple(context_grid)}: use position=True"
             )
         return None
 
     def explain(self, x: Tensor, context: Tensor | None = None) -> dict[str, str | float]:
-        """Which implementations could run on x: predicted seconds, what "auto" takes first, or why not."""
+        """Return the predicted seconds of each backend for x, fastest first, or the reason why it cannot run.
+
+        Args:
+            x, context: as for `forward`.
+
+        Returns:
+            Predicted seconds, or the reason as a string, by name of the backend. See `lambdanets.ops.explain`.
+        """
         self._check_inputs(x, context)
         queries, keys, values, query_grid, context_grid = self.project(x, context)
         return predict(queries, keys, values, self._place(query_grid, context_grid), self._options())
@@ -342,9 +351,11 @@ class LambdaLayer(Fusing):
             self._check_input(context, self.context_channels, "context")
             check_type(context, self.to_values, "context")
             if len(context) != len(x):
-                raise ValueError(f"x has a batch of {len(x)}, its context one of {len(context)}")
+                raise ValueError(f"x and context must have the same batch size, got {len(x)} and {len(context)}")
         elif self.channels != self.context_channels:
-            raise ValueError(f"this layer needs a context with {self.context_channels} channels: layer(x, context)")
+            raise ValueError(
+                f"this layer was built with context_channels={self.context_channels}: pass a context, layer(x, context)"
+            )
 
     def _check_input(self, x: Tensor, channels: int, name: str) -> None:
         check_tensor(x, name)
@@ -352,7 +363,7 @@ class LambdaLayer(Fusing):
             axes = {1: "length", 2: "height, width", 3: "depth, height, width"}[self.dims]
             raise ValueError(f"{name} must be [batch, channels, {axes}], got {list(x.shape)}")
         if x.shape[1] != channels:
-            raise ValueError(f"{name} has {x.shape[1]} channels, this layer was built for {channels}")
+            raise ValueError(f"{name} has {x.shape[1]} channels, but this layer was built for {channels}")
 
     def extra_repr(self) -> str:
         options = f"{self.channels}, {self.out_channels}, heads={self.heads}, key_depth={self.key_depth}"
@@ -374,62 +385,109 @@ class LambdaLayer(Fusing):
 
 
 def check_downsample(downsample: str | None, stride: Sequence[int], causal: bool | str) -> None:
-    """Refuse an unknown `downsample`, and options that it contradicts."""
+    """Raise ValueError if `downsample` is unknown or conflicts with `stride` or `causal`."""
     if downsample is None:
         return
     if downsample != "avg":
         raise ValueError(f"unknown downsample {downsample!r}; choose 'avg' (average pooling after the layer) or None")
     if any(s != 1 for s in stride):
-        raise ValueError(
-            f"downsample='avg' and stride={tuple(stride)} would both make the map smaller: leave one of the two out"
-        )
+        raise ValueError(f"downsample='avg' cannot be combined with stride={tuple(stride)}: use one of the two")
     if causal:
         raise ValueError(
-            f"downsample='avg' and causal={causal!r} exclude each other: pooling windows reach one position ahead"
+            f"downsample='avg' cannot be combined with causal={causal!r}: pooling windows reach one position ahead"
         )
 
 
 class LambdaLayer2d(LambdaLayer):
-    """The lambda layer on images [B, C, height, width].
+    """Lambda layer for images.
+
+    Each query position turns its context into a linear function, the lambda, and applies it to its queries. It
+    replaces a 3x3 convolution or a self-attention layer.
 
     Args:
-        channels: channels of x.
-        out_channels: channels of the output, `channels` if None; a multiple of `heads`.
-        context_channels: channels of the context, `channels` if None.
-        heads: queries for each lambda. The value depth is out_channels / heads.
+        channels: number of input channels.
+        out_channels: number of output channels, a multiple of `heads`; `channels` if None.
+        context_channels: channels of the context; `channels` if None.
+        heads: number of queries per position; all of them use the same lambda. The value depth is
+            out_channels / heads.
         key_depth: depth of queries, keys and embeddings.
-        intra_depth: the paper's u: more work for the lambdas, none for applying them.
-        scope: the window of position interactions: an int, (height, width), or None for the whole input
-            (then `input_size` is required). 23 if not given.
-        input_size: the largest input of a layer with a global scope.
-        stride: the output is smaller by this factor; query i sits at position i * stride.
-        dilation: steps between the positions of the scope.
-        content, position: the two kinds of interaction; what is off creates no parameters.
-        key_norm: "softmax", "l2" or None, over the context positions. With "l2" or None the content part of the output
-            starts far larger than the input, whatever `embedding_std` is (docs/operation.md): a norm must follow.
-        query_softmax: softmax over the query depth.
-        batch_norm: on queries and values; by default on, but off in causal layers (batch statistics leak the future).
-        multi_head: keys, values and embeddings for each head.
+        intra_depth: the paper's u. Keys, values and embeddings get this many components, which the lambdas sum over;
+            the cost of applying a lambda stays the same.
+        scope: window of position interactions: an int, (height, width), or None for the whole input (global; requires
+            `input_size`). Default: 23.
+        input_size: the largest input of a layer with a global scope: an int or (height, width).
+        stride: the output is smaller by this factor; query i is at position i * stride.
+        dilation: distance between neighbouring positions of the scope.
+        content, position: use content interactions and position interactions. An interaction that is off has no
+            parameters.
+        key_norm: normalisation of the keys over the context positions: "softmax", "l2" or None. With "l2" or None the
+            content part of the output is initially far larger than the input (docs/operation.md), so a norm must
+            follow.
+        query_softmax: apply a softmax over the depth of the queries.
+        batch_norm: apply batch norm to queries and values. Default: True, but False in causal layers, because batch
+            statistics leak the future.
+        multi_head: give each head its own keys, values and embeddings.
         causal: False, True (m <= n) or "strict" (m < n; an empty context gives 0), in row-major order.
-        positions: a RelativePositions to share; scope, dilation, input_size and embedding_std are then its own.
-        downsample: "avg": 3x3 average pooling with stride 2 and padding 1 follows, as in the paper's blocks that halve
-            the map; on GPUs in the same kernels where that is faster. Not with a stride or a causal order.
-        embedding_std: standard deviation of new embeddings. "unit": such that the position part of the output starts
-            with a variance of 1 for inputs with a variance of 1, (q * intra_depth * positions) ** -0.5, where q is
-            `key_depth` with batch norm and 1 without, and `positions` is how many context positions a query reaches
-            (with an `input_size`, on a map of that size). The paper's is 1.0: then a norm must follow the layer.
-        position_bias: a learned constant for each key channel that is added to every position lambda. The paper has
-            none; weights of other implementations do.
-        backend: which implementation runs, see `lambdanets.ops.lambda_op`.
+        positions: a `RelativePositions` module to share. It determines scope, dilation, input_size and embedding_std.
+        downsample: "avg" adds 3x3 average pooling with stride 2 and padding 1, as in the paper's blocks that halve the
+            map; on GPUs it runs inside the layer's kernels where that is faster. Not allowed with stride or causal.
+        embedding_std: standard deviation of the embeddings at initialisation. "unit" gives the position part of the
+            output a variance of 1 for inputs of variance 1: (q * intra_depth * positions) ** -0.5, where q is
+            `key_depth` with batch norm and 1 without, and `positions` is the number of context positions that a query
+            reaches (with an `input_size`, on a map of that size). The paper uses 1.0; then a norm must follow the
+            layer.
+        position_bias: add a learned constant per key channel to every position lambda. The paper has none; some other
+            implementations do.
+        backend: the implementation to run, see `lambdanets.ops.lambda_op`.
+        device, dtype: of the parameters.
+
+    Shape:
+        x: `[B, channels, height, width]`
+        context: `[B, context_channels, context_height, context_width]`, optional
+        Output: `[B, out_channels, ceil(height / stride), ceil(width / stride)]`
+
+    Example:
+        >>> import torch
+        >>> from lambdanets import LambdaLayer2d
+        >>> layer = LambdaLayer2d(64, heads=4, key_depth=16, scope=23)
+        >>> layer(torch.randn(2, 64, 32, 32)).shape
+        torch.Size([2, 64, 32, 32])
+        >>> layer = LambdaLayer2d(64, 128, scope=None, input_size=(14, 20), downsample="avg")  # global scope
+        >>> layer(torch.randn(2, 64, 14, 20)).shape
+        torch.Size([2, 128, 7, 10])
+        >>> layer = LambdaLayer2d(64, context_channels=32, scope=7)  # keys and values from another map
+        >>> layer(torch.randn(2, 64, 16, 16), torch.randn(2, 32, 16, 16)).shape
+        torch.Size([2, 64, 16, 16])
     """
 
     dims = 2
 
 
 class LambdaLayer3d(LambdaLayer):
-    """The lambda layer on volumes or videos [B, C, depth, height, width]; the scope is 7 if not given.
+    """Lambda layer for volumes and videos.
 
-    Arguments as for LambdaLayer2d.
+    Args:
+        channels: number of input channels.
+        out_channels: number of output channels, a multiple of `heads`; `channels` if None.
+        scope: window of position interactions: an int, (depth, height, width), or None for the whole input (global;
+            requires `input_size`). Default: 7.
+        input_size, stride, dilation: as for `LambdaLayer2d`, one int or (depth, height, width).
+        context_channels, heads, key_depth, intra_depth, content, position, key_norm, query_softmax: as for
+            `LambdaLayer2d`.
+        batch_norm, multi_head, causal, positions, downsample, embedding_std, position_bias: as for `LambdaLayer2d`.
+        backend, device, dtype: as for `LambdaLayer2d`.
+
+    Shape:
+        x: `[B, channels, depth, height, width]`
+        context: `[B, context_channels, context_depth, context_height, context_width]`, optional
+        Output: `[B, out_channels, *ceil(space / stride)]`
+
+    Example:
+        >>> import torch
+        >>> from lambdanets import LambdaLayer3d
+        >>> layer = LambdaLayer3d(32, scope=(3, 7, 7))
+        >>> layer(torch.randn(2, 32, 4, 8, 8)).shape
+        torch.Size([2, 32, 4, 8, 8])
     """
 
     dims = 3

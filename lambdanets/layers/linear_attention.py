@@ -1,4 +1,4 @@
-"""Linear attention: phi(Q) (phi(K)^T V), content only, in any number of dimensions.
+"""Linear attention, phi(Q) (phi(K)^T V), without position embeddings, in any number of dimensions.
 
 Letters: B batch, C channels, N positions, H heads, K key depth, V value depth.
 """
@@ -14,16 +14,29 @@ FEATURE_MAPS = ("softmax", "elu")
 
 
 class LinearAttention(NotScriptable):
-    """Linear attention on [B, C, *space] -> [B, out_channels, *space], without an output projection.
+    """Linear attention in any number of dimensions, without an output projection.
 
     Args:
-        channels: channels of x.
-        out_channels: channels of the output, `channels` if None; a multiple of `heads`.
-        heads: how many queries each position asks.
-        key_depth: depth of a query and a key; the value depth, out_channels / heads, if None.
-        feature_map: "softmax": over the depth for queries and over the positions for keys (Shen et al. 2018);
-            "elu": elu(x) + 1 for both, divided by the sum of the weights (Katharopoulos et al. 2020).
-        multi_query: one set of keys and values for all heads, as in lambda layers.
+        channels: number of input channels.
+        out_channels: number of output channels, a multiple of `heads`; `channels` if None.
+        heads: number of heads.
+        key_depth: depth of queries and keys; the value depth, out_channels / heads, if None.
+        feature_map: "softmax" applies a softmax over the depth of the queries and over the positions of the keys (Shen
+            et al. 2018); "elu" is elu(x) + 1 for both, normalised by the sum of the weights (Katharopoulos et al.
+            2020).
+        multi_query: share one set of keys and values between all heads, as lambda layers do.
+        device, dtype: of the parameters.
+
+    Shape:
+        Input: `[B, channels, *space]` with at least one spatial axis
+        Output: `[B, out_channels, *space]`
+
+    Example:
+        >>> import torch
+        >>> from lambdanets.layers import LinearAttention
+        >>> layer = LinearAttention(64, feature_map="elu")
+        >>> layer(torch.randn(2, 64, 100)).shape
+        torch.Size([2, 64, 100])
     """
 
     @layer_arguments
@@ -42,7 +55,7 @@ class LinearAttention(NotScriptable):
         super().__init__()
         out_channels = channels if out_channels is None else out_channels
         if out_channels % heads:
-            raise ValueError(f"out_channels={out_channels} is not divisible by heads={heads}: use another of the two")
+            raise ValueError(f"out_channels={out_channels} is not divisible by heads={heads}: change one of the two")
         if feature_map not in FEATURE_MAPS:
             raise ValueError(f"unknown feature_map {feature_map!r}; choose one of 'softmax', 'elu'")
         self.channels, self.out_channels, self.heads = channels, out_channels, heads
@@ -68,7 +81,7 @@ class LinearAttention(NotScriptable):
         queries = self.to_queries(inputs).unflatten(-1, (self.heads, self.key_depth)).transpose(1, 2)  # [B, H, N, K]
         keys = self.to_keys(inputs).unflatten(-1, (groups, self.key_depth)).transpose(1, 2)  # [B, 1 or H, N, K]
         values = self.to_values(inputs).unflatten(-1, (groups, self.value_depth)).transpose(1, 2)
-        if self.feature_map == "softmax":  # the rows of the attention map that nobody computes sum to 1
+        if self.feature_map == "softmax":  # the rows of the implied attention map sum to 1
             queries, keys = queries.softmax(-1), keys.softmax(-2)
             output = queries @ (keys.transpose(-1, -2) @ values)  # [B, H, N, V]
         else:

@@ -1,4 +1,4 @@
-"""Learned relative position embeddings as a module of their own, so that layers can share them."""
+"""Learned relative position embeddings as a separate module, so that layers can share them."""
 
 import math
 from collections.abc import Sequence
@@ -12,25 +12,40 @@ from lambdanets.ops.positions import Kept, Relative, per_axis
 from lambdanets.typed import Bounds, Count, Deviation
 
 DEFAULT_SCOPE = {1: 23, 2: 23, 3: 7}
-UNIT = "unit"  # the embedding_std that gives the position part of the output a variance of 1
+UNIT = "unit"  # the embedding_std with which the position part of the output has a variance of 1
 
 
 class RelativePositions(nn.Module):
-    """A table of position embeddings, `table` [*scope, (heads,) key_depth(, intra_depth)].
+    """A learned table of relative position embeddings, the parameter `table`.
 
-    Pass one to several lambda layers (`positions=`) to share it, as the paper does to save memory.
+    Pass one module to several lambda layers (argument `positions`) to share it, as the paper does to save memory.
 
     Args:
-        dims: how many spatial axes: 1, 2 or 3.
-        scope: entries along each axis, an int or one for each axis; None: every relative position of `input_size`.
-        key_depth, intra_depth: the depth of an embedding.
-        heads: for multi-head layers, how many heads have embeddings of their own.
-        input_size: the largest map (height, width, ...), needed for a global scope.
-        dilation: the step between neighbouring entries, in positions.
-        embedding_std: standard deviation at initialisation. "unit": such that the position part of a layer's output
-            starts with a variance of 1 (docs/operation.md has the derivation); the paper's is 1.0.
-        batch_norm, query_softmax, causal: as in the layers that will use the table; "unit" depends on them. By
-            default there is batch norm behind the queries, unless the layers are causal.
+        dims: number of spatial axes: 1, 2 or 3.
+        scope: number of relative positions along each axis, one int or one per axis; None for every relative position
+            within `input_size`.
+        key_depth, intra_depth: depth of an embedding.
+        heads: number of heads with separate embeddings, for multi-head layers; None for shared embeddings.
+        input_size: the largest input (height, width, ...), required for a global scope.
+        dilation: distance between neighbouring entries, in positions.
+        embedding_std: standard deviation at initialisation. "unit" gives the position part of the layer's output a
+            variance of 1 (derivation in docs/operation.md); the paper uses 1.0.
+        batch_norm, query_softmax, causal: as in the layers that will use the table; "unit" depends on them. The
+            default of batch_norm is True, or False if causal.
+        device, dtype: of the table.
+
+    Shape:
+        table: `[*scope, (heads,) key_depth(, intra_depth)]`
+
+    Example:
+        >>> import torch
+        >>> from lambdanets import LambdaLayer2d, RelativePositions
+        >>> positions = RelativePositions(dims=2, scope=7, key_depth=16)
+        >>> positions.table.shape
+        torch.Size([7, 7, 16])
+        >>> layers = [LambdaLayer2d(64, key_depth=16, positions=positions) for _ in range(2)]
+        >>> layers[0].positions is layers[1].positions
+        True
     """
 
     table: nn.Parameter
@@ -66,9 +81,9 @@ class RelativePositions(nn.Module):
         self.is_global = scope is None
         if scope is None:
             if self.input_size is None:
-                raise ValueError("scope=None (global) needs input_size=(height, width, ...): the largest input")
+                raise ValueError("scope=None (global) needs input_size=(height, width, ...), the largest input")
             if any(d != 1 for d in self.dilation):
-                raise ValueError(f"a global scope has no dilation, got {self.dilation}; give a scope")
+                raise ValueError(f"scope=None (global) allows no dilation, got {self.dilation}: set scope")
             scope = [2 * s - 1 for s in self.input_size]
         self.scope = per_axis(scope, dims, "scope")
         depth = [] if heads is None else [heads]
@@ -77,24 +92,24 @@ class RelativePositions(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw new embeddings from a normal distribution."""
+        """Initialise the table from a normal distribution with standard deviation `embedding_std`."""
         std = self.unit_std() if isinstance(self.embedding_std, str) else self.embedding_std
         nn.init.normal_(self.table, std=std)
 
     def unit_std(self) -> float:
-        """The standard deviation that "unit" stands for: (q * intra_depth * positions) ** -0.5."""
+        """Return the standard deviation that "unit" stands for: (q * intra_depth * positions) ** -0.5."""
         q = squared_query(self.key_depth, self.batch_norm, self.query_softmax)
         positions = self.mean_reach()
-        return (q * self.intra_depth * positions) ** -0.5 if positions else 1.0  # nobody reaches anything: any will do
+        return (q * self.intra_depth * positions) ** -0.5 if positions else 1.0  # nothing in reach: any value will do
 
     def mean_reach(self) -> float:
-        """Number of context positions that a query reaches: in the interior of a large map, or averaged over the
-        queries of a map of `input_size`.
+        """Return the number of context positions that a query reaches: on average over a map of `input_size`, or in
+        the interior of a large map if there is none.
         """
-        everything, before = 1.0, 0.0  # before: earlier in row-major order, what a strictly causal query may see
+        everything, before = 1.0, 0.0  # before: earlier in row-major order, which a strictly causal query may use
         for axis, (scope, step) in enumerate(zip(self.scope, self.dilation, strict=True)):
             centre = (scope - 1) // 2
-            shares = [1.0] * scope  # of the queries, for which this entry of the table lies inside the map
+            shares = [1.0] * scope  # fraction of queries for which this entry of the table lies inside the map
             if self.input_size is not None:
                 side = self.input_size[axis]
                 shares = [max(0, side - abs(i - centre) * step) / side for i in range(scope)]
@@ -109,7 +124,13 @@ class RelativePositions(nn.Module):
         stride: Sequence[int],
         kept: Kept | None = None,
     ) -> Relative:
-        """The embeddings placed on grids of queries and context."""
+        """Return the embeddings for given grids of queries and context, as `lambda_op` takes them.
+
+        Args:
+            query_grid, context_grid: number of queries and context positions along each axis.
+            stride: distance of the queries along each axis, in context positions.
+            kept: cache of transformed embeddings (see `LambdaLayer.fuse`).
+        """
         if self.is_global and self.input_size is not None:
             for name, grid, step in (("input", query_grid, stride), ("context", context_grid, (1,) * self.dims)):
                 for size, bound, s in zip(grid, self.input_size, step, strict=True):
@@ -127,10 +148,10 @@ class RelativePositions(nn.Module):
 
 
 def squared_query(key_depth: int, batch_norm: bool, query_softmax: bool) -> float:
-    """The expected squared norm of a query at initialisation, in training, for inputs with a variance of 1.
+    """Return the expected squared norm of a query at initialisation, in training, for inputs with a variance of 1.
 
-    Projections start with a variance of 1 / key_depth, batch norm makes it 1. With a softmax over normal logits of
-    variance v it is about e^v / (e^v + key_depth - 1), which is at most 1.22 times the true value.
+    Projections start with a variance of 1 / key_depth; batch norm makes it 1. After a softmax over normal logits of
+    variance v the norm is about e^v / (e^v + key_depth - 1), at most 1.22 times the true value.
     """
     if not query_softmax:
         return key_depth if batch_norm else 1

@@ -1,7 +1,7 @@
-"""Projections of a layer's input: linear maps with the norms behind them, several of them as one product.
+"""Projections of a layer's input: linear maps followed by norms, several of them computed as one product.
 
-Only plain `nn.Linear`s are merged. One with hooks, one whose weight is a tensor of another kind (torchao's quantised
-ones), or something else in its place (an adapter) is called as the module that it is.
+Only plain `nn.Linear` modules are merged. A module with hooks, with a weight of another tensor class (torchao's
+quantised weights), or of another class (an adapter) is called as a module.
 """
 
 from collections.abc import Callable
@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from lambdanets.ops.operation import accumulation_dtype
 from lambdanets.ops.triton import norms
 
-AUTOCAST = ("cuda", "cpu")  # where kernels may run; torch.compile cannot ask torch where there is autocast at all
+AUTOCAST = ("cuda", "cpu")  # the devices that kernels support; torch.compile cannot query which devices have autocast
 
 
 @dataclass(frozen=True)
 class Projection:
-    """Linear maps of one input, one above the other, and for each the norm that could not become part of it."""
+    """Stacked linear maps of one input, and for each the norm that could not be folded into it."""
 
     weight: Tensor  # [sum of sizes, C]
     bias: Tensor | None
@@ -27,7 +27,7 @@ class Projection:
 
     @classmethod
     def of(cls, linear: nn.Linear, norm: nn.Module | None = None) -> "Projection":
-        """With running statistics batch norm is a linear map too, and is folded in: one pass less."""
+        """Return the projection of a linear map and its norm. Batch norm with running statistics is folded in."""
         sizes = (linear.out_features,)
         if norm is None or isinstance(norm, nn.Identity):
             return cls(linear.weight, None, sizes, (None,))
@@ -42,13 +42,13 @@ class Projection:
         return cls(weight, shift.to(weight.dtype), sizes, (None,))
 
     def apply(self, function: Callable[[Tensor], Tensor]) -> "Projection":
-        """The same maps with every tensor changed, as `nn.Module.to` does."""
+        """Return the projection with a function applied to every tensor, as `nn.Module.to` does."""
         bias = None if self.bias is None else function(self.bias)
         return Projection(function(self.weight), bias, self.sizes, self.norms)
 
 
 def merged(projections: list[Projection]) -> Projection:
-    """Several projections of one input as one."""
+    """Merge several projections of one input into one."""
     weight = torch.cat([p.weight for p in projections])
     bias = None
     if any(p.bias is not None for p in projections):
@@ -58,24 +58,24 @@ def merged(projections: list[Projection]) -> Projection:
 
 
 def is_plain(linear: nn.Module, norm: nn.Module | None) -> bool:
-    """Whether reading the weight does what calling the module would do."""
+    """Return whether a product with the weight is equivalent to calling the module."""
     if type(linear) is not nn.Linear or linear.bias is not None:
         return False
     weight = linear.weight
-    # a class that wraps other tensors need not know our operators; torch.compile sees the attribute on the type alone
+    # A tensor subclass may not support our operators; torch.compile finds this attribute only on the type.
     if not isinstance(weight, nn.Parameter) or hasattr(type(weight), "__tensor_flatten__"):
         return False
     return not norms.is_hooked(linear) and (norm is None or not norms.is_hooked(norm))
 
 
 def project_by_calls(inputs: Tensor, linear: nn.Module, norm: nn.Module | None) -> Tensor:
-    """[B, N, C] -> [B, N, size], calling every module."""
+    """Project [B, N, C] to [B, N, size] by calling the modules."""
     part = linear(inputs)
     return part if norm is None or isinstance(norm, nn.Identity) else normed(norm, part)
 
 
 def project(inputs: Tensor, projection: Projection, kernels: bool = False) -> list[Tensor]:
-    """[B, N, C] -> [B, N, size] for each of the projection's sizes. `kernels`: the fused ones may norm the parts."""
+    """Project [B, N, C] to one [B, N, size] per size; with `kernels` the Triton kernels may normalise the parts."""
     weight, sizes, dtype = projection.weight, projection.sizes, type_of_product(inputs, projection.weight)
     if kernels and dtype is not None and type(weight) is Tensor and norms.takes(inputs, dtype, projection.norms):
         return norms.normed_parts(nn.functional.linear(inputs, weight), projection.norms, sizes)
@@ -86,7 +86,7 @@ def project(inputs: Tensor, projection: Projection, kernels: bool = False) -> li
 
 
 def type_of_product(inputs: Tensor, weight: Tensor) -> torch.dtype | None:
-    """What a linear map returns, autocast or not; None if it refuses the two types. float64 is not cast."""
+    """Return the dtype of the product, with autocast (which leaves float64 unchanged); None if torch rejects it."""
     kind = inputs.device.type
     if kind in AUTOCAST and torch.is_autocast_enabled(kind) and torch.float64 not in (inputs.dtype, weight.dtype):
         return torch.get_autocast_dtype(kind)
@@ -94,16 +94,16 @@ def type_of_product(inputs: Tensor, weight: Tensor) -> torch.dtype | None:
 
 
 def kept(part_BNC: Tensor) -> Tensor:
-    """A copy of a part that the backward pass keeps: the part itself would keep the whole product alive."""
+    """Copy a part that the backward pass needs: saving a view would keep the whole product in memory."""
     return part_BNC.contiguous() if torch.is_grad_enabled() and part_BNC.requires_grad else part_BNC
 
 
 def normed(norm: nn.Module, part_BNC: Tensor) -> Tensor:
-    """Batch norm of [B, N, C] as images [B * N, C] of one pixel: a layout that torch has fast kernels for.
+    """Apply batch norm to [B, N, C] in the layout [B * N, C, 1, 1], for which torch has fast kernels.
 
-    Only without gaps: batch norm of a slice of the whole projection takes a backward pass 50 times as long on a GPU.
+    The input must be contiguous: on a GPU the backward pass of a slice of the whole projection is 50 times slower.
     """
     B, N, C = part_BNC.shape
-    if not torch.compiler.is_compiling():  # the compiler writes its own kernels, for any layout
+    if not torch.compiler.is_compiling():  # compiled kernels are fast for any layout
         part_BNC = part_BNC.contiguous()
     return norm(part_BNC.reshape(B * N, C, 1, 1)).view(B, N, C)

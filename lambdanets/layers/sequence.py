@@ -1,4 +1,4 @@
-"""The lambda layer on sequences, and causal layers that run step by step.
+"""The lambda layer for sequences, with step-by-step evaluation of causal layers.
 
 Letters: B batch, C channels, H heads, K key depth, V value depth, U intra-depth.
 """
@@ -19,26 +19,69 @@ from lambdanets.typed import Bounds, read
 
 @dataclass(frozen=True)
 class StreamState:
-    """What a causal layer remembers between steps: memory that does not grow with the sequence."""
+    """State of a causal layer between two steps. Its size does not grow with the sequence.
 
-    content: tuple[RunningContent, ...]  # one for each head of a multi-head layer, else one; () without content
-    values: Tensor  # [B, reach, (H,) V(, U)], the values that positions can still see
-    length: int  # steps so far
+    Attributes:
+        content: running content lambdas: one, one per head of a multi-head layer, or none without content.
+        values: the latest values, which position lambdas still need.
+        length: number of elements so far.
+
+    Shape:
+        values: `[B, reach, (heads,) value_depth(, intra_depth)]`
+
+    Example:
+        >>> from lambdanets import LambdaLayer1d
+        >>> layer = LambdaLayer1d(16, causal=True, scope=7).eval()
+        >>> state = layer.init_state(batch=2)
+        >>> state.length, state.values.shape
+        (0, torch.Size([2, 3, 4]))
+    """
+
+    content: tuple[RunningContent, ...]
+    values: Tensor
+    length: int
 
 
 class LambdaLayer1d(LambdaLayer):
-    """The lambda layer on sequences [B, C, length].
+    """Lambda layer for sequences.
 
-    A causal layer also runs step by step, for generation: `init_state`, `step`, `prefill`. In eval mode the
-    steps give what the parallel form gives. Arguments as for LambdaLayer2d.
+    A causal layer can also run step by step, for generation: `init_state`, `prefill` and `step`. In eval mode the
+    steps and the parallel form compute the same function.
+
+    Args:
+        channels: number of input channels.
+        out_channels: number of output channels, a multiple of `heads`; `channels` if None.
+        scope: window of position interactions, or None for the whole input (global; requires `input_size`).
+            Default: 23.
+        input_size, stride, dilation: as for `LambdaLayer2d`, one int.
+        context_channels, heads, key_depth, intra_depth, content, position, key_norm, query_softmax: as for
+            `LambdaLayer2d`.
+        batch_norm, multi_head, causal, positions, downsample, embedding_std, position_bias: as for `LambdaLayer2d`.
+        backend, device, dtype: as for `LambdaLayer2d`.
+
+    Shape:
+        x: `[B, channels, length]`
+        context: `[B, context_channels, context_length]`, optional
+        Output: `[B, out_channels, ceil(length / stride)]`
+
+    Example:
+        >>> import torch
+        >>> from lambdanets import LambdaLayer1d
+        >>> layer = LambdaLayer1d(32, causal=True, scope=15).eval()
+        >>> x = torch.randn(2, 32, 100)
+        >>> y = layer(x)
+        >>> prompt, state = layer.prefill(x[:, :, :99])
+        >>> last, state = layer.step(x[:, :, 99], state)
+        >>> torch.allclose(last, y[:, :, 99], atol=1e-5)
+        True
     """
 
     dims = 1
 
     def init_state(self, batch: int) -> StreamState:
-        """The state before the first step of `batch` sequences."""
+        """Return the state before the first step of `batch` sequences."""
         self._check_streams()
-        if not torch.compiler.is_compiling():  # a size may be a symbol there
+        if not torch.compiler.is_compiling():  # sizes may be symbols
             batch = read(Annotated[int, Bounds(0)], batch, "batch")
         weight = self.to_values.weight
         x = weight.new_zeros(batch, self.channels, 0)
@@ -63,18 +106,26 @@ class LambdaLayer1d(LambdaLayer):
 
     @torch.no_grad()
     def step(self, x_BC: Tensor, state: StreamState) -> tuple[Tensor, StreamState]:
-        """One more element of each sequence: outputs [B, out_channels] and the next state."""
+        """Process one more element of each sequence.
+
+        Args:
+            x_BC: the next elements, `[B, channels]`.
+            state: the state from `init_state`, `prefill` or the previous step.
+
+        Returns:
+            The outputs `[B, out_channels]` and the next state.
+        """
         self._check_streams()
         check_tensor(x_BC, "x")
         if not isinstance(state, StreamState):
             raise TypeError(
-                f"state must be what init_state, prefill or the step before returned, got {type(state).__name__}"
+                f"state must be a StreamState from init_state, prefill or the previous step, got {type(state).__name__}"
             )
         if x_BC.ndim != 2 or x_BC.shape[1] != self.channels:
-            raise ValueError(f"a step takes [batch, {self.channels}], got {list(x_BC.shape)}")
+            raise ValueError(f"x must be [batch, {self.channels}] in a step, got {list(x_BC.shape)}")
         check_type(x_BC, self.to_queries, "x")
         if len(x_BC) != len(state.values):
-            raise ValueError(f"the state is for {len(state.values)} sequences, the step has {len(x_BC)}")
+            raise ValueError(f"the state is for {len(state.values)} sequences, but x has {len(x_BC)}")
         self._check_length(state.length + 1)
         queries, keys, values, _, _ = self.project(x_BC[:, :, None], None)
         dtype, result_dtype = accumulation_dtype(queries, values), queries.dtype
@@ -100,7 +151,7 @@ class LambdaLayer1d(LambdaLayer):
         return output.flatten(1).to(result_dtype), after
 
     def _position_step(self, queries_BHK: Tensor, window: Tensor) -> Tensor:
-        """The position output of the newest query, [B, H, V], from the values in its reach."""
+        """Return the position output of the newest query, [B, H, V], from the values in its reach."""
         assert self.positions is not None
         dilation, past = self.positions.dilation[0], (self.positions.scope[0] - 1) // 2
         table = self.positions.table[: past + 1].to(queries_BHK.dtype)  # relative positions -past .. 0
@@ -113,7 +164,14 @@ class LambdaLayer1d(LambdaLayer):
 
     @torch.no_grad()
     def prefill(self, x: Tensor) -> tuple[Tensor, StreamState]:
-        """The parallel form on a prompt [B, C, length], and the state after its last element."""
+        """Run the parallel form on a prompt.
+
+        Args:
+            x: the prompt, `[B, channels, length]`.
+
+        Returns:
+            The outputs `[B, out_channels, length]` and the state after the last element.
+        """
         self._check_streams()
         self._check_inputs(x, None)
         self._check_length(x.shape[2])
@@ -133,7 +191,7 @@ class LambdaLayer1d(LambdaLayer):
 
     @property
     def _reach(self) -> int:
-        """How many values back positions see."""
+        """The number of earlier values that position lambdas use."""
         if self.positions is None:
             return 0
         return (self.positions.scope[0] - 1) // 2 * self.positions.dilation[0]
@@ -144,16 +202,19 @@ class LambdaLayer1d(LambdaLayer):
             return
         if length > positions.input_size[0]:
             raise ValueError(
-                f"element {length} is beyond the input_size {positions.input_size[0]} of this global scope: "
-                f"build the layer with a larger input_size or with a local scope"
+                f"a sequence of {length} elements is longer than the input_size {positions.input_size[0]} of this "
+                f"global scope: build the layer with a larger input_size or with a local scope"
             )
 
     def _check_streams(self) -> None:
         if not self.causal:
-            raise ValueError("only a causal layer runs step by step: LambdaLayer1d(..., causal=True)")
+            raise ValueError("only a causal layer can run step by step: use LambdaLayer1d(..., causal=True)")
         if self.stride != (1,):
-            raise ValueError(f"a layer with stride {self.stride[0]} does not run step by step")
+            raise ValueError(f"a layer with stride {self.stride[0]} cannot run step by step: use stride=1")
         if self.channels != self.context_channels:
-            raise ValueError("a layer with a context of its own does not run step by step")
+            raise ValueError(
+                f"a layer with context_channels={self.context_channels} and channels={self.channels} cannot run step "
+                f"by step: use equal numbers"
+            )
         if self.training and isinstance(self.norm_queries, nn.modules.batchnorm._BatchNorm):
             raise ValueError("batch statistics need the whole sequence: call layer.eval() before running step by step")

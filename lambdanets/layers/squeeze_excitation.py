@@ -8,15 +8,27 @@ from lambdanets.typed import Count
 
 
 class SqueezeExcitation2d(NotScriptable):
-    """Scales each channel of [B, C, height, width] by a weight that the mean over the map decides.
+    """Squeeze-and-excitation: scale each channel by a weight computed from the mean of all channels over the map.
 
-    In the paper's words a diagonal lambda that all positions share. It keeps no spatial information, so it stands
-    beside a convolution and never in its place.
+    In the terms of the paper, a diagonal lambda that all positions share. It has no spatial interactions, so it
+    complements a convolution and cannot replace it.
 
     Args:
-        channels: channels in and out.
-        reduction: hidden width is channels / reduction.
-        hidden: the hidden width itself, instead of `reduction`.
+        channels: number of input and output channels.
+        reduction: the hidden layer has channels / reduction channels.
+        hidden: number of hidden channels; overrides `reduction`.
+        device, dtype: of the parameters.
+
+    Shape:
+        Input: `[B, channels, height, width]`
+        Output: `[B, channels, height, width]`
+
+    Example:
+        >>> import torch
+        >>> from lambdanets.layers import SqueezeExcitation2d
+        >>> layer = SqueezeExcitation2d(64)
+        >>> layer(torch.randn(2, 64, 14, 14)).shape
+        torch.Size([2, 64, 14, 14])
     """
 
     @layer_arguments
@@ -33,7 +45,10 @@ class SqueezeExcitation2d(NotScriptable):
         if hidden is None:
             hidden = channels // reduction
         if not hidden:
-            raise ValueError(f"{channels} channels with reduction={reduction} leave no hidden channel: give hidden=")
+            raise ValueError(
+                f"reduction={reduction} leaves no hidden channel for channels={channels}: use a smaller reduction, or "
+                f"set hidden"
+            )
         self.channels = channels
         # 1x1 convolutions named fc1 and fc2, as timm and torchvision store them
         self.fc1 = nn.Conv2d(channels, hidden, 1, device=device, dtype=dtype)
@@ -41,7 +56,12 @@ class SqueezeExcitation2d(NotScriptable):
 
     @fx_leaf
     def forward(self, x: Tensor, *, context_mask: Tensor | None = None) -> Tensor:
-        """x [B, channels, height, width]; `context_mask`, bool [B, height, width], is False where it is padding."""
+        """Scale x [B, channels, height, width].
+
+        Args:
+            x: the input.
+            context_mask: bool `[B, height, width]`, False at padding, which the mean leaves out.
+        """
         check_map(x, self.channels, self.fc1)
         if context_mask is None:
             squeezed = x.mean((2, 3), keepdim=True)  # [B, C, 1, 1]

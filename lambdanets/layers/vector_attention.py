@@ -1,7 +1,7 @@
-"""Vector self-attention in a footprint (Zhao et al. 2020): weights that differ from channel to channel.
+"""Vector self-attention in a window (Zhao et al. 2020), with a separate weight for each group of channels.
 
 Letters: B batch, C channels, K depth of queries and keys, G groups of value channels that share a weight, S positions
-of a footprint, N positions of the map, Y and X its height and width.
+of a window (the footprint), N positions of the map, Y and X its height and width.
 """
 
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ from lambdanets.typed import Count
 
 
 def reflected(x: Tensor, margin: tuple[int, int]) -> Tensor:
-    """x [B, C, Y, X] with a border of `margin` rows and columns on each side, mirrored at the edge pixels.
+    """Pad x [B, C, Y, X] by reflection, with `margin` rows and columns on each side.
 
-    As torch's reflection padding, and also where the border is wider than the map.
+    Unlike torch's reflection padding it allows a margin that is wider than the map.
     """
     for dim, extra in zip((2, 3), margin, strict=True):
         last = x.shape[dim] - 1
@@ -29,9 +29,9 @@ def reflected(x: Tensor, margin: tuple[int, int]) -> Tensor:
 
 
 class VectorAttention2d(NotScriptable):
-    """What pairwise and patchwise attention share: projections, footprints and the weighted sum, with biases.
+    """Base class of pairwise and patchwise attention: projections with biases, windows and the weighted sum.
 
-    Args: as for PairwiseAttention2d.
+    The arguments are those of `PairwiseAttention2d`.
     """
 
     @layer_arguments
@@ -49,10 +49,10 @@ class VectorAttention2d(NotScriptable):
         super().__init__()
         out_channels = channels if out_channels is None else out_channels
         if out_channels % group:
-            raise ValueError(f"out_channels={out_channels} is not divisible by group={group}: use another of the two")
+            raise ValueError(f"out_channels={out_channels} is not divisible by group={group}: change one of the two")
         self.scope = per_axis(scope, 2, "scope")
         if any(s % 2 == 0 for s in self.scope):
-            raise ValueError(f"the footprint needs a middle: give an odd scope, got {self.scope}")
+            raise ValueError(f"scope must be odd along both axes, so that the window has a centre, got {self.scope}")
         self.channels, self.out_channels, self.group = channels, out_channels, group
         self.key_depth = max(out_channels // 4, 1) if key_depth is None else key_depth
         self.groups, self.positions = out_channels // group, self.scope[0] * self.scope[1]
@@ -62,7 +62,7 @@ class VectorAttention2d(NotScriptable):
         self.relate(device=device, dtype=dtype)
 
     def relate(self, **factory: Any) -> None:
-        """Make the modules that `weights` uses."""
+        """Create the modules that `weights` uses."""
         raise NotImplementedError
 
     @fx_leaf
@@ -74,11 +74,11 @@ class VectorAttention2d(NotScriptable):
         return keep_format(output.flatten(1, 2).unflatten(2, x.shape[2:]), x)
 
     def weights(self, x: Tensor) -> Tensor:
-        """[B, G, S, N]: the weight of each position of a footprint, for each group of channels."""
+        """Return the weight of each position of a window for each group of channels, [B, G, S, N]."""
         raise NotImplementedError
 
     def footprints(self, features: Tensor) -> Tensor:
-        """[B, C, Y, X] -> [B, C, S, N]: what each position has in its footprint, mirrored outside the map."""
+        """Gather the window of each position, reflected outside the map: [B, C, Y, X] -> [B, C, S, N]."""
         margin = (self.scope[0] // 2, self.scope[1] // 2)
         return nn.functional.unfold(reflected(features, margin), self.scope).unflatten(1, (-1, self.positions))
 
@@ -87,17 +87,30 @@ class VectorAttention2d(NotScriptable):
 
 
 class PairwiseAttention2d(VectorAttention2d):
-    """y_i = sum_j softmax_j(gamma([phi(x_i) - psi(x_j), p_i - p_j])) * beta(x_j), over a footprint around i.
+    """Pairwise vector self-attention in a window around each position (Zhao et al. 2020).
 
-    gamma is norm, ReLU, 1x1, norm, ReLU, 1x1 with one output for each group of channels. p is a learned linear map of
-    the coordinates, which go from -1 to 1.
+    y_i = sum_j softmax_j(gamma([phi(x_i) - psi(x_j), p_i - p_j])) * beta(x_j), where j runs over the window around i.
+    gamma is batch norm, ReLU, 1x1 convolution, batch norm, ReLU, 1x1 convolution with one output per group of
+    channels. p is a learned linear map of the coordinates, which range from -1 to 1.
 
     Args:
-        channels: channels of x [B, channels, height, width].
-        out_channels: channels of the output, `channels` if None; a multiple of `group`.
-        scope: the footprint, odd: an int or (height, width).
+        channels: number of input channels.
+        out_channels: number of output channels, a multiple of `group`; `channels` if None.
+        scope: size of the window, odd: an int or (height, width).
         key_depth: channels of phi and psi; out_channels / 4 if None.
-        group: how many channels share a weight.
+        group: number of channels that share a weight.
+        device, dtype: of the parameters.
+
+    Shape:
+        Input: `[B, channels, height, width]`
+        Output: `[B, out_channels, height, width]`
+
+    Example:
+        >>> import torch
+        >>> from lambdanets.layers import PairwiseAttention2d
+        >>> layer = PairwiseAttention2d(64, scope=7)
+        >>> layer(torch.randn(2, 64, 14, 14)).shape
+        torch.Size([2, 64, 14, 14])
     """
 
     def relate(self, **factory: Any) -> None:
@@ -109,7 +122,7 @@ class PairwiseAttention2d(VectorAttention2d):
             nn.Conv2d(depth + 2, depth, 1, bias=False, **factory),
             nn.BatchNorm2d(depth, **factory),
             nn.ReLU(inplace=True),
-            nn.Conv2d(depth, self.groups, 1, bias=False, **factory),  # ... and in the softmax
+            nn.Conv2d(depth, self.groups, 1, bias=False, **factory),  # a bias would cancel in the softmax
         )
 
     def weights(self, x: Tensor) -> Tensor:
@@ -120,17 +133,36 @@ class PairwiseAttention2d(VectorAttention2d):
         return self.mapping(torch.cat([relations, places.expand(len(x), -1, -1, -1)], 1)).softmax(2)
 
     def _differences(self, here: Tensor, there: Tensor) -> Tensor:
-        """[B, C, S, N]: each position minus those of its footprint."""
+        """Return each position minus the positions of its window, [B, C, S, N]."""
         return here.flatten(2)[:, :, None] - self.footprints(there)
 
 
 class PatchwiseAttention2d(VectorAttention2d):
-    """y_i = sum_j gamma([phi(x_i), psi(x_k) for every k of the footprint])_j * beta(x_j), over a footprint around i.
+    """Patchwise vector self-attention in a window around each position (Zhao et al. 2020).
 
-    All weights of a footprint come from the whole patch at once, and no softmax follows: a convolution whose kernel the
-    content makes. gamma is norm, ReLU, 1x1 to one channel for each group, norm, ReLU, 1x1.
+    y_i = sum_j gamma([phi(x_i), psi(x_k) for all k of the window])_j * beta(x_j), where j runs over the window around
+    i. All weights of a window are computed together from its content, without a softmax, so the layer is a convolution
+    with a content-dependent kernel. gamma is batch norm, ReLU, 1x1 convolution to one channel per group, batch norm,
+    ReLU, 1x1 convolution.
 
-    Args: as for PairwiseAttention2d.
+    Args:
+        channels: number of input channels.
+        out_channels: number of output channels, a multiple of `group`; `channels` if None.
+        scope: size of the window, odd: an int or (height, width).
+        key_depth: channels of phi and psi; out_channels / 4 if None.
+        group: number of channels that share a weight.
+        device, dtype: of the parameters.
+
+    Shape:
+        Input: `[B, channels, height, width]`
+        Output: `[B, out_channels, height, width]`
+
+    Example:
+        >>> import torch
+        >>> from lambdanets.layers import PatchwiseAttention2d
+        >>> layer = PatchwiseAttention2d(64, scope=(3, 7))
+        >>> layer(torch.randn(2, 64, 14, 14)).shape
+        torch.Size([2, 64, 14, 14])
     """
 
     def relate(self, **factory: Any) -> None:

@@ -1,4 +1,6 @@
-"""The lambda operation as functions on tensors. `reference.py` is the paper; the others are the same, faster."""
+"""The lambda operation as functions on tensors. `reference.py` has the paper's equations, the other files faster
+implementations of them.
+"""
 
 from lambdanets.ops.operation import explain, lambda_op
 from lambdanets.ops.positions import Dense, Positions, Relation, Relative

@@ -1,10 +1,10 @@
-"""Which implementation runs, and why not the others.
+"""The choice of the implementation (backend).
 
-Each implementation says `why_not(problem)`: a sentence, or None if it can run. `"auto"` takes the one with the
-lowest predicted time among those that can. The prediction is work over rates measured on a CPU
-(`benchmarks/calibrate.py` prints the constants): nanoseconds for a call, for a thousand multiply-adds and for a
-thousand intermediate elements. On a GPU `"auto"` takes `fused` wherever that can run; the others are ranked by the
-CPU's rates, for lack of measured ones, so the predicted seconds mean nothing there.
+Each implementation has a function `why_not(problem)`, which returns None if it can run and the reason if it cannot.
+`"auto"` takes the one with the lowest predicted time. The prediction uses constants measured on a CPU, which
+`benchmarks/calibrate.py` prints: nanoseconds for a call, for a thousand multiply-adds and for a thousand intermediate
+elements. On a GPU `"auto"` takes `fused` wherever it can run. The others are ranked there by the constants of the CPU,
+because none were measured, so the predicted seconds are meaningless.
 """
 
 from collections.abc import Callable, Hashable
@@ -21,9 +21,10 @@ from lambdanets.ops.triton import backend as fused_backend
 
 @dataclass(frozen=True)
 class Backend:
-    """A way to compute the position part of the operation.
+    """An implementation of the position part of the operation.
 
-    `whole_output`, where there is one, computes all of it in one go, summed in a given dtype; or says None: not this.
+    `whole_output`, if there is one, computes the whole operation, accumulated in a given dtype. It returns None for
+    problems that it does not support.
     """
 
     name: str
@@ -35,7 +36,7 @@ class Backend:
 
 @dataclass(frozen=True)
 class Rates:
-    """What work costs: nanoseconds a call, a thousand multiply-adds, a thousand intermediate elements."""
+    """Costs in nanoseconds: of a call, of a thousand multiply-adds and of a thousand intermediate elements."""
 
     call: float
     macs: float
@@ -49,13 +50,12 @@ BACKENDS = {
 }
 NAMES = ("auto", "reference", *BACKENDS)
 
-NEVER = Rates(1e12, 0.0, 0.0)  # can run, for tests and where it is asked for; "auto" does not take it
+NEVER = Rates(1e12, 0.0, 0.0)  # can run on request, but "auto" does not take it
 
-# `python benchmarks/calibrate.py --threads 1`, float32, a core with AVX-512: (inference, training step). Those
-# of inference are from before `dft` had content for nothing and `gemm` made maps in parts: both are a little faster.
-# "depthwise" was measured later on a busy machine, where the others took 1.1 to 2.3 times as long as their constants
-# say. Its constants are not scaled, so that it is chosen only where it wins clearly (inference, scope 7); the call
-# of a training step is that of "conv", as the fit gave it less time than the call of inference.
+# (inference, training step), from `python benchmarks/calibrate.py --threads 1`, float32, a core with AVX-512. "dft"
+# and "gemm" have become a little faster since. "depthwise" was measured on a busy machine (the others took 1.1 to 2.3
+# times their constants) and is not scaled, so it is chosen only where it is clearly faster (inference, scope 7). The
+# call cost of its training step is that of "conv", because the fit gave less than for inference.
 CPU_RATES = {
     "gemm": (Rates(1.6e5, 32.6, 352.0), Rates(5.11e5, 68.4, 3310.0)),
     "conv": (Rates(2.5e5, 17.0, 920.0), Rates(6.8e5, 184.0, 5420.0)),
@@ -64,23 +64,22 @@ CPU_RATES = {
     "fft": (Rates(1.76e5, 594.0, 308.0), Rates(7.24e5, 1200.0, 883.0)),
     "fused": (NEVER, NEVER),  # Triton's interpreter
 }
-# On a GPU the fused kernels take whatever they can; for the rest the order of the CPU's rates has to do so far.
-# "depthwise" is not measured there, and never chosen.
+# No rates were measured on a GPU: "fused" comes first, "depthwise" is never chosen.
 CUDA_RATES = {**CPU_RATES, "depthwise": (NEVER, NEVER), "fused": (Rates(0.0, 0.0, 0.0), Rates(0.0, 0.0, 0.0))}
 RATES = {"cpu": CPU_RATES, "cuda": CUDA_RATES}
 MOST_CHOICES = 1024
-_choices: dict[Hashable, str] = {}  # what "auto" took, by `key_of`: a sixth of the time of a small layer
+_choices: dict[Hashable, str] = {}  # cache of `fastest` by `key_of`: choosing is a sixth of the time of a small layer
 
 
 def seconds(backend: Backend, problem: Problem) -> float:
-    """The predicted time of the position part, forward (and backward where gradients are asked for)."""
+    """Return the predicted time of the position part, including the backward pass if gradients are needed."""
     rates = RATES.get(problem.device.type, CPU_RATES)[backend.name][problem.needs_grad]
     macs, elements = backend.work(problem)
     return (rates.call + (rates.macs * macs + rates.elements * elements) / 1e3) * 1e-9
 
 
 def reasons(problem: Problem) -> dict[str, str | float]:
-    """For each implementation the predicted seconds, fastest first, or the sentence that says why it cannot run."""
+    """Return for each implementation the predicted seconds, fastest first, or the reason why it cannot run."""
     if problem.positions is None:
         return dict.fromkeys(BACKENDS, 0.0)
     found = {name: backend.why_not(problem) or seconds(backend, problem) for name, backend in BACKENDS.items()}
@@ -88,11 +87,11 @@ def reasons(problem: Problem) -> dict[str, str | float]:
 
 
 def choose(problem: Problem, wanted: str) -> Backend:
-    """The implementation that runs; raises where `wanted` cannot."""
+    """Return the implementation to run. Raise ValueError if `wanted` is unknown or cannot run."""
     if wanted == "auto":
         fused = BACKENDS["fused"]
         if problem.device.type == "cuda" and problem.positions is not None and fused.why_not(problem) is None:
-            return fused  # always the fastest there (CUDA_RATES), and this question is asked in every call
+            return fused  # shortcut: by CUDA_RATES it is always the fastest
         key = key_of(problem)
         if key is None:
             return fastest(problem)
@@ -110,29 +109,32 @@ def choose(problem: Problem, wanted: str) -> Backend:
 
 
 def fastest(problem: Problem) -> Backend:
+    """Return the implementation with the lowest predicted time."""
     return BACKENDS[next(iter(reasons(problem)))]  # gemm can always run, so the first one can
 
 
 def key_of(problem: Problem) -> Hashable:
-    """All that the choice depends on, for relative positions without masks; else None."""
+    """Return everything that the choice depends on, for relative positions without masks; otherwise None."""
     positions, keys = problem.positions, problem.keys_BMKU
     if not isinstance(positions, Relative) or problem.mask_NM is not None or problem.context_mask_BM is not None:
         return None
     grids = positions.query_grid, positions.context_grid, positions.dilation, positions.stride
     types = problem.queries_BNHK.dtype, problem.values_BMVU.dtype, positions.table.dtype, keys is None
     sizes = problem.sizes, tuple(positions.table.shape), positions.kept is None
-    if not all(type(size) is int for size in problem.sizes):  # symbols of a tracer
+    if not all(type(size) is int for size in problem.sizes):  # symbolic sizes
         return None
     return *grids, *types, *sizes, problem.key_norm, problem.causal, problem.needs_grad, problem.device
 
 
 def unknown(wanted: str, problem: Problem) -> str:
+    """Return the error message for an unknown backend."""
     return f"unknown backend {wanted!r}; choose one of {', '.join(map(repr, NAMES))}. {alternatives(problem)}"
 
 
 def alternatives(problem: Problem) -> str:
-    """A sentence with every implementation and its reason."""
+    """Return a sentence that lists which implementations can run, and why the others cannot."""
     said = [
-        f"{name}: {'cannot, ' + why if isinstance(why, str) else 'can run'}" for name, why in reasons(problem).items()
+        f"{name}: {'cannot run, ' + why if isinstance(why, str) else 'can run'}"
+        for name, why in reasons(problem).items()
     ]
     return "For this input: " + "; ".join(["auto: can run", "reference: can run", *said])

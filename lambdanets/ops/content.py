@@ -1,9 +1,9 @@
-"""Content lambdas: what the context says, whatever its positions. Shared by every plain-torch implementation.
+"""Content lambdas, which do not depend on positions. All plain-torch implementations share this code.
 
 Letters: B batch, N queries, M context positions, H heads, K key depth, V value depth, U intra-depth, L chunk.
 
-Without a mask all queries share one content lambda. With one, each query has its own, and so its own normaliser:
-then contracting the depth first, (q . key) value, needs no lambdas in memory at all.
+Without a mask all queries share one content lambda. With a mask each query has its own lambda and its own normaliser;
+contracting the depth first, (q . key) value, then avoids storing the lambdas.
 """
 
 from dataclasses import dataclass
@@ -16,18 +16,18 @@ from lambdanets.ops.problem import Problem
 from lambdanets.ops.recompute import recomputed
 from lambdanets.ops.reference import L2_EPSILON, causal_mask, normalise
 
-CAUSAL_CHUNK = 32  # positions that one step of the running sum handles together
-FACTORED_SPAN = 30.0  # by which maxima may differ that become one: exp(-30) is far from where float32 ends
-MASKED_WEIGHTS = 2**22  # the most elements [B, n, M, K, U] that the masked path holds at a time (or one query's)
+CAUSAL_CHUNK = 32  # positions per step of the running sum
+FACTORED_SPAN = 30.0  # largest difference of maxima that are replaced by one: exp(-30) does not underflow in float32
+MASKED_WEIGHTS = 2**22  # maximum elements [B, n, M, K, U] that the masked path holds at a time (at least one query's)
 
 
 def content_output(problem: Problem) -> Tensor:
-    """sum over m of (query . normalised key_m) value_m: [B, N, H, V]."""
+    """Return the content output, the sum over m of (query . normalised key_m) value_m: [B, N, H, V]."""
     queries_BNHK, keys_BMKU, values_BMVU = problem.queries_BNHK, problem.keys_BMKU, problem.values_BMVU
     assert keys_BMKU is not None
     if shares_content(problem):
         return apply_shared(queries_BNHK, content_lambda(problem))
-    exporting = torch.compiler.is_exporting()  # no loops there: they would fix the length
+    exporting = torch.compiler.is_exporting()  # a loop would fix the length in the exported program
     if problem.mask_NM is None and runs_in_step(problem) and not exporting:
         state = RunningContent.start(keys_BMKU, values_BMVU)
         return running_output(
@@ -37,55 +37,55 @@ def content_output(problem: Problem) -> Tensor:
 
 
 def add_content(output_BNHV: Tensor, problem: Problem) -> Tensor:
-    """The output with that of the content added to it, in place."""
+    """Add the content output to an output, in place."""
     if not shares_content(problem) or not output_BNHV.is_contiguous():
         return output_BNHV.add_(content_output(problem))
-    output_BYV = output_BNHV.flatten(1, 2)  # (`out=` rather than baddbmm_, which torch's FLOP counter does not know)
+    output_BYV = output_BNHV.flatten(1, 2)  # `out=` because torch's FLOP counter does not support baddbmm_
     torch.baddbmm(output_BYV, problem.queries_BNHK.flatten(1, 2), content_lambda(problem), out=output_BYV)
     return output_BNHV
 
 
 def shares_content(problem: Problem) -> bool:
-    """Whether all queries of an example share one content lambda."""
+    """Return whether all queries of an example share one content lambda."""
     return problem.mask_NM is None and not problem.causal
 
 
 def content_lambda(problem: Problem) -> Tensor:
-    """The content lambda that all queries of an example share: [B, K, V]."""
+    """Return the content lambda that all queries of an example share: [B, K, V]."""
     values = problem.values_BMVU
-    # Intra-depth is a longer context once the keys are normalised: sum over (m, u).
+    # After the normalisation of the keys, intra-depth is equivalent to a longer context: sum over (m, u).
     keys_BKC = normalised_keys(problem).transpose(1, 2).flatten(2)
     values_BCV = values.transpose(2, 3).flatten(1, 2)
     return keys_BKC @ values_BCV
 
 
 def normalised_keys(problem: Problem) -> Tensor:
-    """Keys over the whole context of an example, [B, M, K, U], in the dtype of values."""
+    """Return the keys, normalised over the whole context of an example, [B, M, K, U], in the dtype of the values."""
     keys = problem.keys_BMKU
     assert keys is not None
     if problem.context_mask_BM is not None and problem.key_norm == "softmax":
-        # masked_fill with the lowest finite number: rows that are masked whole stay finite, their values are zero.
+        # The lowest finite number keeps fully masked rows finite; their values are zero.
         padding = ~problem.context_mask_BM[:, :, None, None]
         keys = keys.masked_fill(padding, torch.finfo(keys.dtype).min)
     return normalise(keys, problem.key_norm).to(problem.values_BMVU.dtype)
 
 
 def apply_shared(queries_BNHK: Tensor, lambda_BKV: Tensor) -> Tensor:
-    """One lambda an example, applied to all its queries: [B, N, H, V]."""
+    """Apply one lambda per example to all its queries: [B, N, H, V]."""
     B, N, H, K = queries_BNHK.shape
     return (queries_BNHK.reshape(B, N * H, K) @ lambda_BKV).view(B, N, H, lambda_BKV.shape[2])
 
 
 def runs_in_step(problem: Problem) -> bool:
-    """Whether query n sits at context position n, so that causal contexts grow by one element a query."""
+    """Return whether query n is at context position n, so that causal contexts grow by one element per query."""
     positions = problem.positions
     if isinstance(positions, Relative):
         return set(positions.stride) == {1} and tuple(positions.query_grid) == tuple(positions.context_grid)
-    return True  # check() asked for N == M
+    return True  # check() requires N == M
 
 
 def masked_output(problem: Problem) -> Tensor:
-    """Any mask: chunks of queries, each with weights [B, n, M, K, U] of its own."""
+    """Return the content output for any mask, in chunks of queries with weights [B, n, M, K, U]."""
     B, N, M, _, K, _, U = problem.sizes
     keys, values = problem.keys_BMKU, problem.values_BMVU
     assert keys is not None
@@ -107,12 +107,13 @@ def masked_output(problem: Problem) -> Tensor:
 def masked_chunk(
     queries_BNHK: Tensor, keys_BMKU: Tensor, values_BMVU: Tensor, allowed_BNM: Tensor, key_norm: str | None
 ) -> Tensor:
+    """Return the content output of a chunk of queries, each with its own context: [B, n, H, V]."""
     weights, _ = interaction_weights(keys_BMKU, allowed_BNM, key_norm, None)
     return weighted(queries_BNHK, weights, values_BMVU)
 
 
 def weighted(queries_BNHK: Tensor, weights_BNMKU: Tensor, values_BMVU: Tensor) -> Tensor:
-    """Depth first: attention maps [B, N, H, M, U], then the values."""
+    """Contract the depth first, to attention maps [B, N, H, M, U], then the values: [B, N, H, V]."""
     B, N, H, _ = queries_BNHK.shape
     maps = torch.einsum("bnhk,bnmku->bnhmu", queries_BNHK, weights_BNMKU)
     values_BCV = values_BMVU.transpose(2, 3).flatten(1, 2)
@@ -123,9 +124,9 @@ def weighted(queries_BNHK: Tensor, weights_BNMKU: Tensor, values_BMVU: Tensor) -
 def interaction_weights(
     keys_BMKU: Tensor, allowed_BNM: Tensor, key_norm: str | None, state: "RunningContent | None"
 ) -> tuple[Tensor, Tensor | None]:
-    """Normalised keys for each query's own context, [B, N, M, K, U], and the weight of what `state` summed before.
+    """Return the keys normalised over each query's own context, [B, N, M, K, U], and the weight of the sums in `state`.
 
-    The second, [B, N, K, U], is None without a state. An empty context gives zeros.
+    The weight, [B, N, K, U], is None without a state. An empty context gives zeros.
     """
     allowed = allowed_BNM[..., None, None]
     if key_norm == "softmax":
@@ -154,18 +155,27 @@ def interaction_weights(
 
 @dataclass(frozen=True)
 class RunningContent:
-    """The context so far: sums that grow by one element a step, in memory that does not grow.
+    """The content lambda of a growing causal context, in memory that does not grow.
 
-    `total` is the normaliser: the sum of exp(key - largest) for softmax, the norm of the keys for l2. It differs
-    for each (k, u), so the sum over u comes after dividing: `sums` keeps U.
+    Attributes:
+        largest: the maximum of the keys so far, for the softmax.
+        total: the normaliser: the sum of exp(key - largest) for the softmax, the norm of the keys for "l2".
+        sums: the weighted sum of the values. The normaliser depends on (k, u), so the sum over u comes after the
+            division.
+
+    Shape:
+        largest: `[B, K, U]`
+        total: `[B, K, U]`
+        sums: `[B, K, V, U]`
     """
 
-    largest: Tensor  # [B, K, U], the maximum so far (softmax)
-    total: Tensor  # [B, K, U]
-    sums: Tensor  # [B, K, V, U]
+    largest: Tensor
+    total: Tensor
+    sums: Tensor
 
     @classmethod
     def start(cls, keys_BMKU: Tensor, values_BMVU: Tensor) -> "RunningContent":
+        """Return the state of an empty context, with the sizes of these keys and values."""
         B, _, K, U = keys_BMKU.shape
         V = values_BMVU.shape[2]
         return cls(
@@ -173,16 +183,16 @@ class RunningContent:
         )
 
     def content_lambda(self, key_norm: str | None) -> Tensor:
-        """The content lambda of the context so far: [B, K, V]; zeros if it is empty."""
+        """Return the content lambda of the context so far, [B, K, V]; zeros if the context is empty."""
         if key_norm is None:
             return self.sums.sum(dim=3)
-        divisor = self.total.clamp(min=L2_EPSILON)  # the largest key alone makes a softmax's total at least 1
+        divisor = self.total.clamp(min=L2_EPSILON)  # no effect for the softmax, whose total is at least 1
         return (self.sums / divisor[:, :, None]).sum(dim=3)
 
     def add(
         self, keys_BLKU: Tensor, values_BLVU: Tensor, key_norm: str | None, context_mask_BL: Tensor | None
     ) -> "RunningContent":
-        """The context with L more elements."""
+        """Return the state of the context with L more elements."""
         if key_norm != "softmax":  # masked keys and values are zeros already
             norm = torch.cat([self.total[:, None], keys_BLKU], dim=1).norm(dim=1) if key_norm == "l2" else self.total
             sums = self.sums + torch.einsum("blku,blvu->bkvu", keys_BLKU, values_BLVU)
@@ -209,7 +219,11 @@ def running_output(
     strict: bool,
     context_mask_BN: Tensor | None = None,
 ) -> tuple[Tensor, RunningContent]:
-    """Causal content by a running sum with a running maximum: outputs [B, N, H, V] and the context after them."""
+    """Compute causal content by a running sum with a running maximum.
+
+    Returns:
+        The outputs [B, N, H, V] and the state after the last query.
+    """
     B, N, H, _ = queries_BNHK.shape
     order = torch.ones(CAUSAL_CHUNK, CAUSAL_CHUNK, dtype=torch.bool, device=queries_BNHK.device)
     order = order.tril(-1 if strict else 0)  # [query, context]
@@ -237,14 +251,17 @@ def running_output(
 
 
 def spans_little(keys_BLKU: Tensor, state: RunningContent, after: RunningContent, strict: bool) -> bool:
-    """Whether one maximum serves all queries of a chunk: none underflows. Asked where it costs nothing to look."""
+    """Return whether one maximum can serve all queries of a chunk without underflow.
+
+    Only on a CPU: elsewhere reading the values would synchronise or is impossible.
+    """
     if keys_BLKU.device.type != "cpu" or torch.compiler.is_compiling():
         return False
-    least = torch.maximum(state.largest, keys_BLKU[:, 0].detach())  # of the maxima that the queries have by themselves
+    least = torch.maximum(state.largest, keys_BLKU[:, 0].detach())  # the smallest maximum of a single query
     if strict:
         least = torch.where(state.largest == -torch.inf, least, state.largest)
     try:
-        return bool((after.largest - least).amax() <= FACTORED_SPAN)  # also False where keys are not finite
+        return bool((after.largest - least).amax() <= FACTORED_SPAN)  # False also if keys are not finite
     except RuntimeError:  # tensors without values: torch.func.vmap, fake tensors
         return False
 
@@ -257,14 +274,15 @@ def factored_output(
     after: RunningContent,
     order_LL: Tensor,
 ) -> Tensor:
-    """A chunk with one maximum for all its queries: exp(key) and the normalisers then need no [query, context] each.
+    """Return the output of a chunk with one maximum for all its queries: [B, L, H, V].
 
-    exp(key_m - largest_n) / total_n is exp(key_m - largest) times a factor of n, which goes into the query.
+    exp(key_m - largest_n) / total_n equals exp(key_m - largest) times a factor of n, which is moved into the query. So
+    no weights of size [query, context, K, U] are needed.
     """
     weights_BLKU = (keys_BLKU - after.largest[:, None]).exp()
     fade_BKU = (state.largest - after.largest).exp()
     total_BLKU = weights_BLKU.cumsum(dim=1)
-    if not order_LL[0, 0]:  # strict: without the query's own place
+    if not order_LL[0, 0]:  # strict: exclude the query's own position
         total_BLKU = nn.functional.pad(total_BLKU[:, :-1], (0, 0, 0, 0, 1, 0))
     total_BLKU = total_BLKU + (state.total * fade_BKU)[:, None]
     divisor_BLKU = total_BLKU.masked_fill(total_BLKU == 0, 1)

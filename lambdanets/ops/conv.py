@@ -1,12 +1,13 @@
-"""Position lambdas as a convolution, both ways the paper gives: the lambda convolution.
+"""Position lambdas by the lambda convolution, in both forms that the paper gives.
 
 Letters: B batch, N queries, M context positions, H heads, K key depth, V value depth, U intra-depth.
 
-The table is the kernel: `(n+1)-d`, with the value depth as one more spatial axis of size-1 kernels, or `n-d`
-depthwise with a channel multiplier, the table repeated for every value channel. Memory: lambdas, B N K V.
+The table is the kernel of either an (n+1)-d convolution, with the value depth as an additional axis of kernel size 1,
+or an n-d depthwise convolution with a channel multiplier, with the table repeated for every value channel. Memory: the
+lambdas, B N K V.
 
-The backend "conv" is the first form on one or two axes, and the second on three, as torch has no 4-d convolution;
-"depthwise" (depthwise.py) is the second form on any number of axes.
+The backend "conv" uses the first form for one or two axes and the second for three, because torch has no 4-d
+convolution. The backend "depthwise" (depthwise.py) always uses the second form.
 """
 
 from collections.abc import Callable
@@ -21,32 +22,33 @@ from lambdanets.ops.problem import Problem
 
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
-LARGE = 2**24  # bytes: lambdas of more are new memory in every call, whose pages the system has to make first
+LARGE = 2**24  # bytes: larger lambdas are allocated anew in every call, with page faults
 
 
 def why_not(problem: Problem) -> str | None:
+    """Return the reason why this backend cannot run, or None."""
     if not isinstance(problem.positions, Relative):
         return "a convolution needs relative positions on a grid"
     if problem.mask_NM is not None:
-        return "a mask differs from query to query, a convolution kernel does not"
+        return "a convolution cannot apply a mask, which differs between queries"
     if problem.positions.dims > 3:
-        return f"torch convolves up to 3 axes, got {problem.positions.dims}"
+        return f"torch has convolutions on up to 3 axes, got {problem.positions.dims}"
     return None
 
 
 def position_output(problem: Problem) -> Tensor:
-    """[B, N, H, V]."""
+    """Return the position output, [B, N, H, V]."""
     assert isinstance(problem.positions, Relative)
     return convolved(problem, extra_axis if problem.positions.dims < 3 else depthwise)
 
 
 def convolved(problem: Problem, convolve: Callable[[Tensor, Tensor, list[Axis]], Tensor]) -> Tensor:
-    """[B, N, H, V] by one of the two forms, `extra_axis` or `depthwise`."""
+    """Return the position output [B, N, H, V] by one of the two forms, `extra_axis` or `depthwise`."""
     positions = problem.positions
     assert isinstance(positions, Relative)
     if problem.causal:
         positions = positions.causal(problem.strict)
-    if torch.compiler.is_compiling():  # sizes are symbols: clipping would fix them
+    if torch.compiler.is_compiling():  # clipping would fix symbolic sizes
         table, axes = positions.table, positions.axes()
     else:
         table, axes = positions.clipped()
@@ -55,7 +57,7 @@ def convolved(problem: Problem, convolve: Callable[[Tensor, Tensor, list[Axis]],
 
 
 def work(problem: Problem) -> tuple[float, float]:
-    """Multiply-adds, and elements of intermediates: what the cost model weighs."""
+    """Return the numbers of multiply-adds and of intermediate elements for the cost model."""
     positions = problem.positions
     assert isinstance(positions, Relative)
     _, axes = positions.clipped()
@@ -67,7 +69,7 @@ def work(problem: Problem) -> tuple[float, float]:
 
 
 def extra_axis(values_BMVU: Tensor, table: Tensor, axes: list[Axis]) -> Tensor:
-    """Position lambdas [B, K, V, N] by an (n+1)-d convolution: U channels in, K out, V a spatial axis."""
+    """Return position lambdas [B, K, V, N] by an (n+1)-d convolution: U channels in, K out, V a spatial axis."""
     B, _, V, U = values_BMVU.shape
     grid = [a.context for a in axes]
     inputs = values_BMVU.permute(0, 3, 2, 1).reshape(B, U, V, *grid)
@@ -85,7 +87,7 @@ def extra_axis(values_BMVU: Tensor, table: Tensor, axes: list[Axis]) -> Tensor:
 
 
 def depthwise(values_BMVU: Tensor, table: Tensor, axes: list[Axis]) -> Tensor:
-    """Position lambdas [B, K, V, N] by an n-d depthwise convolution: V groups of U channels in and K out."""
+    """Return position lambdas [B, K, V, N] by an n-d depthwise convolution: V groups of U channels in and K out."""
     B, _, V, U = values_BMVU.shape
     inputs = values_BMVU.permute(0, 2, 3, 1).reshape(B, V * U, *[a.context for a in axes])
     kernel = table.movedim((-2, -1), (0, 1))  # [K, U, *scope]
@@ -104,14 +106,15 @@ def depthwise(values_BMVU: Tensor, table: Tensor, axes: list[Axis]) -> Tensor:
 
 
 def padded(inputs: Tensor, axes: list[Axis]) -> tuple[Tensor, tuple[int, ...]]:
-    """Zeros around the context so that the first window belongs to query 0 and the last to the last query.
+    """Pad the context with zeros so that the first window belongs to the first query and the last to the last query.
 
-    Equal borders are left to the convolution itself, which skips their work; others are written out (a border
-    may be negative: context that no query reaches is cropped).
+    Returns:
+        The inputs, and the padding that the convolution has to add. The convolution adds equal borders, which is
+        faster; other borders are added here. A negative border crops context that no query reaches.
     """
     left = [-a.first for a in axes]
     right = [(a.queries - 1) * a.stride + a.last - (a.context - 1) for a in axes]
-    # With a stride the border depends on the size's remainder, which an exported program must not fix.
+    # With a stride the border depends on the size modulo the stride, which an exported program must not fix.
     dynamic = torch.compiler.is_exporting() and any(a.stride > 1 for a in axes)
     if not dynamic and all(low == high and low >= 0 for low, high in zip(left, right, strict=True)):
         return inputs, tuple(left)

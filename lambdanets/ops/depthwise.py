@@ -1,9 +1,10 @@
-"""The lambda convolution as an n-d depthwise convolution with channel multiplier, the paper's other form of "conv".
+"""Position lambdas by an n-d depthwise convolution with channel multiplier, the second form that the paper gives.
 
 Letters: B batch, N queries, K key depth, V value depth, U intra-depth, R relative positions.
 
-Each of the V value channels is convolved with the same K kernels: the table, repeated V times. With intra-depth the
-convolution has V groups of U channels in and K out. Memory: lambdas, B N K V, and the repeated table, R V K U.
+Each of the V value channels is convolved with the same K kernels, so the table is repeated V times. With intra-depth
+the convolution has V groups of U input and K output channels. Memory: the lambdas, B N K V, and the repeated table,
+R V K U.
 """
 
 from math import prod
@@ -19,12 +20,12 @@ __all__ = ["position_output", "why_not", "work"]
 
 
 def position_output(problem: Problem) -> Tensor:
-    """[B, N, H, V]."""
+    """Return the position output, [B, N, H, V]."""
     return conv.convolved(problem, conv.depthwise)
 
 
 def work(problem: Problem) -> tuple[float, float]:
-    """Multiply-adds, and elements of intermediates: those of "conv", and the repeated table."""
+    """Return the numbers of multiply-adds and of intermediate elements (with the repeated table) for the cost model."""
     positions = problem.positions
     assert isinstance(positions, Relative)
     _, axes = positions.clipped()

@@ -1,15 +1,16 @@
-"""Position lambdas on 2-d maps as matrix products only: Fourier along the rows, Toeplitz along the columns.
+"""Position lambdas on 2-d maps by matrix products only: Fourier along the rows, Toeplitz along the columns.
 
 Letters: B batch, N queries, M context positions, H heads, K key depth, V value depth, U intra-depth,
-Y, X height and width; F frequencies along X with their real and imaginary part (2 F rows), T tiles of query rows.
+Y, X height and width; F frequencies along X with their real and imaginary parts (2 F rows), T tiles of query rows.
 
-Along a row the correlation becomes a product for each frequency, and rows are short, so the transform itself is
-a small matrix product (a transform of 40 or 70 points by its matrix is faster than a call to an FFT). Along the
-columns each frequency keeps a Toeplitz matrix [query row, context row] that is one more matrix product. For the
-paper's maps this needs 2 to 3 times fewer multiply-adds than the convolution, all of them in large products.
-Rows of queries go in tiles that share one Toeplitz matrix, each with the context rows that it sees. The lambdas of
-a tile are made, used and forgotten, so that they stay in the processor's cache. Memory: a batch chunk's lambdas of
-one tile, in both domains (with gradients: of all tiles, N K V for every example).
+Along a row the correlation becomes one product per frequency. Rows are short, so the transform itself is a small matrix
+product, which for 40 to 70 points is faster than an FFT call. Along the columns each frequency has a Toeplitz matrix
+[query row, context row], applied by another matrix product. For the paper's maps this needs 2 to 3 times fewer
+multiply-adds than the convolution, all of them in large products.
+
+Query rows are processed in tiles that share one Toeplitz matrix, each with the context rows that it reaches. The
+lambdas of a tile are discarded after use, so that they stay in the processor's cache. Memory: the lambdas of one tile
+of a batch chunk, in both domains (with gradients: of all tiles, N K V for every example).
 """
 
 import torch
@@ -20,22 +21,23 @@ from lambdanets.ops.content import content_lambda, shares_content
 from lambdanets.ops.positions import Axis, Relative, toeplitz, wrap
 from lambdanets.ops.problem import Problem
 
-WORKSPACE = 600_000  # elements of a tile's lambdas in the frequency domain at a time (or one example's): 2.4 MB
-TILE = 7  # rows of queries that share a Toeplitz matrix: few, so that most of it is within the scope
+WORKSPACE = 600_000  # elements of a tile's lambdas in the frequency domain (at least one example): 2.4 MB in float32
+TILE = 7  # query rows that share a Toeplitz matrix: few, so that most of its entries are within the scope
 
 
 def why_not(problem: Problem) -> str | None:
+    """Return the reason why this backend cannot run, or None."""
     if not isinstance(problem.positions, Relative):
         return "a Fourier transform needs relative positions on a grid"
     if problem.positions.dims != 2:
-        return f"written for 2-d maps, got {problem.positions.dims}-d"
+        return f"it supports 2-d maps only, got {problem.positions.dims}-d"
     if problem.mask_NM is not None:
-        return "a mask differs from query to query, a convolution theorem needs one kernel for all"
+        return "a Fourier transform cannot apply a mask, which differs between queries"
     return None
 
 
 def whole_output(problem: Problem, dtype: torch.dtype) -> Tensor | None:
-    """Position and content output together, [B, N, H, V]; None where that does not pay."""
+    """Return the sum of position and content output, [B, N, H, V], or None where this is not faster."""
     if problem.keys_BMKU is None or not shares_content(problem) or not problem.may_overwrite:
         return None
     problem = problem.to(dtype)
@@ -43,7 +45,11 @@ def whole_output(problem: Problem, dtype: torch.dtype) -> Tensor | None:
 
 
 def position_output(problem: Problem, content_BKV: Tensor | None = None) -> Tensor:
-    """[B, N, H, V]; without gradients also with content, which is a constant: it lives in the first frequency."""
+    """Return the position output, [B, N, H, V].
+
+    Without gradients the content lambda can be added in the frequency domain, where it is a constant of the first
+    frequency.
+    """
     positions = problem.positions
     assert isinstance(positions, Relative)
     if problem.causal:
@@ -81,14 +87,17 @@ def position_output(problem: Problem, content_BKV: Tensor | None = None) -> Tens
 
 
 def constant(content_BKV: Tensor, inverse_XF: Tensor) -> Tensor:
-    """What to add to the real part of the first frequency so that every position gets the content: [K, (B V)]."""
+    """Return the term to add to the real part of the first frequency, so that every position gets the content.
+
+    The result is [K, (B V)].
+    """
     return (content_BKV.transpose(0, 1) / inverse_XF[0, 0]).flatten(1)
 
 
 def matrices(table: Tensor, axis_y: Axis, axis_x: Axis) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the transform and its inverse, and the Toeplitz matrices [F, (2 tile K), (window 2 U)] of one tile.
+    """Return the matrices of the transform and its inverse, and the Toeplitz matrices of one tile.
 
-    The context rows that a tile sees are one range of their columns.
+    The latter are [F, (2 tile K), (window 2 U)]. The context rows that a tile reaches are a range of their columns.
     """
     length = axis_x.unwrapped_length
     tile, window = tiling(axis_y)
@@ -98,9 +107,9 @@ def matrices(table: Tensor, axis_y: Axis, axis_x: Axis) -> tuple[Tensor, Tensor,
 
 
 def apply_rows(queries_BNHK: Tensor, lambdas: Tensor, result: Tensor, rows: slice) -> None:
-    """Lambdas [(rows X), K, B, V] applied to their queries, into result [B, Y, X, H, V].
+    """Apply lambdas [(rows X), K, B, V] to their queries, and write to result [B, Y, X, H, V].
 
-    A product for each example: everything is read and written where it lies.
+    One product per example, so that nothing is copied.
     """
     queries = queries_BNHK.view(*result.shape[:4], -1)[:, rows].flatten(1, 2)
     for one, given, place in zip(queries, lambdas.unbind(2), result[:, rows].flatten(1, 2), strict=True):
@@ -108,7 +117,7 @@ def apply_rows(queries_BNHK: Tensor, lambdas: Tensor, result: Tensor, rows: slic
 
 
 def apply_tiles(queries_BNHK: Tensor, lambdas: list[Tensor], axis_y: Axis, axis_x: Axis) -> Tensor:
-    """The same with gradients: lambdas [X, tile, K, B, V] of every tile -> [B, N, H, V], in few operations."""
+    """Apply lambdas [X, tile, K, B, V] of every tile, differentiably and in few operations: [B, N, H, V]."""
     N, H, V = queries_BNHK.shape[1], queries_BNHK.shape[2], lambdas[0].shape[-1]
     tile = lambdas[0].shape[1]
     queries = query_tiles(queries_BNHK, axis_y, axis_x, tile, len(lambdas))
@@ -121,34 +130,35 @@ def apply_tiles(queries_BNHK: Tensor, lambdas: list[Tensor], axis_y: Axis, axis_
 
 
 class Room:
-    """Products whose results are written to the same place again and again: fresh memory costs as much as they do."""
+    """Buffers for the results of products. Allocating them anew would take as long as the products."""
 
     def __init__(self, keep: bool) -> None:
         self.keep, self.places = keep, {}
 
     def bmm(self, left: Tensor, right: Tensor, name: str = "frequencies") -> Tensor:
+        """Return the batched product of two tensors, in the buffer `name`."""
         return torch.bmm(left, right, out=self.place(name, right, (len(left), left.shape[1], right.shape[2])))
 
     def rows(self, inverse_XF: Tensor, lambdas: Tensor) -> Tensor:
-        """[2F, rows, (K B V)] -> [rows, X, (K B V)]."""
+        """Transform rows back from the frequency domain: [2F, rows, (K B V)] -> [rows, X, (K B V)]."""
         lambdas = lambdas.transpose(0, 1)
         return self.bmm(inverse_XF.expand(len(lambdas), -1, -1), lambdas, "rows")
 
     def place(self, name: str, like: Tensor, shape: tuple[int, ...]) -> Tensor | None:
-        """Never where another product's result of the same shape lies: one is made from the other."""
+        """Return the buffer for a name and a shape. Different names never share one: a product may read another's."""
         if self.keep and (name, shape) not in self.places:
             self.places[name, shape] = like.new_empty(shape)
         return self.places.get((name, shape))
 
 
 def part(tensor: Tensor, dim: int, rows: slice, size: int) -> Tensor:
-    """A range of `rows`, each of `size` elements along `dim`; the tensor itself if it is all of it."""
+    """Return a range of `rows`, each of `size` elements along `dim`; the tensor itself if the range is all of it."""
     start, length = rows.start * size, (rows.stop - rows.start) * size
     return tensor if length == tensor.shape[dim] else tensor.narrow(dim, start, length)
 
 
 def rows_seen(axis: Axis, first_query: int, window: int) -> tuple[slice, slice]:
-    """The context rows that a tile sees: where they are in its window, and in the context, both backwards."""
+    """Return the context rows that a tile reaches, as ranges of its window and of the context, both reversed."""
     last = first_query * axis.stride + axis.first + window - 1
     high = min(axis.context - 1, last)
     low = max(0, last - window + 1)
@@ -158,7 +168,7 @@ def rows_seen(axis: Axis, first_query: int, window: int) -> tuple[slice, slice]:
 
 
 def rows_by_frequency(values_BMVU: Tensor, axis_y: Axis, axis_x: Axis, forward_FX: Tensor) -> Tensor:
-    """The transforms of all context rows, backwards: [F, (Y 2 U), (B V)]."""
+    """Return the transforms of all context rows in reverse order: [F, (Y 2 U), (B V)]."""
     B, _, V, U = values_BMVU.shape
     values = values_BMVU.view(B, axis_y.context, axis_x.context, V, U).flip(1)
     rows = values.permute(2, 1, 4, 0, 3).reshape(axis_x.context, -1)
@@ -167,7 +177,7 @@ def rows_by_frequency(values_BMVU: Tensor, axis_y: Axis, axis_x: Axis, forward_F
 
 
 def query_tiles(queries_BNHK: Tensor, axis_y: Axis, axis_x: Axis, tile: int, tiles: int) -> Tensor:
-    """[B, T, (X tile), H, K]: queries in the order of the lambdas; rows that fill up the last tile are zero."""
+    """Return the queries in the order of the lambdas, [B, T, (X tile), H, K], with zeros after the last row."""
     B, _, H, K = queries_BNHK.shape
     queries = queries_BNHK.view(B, axis_y.queries, axis_x.queries, H, K)
     queries = F.pad(queries, [0, 0, 0, 0, 0, 0, 0, tiles * tile - axis_y.queries])
@@ -176,20 +186,21 @@ def query_tiles(queries_BNHK: Tensor, axis_y: Axis, axis_x: Axis, tile: int, til
 
 
 def tiling(axis: Axis) -> tuple[int, int]:
-    """Rows of queries in a tile, and of the window of context rows that these see."""
+    """Return the number of query rows in a tile and of context rows in their window."""
     tile = min(TILE, axis.queries)
     return tile, (tile - 1) * axis.stride + axis.last - axis.first + 1
 
 
 def wrap_rows(table: Tensor, axis: Axis, length: int) -> Tensor:
-    """[scope y, length, K, U]: the table's rows on a circle."""
+    """Wrap the rows of the table to circles of a given length: [scope y, length, K, U]."""
     return wrap(table.transpose(0, 1), [axis], [length]).transpose(0, 1)
 
 
 def column_parts(wrapped: Tensor, axis: Axis, tile: int, start: int, window: int) -> Tensor:
-    """For each frequency the Toeplitz matrix along the columns, a view: [F, 2, 2, K, U, tile, window backwards].
+    """Return the Toeplitz matrix along the columns for each frequency, as a view: [F, 2, 2, K, U, tile, window].
 
-    conj(table) * values: the real part takes (re, im) of the values, the imaginary part (-im, re).
+    The window is in reverse order. For conj(table) * values, the real part takes (re, im) of the values and the
+    imaginary part (-im, re).
     """
     spectrum = torch.fft.rfft(wrapped, dim=1)
     re, im = spectrum.real.movedim(0, -1), spectrum.imag.movedim(0, -1)  # [F, K, U, scope y]
@@ -198,17 +209,18 @@ def column_parts(wrapped: Tensor, axis: Axis, tile: int, start: int, window: int
 
 
 def transforms(length: int, axis: Axis, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Matrices of the transform of a context row, [2F, X], and back to its queries, [X, 2F].
+    """Return the matrices of the transform of a context row, [2F, X], and of its inverse at the queries, [X, 2F].
 
-    Rows and columns go (frequency, real or imaginary part). Angles in float64: every dtype rounds from there.
+    The axis 2F is (frequency, real or imaginary part). Angles are computed in float64 and then rounded.
     """
     frequency = torch.arange(length // 2 + 1, dtype=torch.float64, device=device)
     unit = 2 * torch.pi / length
     angle = unit * frequency[:, None] * torch.arange(axis.context, device=device)
     forward = torch.stack([angle.cos(), -angle.sin()], dim=1).flatten(0, 1)
     angle = unit * frequency * torch.arange(axis.queries, device=device)[:, None] * axis.stride
-    twice = torch.full_like(frequency, 2.0)  # negative frequencies are the conjugates of positive ones,
-    twice[0] = 1.0  # except where the two are one
+    # Negative frequencies are the conjugates of positive ones; the first and (even length) the last have no partner.
+    twice = torch.full_like(frequency, 2.0)
+    twice[0] = 1.0
     if length % 2 == 0:
         twice[-1] = 1.0
     inverse = torch.stack([angle.cos(), -angle.sin()], dim=2) * twice[:, None] / length
@@ -216,7 +228,7 @@ def transforms(length: int, axis: Axis, dtype: torch.dtype, device: torch.device
 
 
 def work(problem: Problem) -> tuple[float, float]:
-    """Multiply-adds, and elements of intermediates: what the cost model weighs."""
+    """Return the numbers of multiply-adds and of intermediate elements for the cost model."""
     positions = problem.positions
     assert isinstance(positions, Relative)
     _, (axis_y, axis_x) = positions.clipped()

@@ -1,10 +1,10 @@
-"""Position lambdas by Fourier transforms: the cost hardly grows with the scope, for large maps and scopes.
+"""Position lambdas by Fourier transforms, for large maps and scopes: the cost hardly depends on the scope.
 
 Letters: B batch, N queries, M context positions, H heads, K key depth, V value depth, U intra-depth.
 
 A cross-correlation is a product in the frequency domain: lambda(f) = conj(table(f)) values(f), summed over u.
-Along an axis a transform of length max(M - first, last query + last + 1) keeps the wrapped-around part apart.
-Memory: lambdas in the frequency domain, a batch chunk at a time, then B N K V.
+Along an axis, a transform of length max(M - first, last query + last + 1) keeps the wrapped-around part separate.
+Memory: the lambdas of a batch chunk in the frequency domain, then B N K V.
 """
 
 from math import log2, prod
@@ -15,19 +15,20 @@ from torch import Tensor
 from lambdanets.ops.positions import Relative, wrap
 from lambdanets.ops.problem import Problem
 
-WORKSPACE = 2**22  # complex elements of lambdas in the frequency domain at a time (or one example's)
+WORKSPACE = 2**22  # complex elements of lambdas in the frequency domain at a time (at least one example)
 
 
 def why_not(problem: Problem) -> str | None:
+    """Return the reason why this backend cannot run, or None."""
     if not isinstance(problem.positions, Relative):
         return "a Fourier transform needs relative positions on a grid"
     if problem.mask_NM is not None:
-        return "a mask differs from query to query, a convolution theorem needs one kernel for all"
+        return "a Fourier transform cannot apply a mask, which differs between queries"
     return None
 
 
 def position_output(problem: Problem) -> Tensor:
-    """[B, N, H, V]."""
+    """Return the position output, [B, N, H, V]."""
     positions = problem.positions
     assert isinstance(positions, Relative)
     if problem.causal:
@@ -37,7 +38,7 @@ def position_output(problem: Problem) -> Tensor:
     dims = tuple(range(-len(axes), 0))
     lengths = [fast_length(a.unwrapped_length) for a in axes]
     table_KU = wrap(table, axes, lengths).movedim((-2, -1), (0, 1))  # [K, U, *lengths]
-    # Not .conj(), which only marks the tensor: below the compiler nobody looks at the mark.
+    # Not .conj(), which only sets a flag that compiled code ignores.
     spectrum_KU = torch.fft.rfftn(table_KU, dim=dims).conj_physical()
     grid = [a.context for a in axes]
     chunk = max(1, WORKSPACE // max(1, K * V * prod(lengths) // 2))
@@ -58,7 +59,7 @@ def position_output(problem: Problem) -> Tensor:
 
 
 def work(problem: Problem) -> tuple[float, float]:
-    """Multiply-adds, and elements of intermediates: what the cost model weighs."""
+    """Return the numbers of multiply-adds and of intermediate elements for the cost model."""
     positions = problem.positions
     assert isinstance(positions, Relative)
     _, axes = positions.clipped()
@@ -69,7 +70,7 @@ def work(problem: Problem) -> tuple[float, float]:
 
 
 def fast_length(length: int) -> int:
-    """The next length whose only prime factors are 2, 3 and 5."""
+    """Return the smallest number from `length` up whose only prime factors are 2, 3 and 5."""
     while True:
         rest = length
         for prime in (2, 3, 5):

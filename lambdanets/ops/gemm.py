@@ -1,18 +1,18 @@
-"""Position output as matrix products over expanded embeddings: any kind of positions, any mask.
+"""Position output by matrix products with expanded embeddings, for any kind of positions and any mask.
 
 Letters: B batch, N queries, M context positions, H heads, K key depth, V value depth, U intra-depth, C = U M,
 X = B H, Y = N H.
 
-Without a softmax the two orders of the product are equal, and the cheaper one runs:
+Without a softmax over the context the two orders of the product are equivalent, and the cheaper one runs:
     depth first    (q . e_nm) v_m      b n m h (k + v) multiply-adds, intermediate maps    [n, B H, C]
     context first  q (e_nm v_m^T)      b n m k v       multiply-adds, intermediate lambdas [n, K, B V]
-Where the context is no longer than values are deep, it is cheaper to gather the maps of an example than its output;
-content then joins them, (q . e_nm + q . key_m) v_m, for next to nothing.
+If the context is not longer than the value depth, transposing the maps of an example is cheaper than transposing its
+output; the content part is then added to the maps, (q . e_nm + q . key_m) v_m, at almost no cost.
 
-Memory: queries go in chunks so that expanded embeddings [n, C, K] plus the intermediate stay within
-WORKSPACE elements (or what a single row of queries needs), and a chunk is computed again in the backward pass instead
-of being kept, so that a training step needs O(inputs + WORKSPACE) and nothing of size n m or b n k v.
-A relative table is expanded only for the context rows that a chunk can reach.
+Memory: queries are processed in chunks, so that the expanded embeddings [n, C, K] and the intermediate have at most
+WORKSPACE elements (or those of a single row of queries). The backward pass computes a chunk again, so that a training
+step needs O(inputs + WORKSPACE) memory and nothing of size n m or b n k v. A relative table is expanded only for the
+context rows that a chunk can reach.
 """
 
 import torch
@@ -25,15 +25,16 @@ from lambdanets.ops.recompute import recomputed
 from lambdanets.ops.reference import causal_mask
 
 WORKSPACE = 2**22  # elements: 16 MiB in float32
-PART = 2**18  # elements of the maps that are made, used and overwritten where nothing is kept: they stay in the cache
+PART = 2**18  # elements of the maps per part without gradients: small enough for the cache
 
 
 def why_not(problem: Problem) -> str | None:
+    """Return None: this backend can always run."""
     return None
 
 
 def position_output(problem: Problem) -> Tensor:
-    """[B, N, H, V]."""
+    """Return the position output, [B, N, H, V]."""
     B, N, M, H, K, V, U = problem.sizes
     values_BCV = depth_in_context(problem.values_BMVU)
     depth_first = contracts_depth_first(H, K, V)
@@ -51,7 +52,7 @@ def position_output(problem: Problem) -> Tensor:
 
 
 def whole_output(problem: Problem, dtype: torch.dtype) -> Tensor | None:
-    """Position and content output by the same maps, [B, N, H, V]; None where that does not pay."""
+    """Return the sum of position and content output by the same maps, [B, N, H, V], or None where not faster."""
     B, N, M, H, K, V, U = problem.sizes
     if problem.keys_BMKU is None or problem.mask_NM is not None or problem.causal or torch.compiler.is_exporting():
         return None
@@ -63,7 +64,7 @@ def whole_output(problem: Problem, dtype: torch.dtype) -> Tensor | None:
 
 
 def work(problem: Problem) -> tuple[float, float]:
-    """Multiply-adds, and elements of intermediates: what the cost model weighs."""
+    """Return the numbers of multiply-adds and of intermediate elements for the cost model."""
     B, N, M, H, K, V, U = problem.sizes
     pairs = N * M * U
     if isinstance(problem.positions, Relative):  # rows out of reach are never expanded
@@ -75,14 +76,14 @@ def work(problem: Problem) -> tuple[float, float]:
 
 
 def contracts_depth_first(H: int, K: int, V: int) -> bool:
-    """Which order needs fewer multiply-adds for each (query, context) pair."""
+    """Return whether "depth first" needs fewer multiply-adds for each (query, context) pair."""
     return H * (K + V) <= K * V + H
 
 
 def expanded_output(
     problem: Problem, queries_BNHK: Tensor, values_BCV: Tensor, depth_first: bool, keys_BMKU: Tensor | None = None
 ) -> Tensor:
-    """One chunk: embeddings written out, masked, multiplied. With normalised keys the content output as well."""
+    """Return the output of one chunk from expanded, masked embeddings; with normalised keys including the content."""
     positions, mask_NM = problem.positions, problem.mask_NM
     N, M = queries_BNHK.shape[1], problem.values_BMVU.shape[1]
     if isinstance(positions, Relative):
@@ -105,7 +106,7 @@ def expanded_output(
 
 
 def row_output(queries_BNHK: Tensor, values_BMVU: Tensor, table: Tensor, axes: list[Axis], depth_first: bool) -> Tensor:
-    """`expanded_output` for a part of a relative table."""
+    """Return the output of `expanded_output` for a part of a relative table."""
     return backwards_output(queries_BNHK, values_BMVU, expand_backwards(table, axes), depth_first)
 
 
@@ -118,7 +119,7 @@ def backwards_output(
     keys_BMKU: Tensor | None = None,
     may_overwrite: bool = False,
 ) -> Tensor:
-    """With embeddings [*N, K, U, *M] whose context runs backwards: reversing every axis reverses M."""
+    """Return the output for embeddings [*N, K, U, *M] with the context in reverse order along every axis."""
     _, N, _, K = queries_BNHK.shape
     embeddings = embeddings.view(N, K, -1, values_BMVU.shape[1])
     if mask_NM is not None:
@@ -129,7 +130,7 @@ def backwards_output(
 
 
 def depth_in_context(values_BMVU: Tensor) -> Tensor:
-    """[B, (U M), V], and so for keys: once embeddings are written out, intra-depth is only a longer context."""
+    """Merge intra-depth into the context: [B, (U M), V]. With expanded embeddings it is only a longer context."""
     return values_BMVU.permute(0, 3, 1, 2).flatten(1, 2)
 
 
@@ -141,7 +142,7 @@ def product(
     keys_BCK: Tensor | None = None,
     may_overwrite: bool = False,
 ) -> Tensor:
-    """The two matrix products, in either order: [B, N, H, V]. Keys only where `whole_output` has them."""
+    """Compute the two matrix products in either order: [B, N, H, V]. Only `whole_output` passes keys."""
     B, N, H, K = queries_BNHK.shape
     _, C, V = values_BCV.shape
     if not depth_first:
@@ -161,17 +162,20 @@ def product(
 
 
 def for_heads(values_BCV: Tensor, heads: int) -> Tensor:
-    """The values once for every head: [X, C, V]."""
+    """Repeat the values for every head: [X, C, V]."""
     return values_BCV[:, None].expand(-1, heads, -1, -1).flatten(0, 1)
 
 
 def gains_by_parts(tensor: Tensor) -> bool:
-    """A CPU's cache does. On a GPU parts are launches; an exported loop would fix the length."""
+    """Return whether computing in parts is faster: on a CPU, because of its cache.
+
+    On a GPU parts add launch overhead, and a loop would fix the length in an exported program.
+    """
     return tensor.device.type == "cpu" and not torch.compiler.is_exporting()
 
 
 def product_in_parts(queries_NXK: Tensor, embeddings_NKC: Tensor, values_BCV: Tensor, H: int) -> Tensor:
-    """Depth first, some queries after the other, their maps in the same memory: fresh memory costs as much again."""
+    """Compute "depth first" for a few queries at a time, reusing the memory of their maps."""
     N, X, _ = queries_NXK.shape
     B, C, V = values_BCV.shape
     values_XCV = for_heads(values_BCV, H)
@@ -191,7 +195,7 @@ def product_in_parts(queries_NXK: Tensor, embeddings_NKC: Tensor, values_BCV: Te
 
 
 def queries_part(problem: Problem, start: int, stop: int) -> Problem:
-    """Queries start..stop of a problem; a relative table becomes relations by index for those queries."""
+    """Return queries start..stop of a problem, with a relative table converted to relations by index."""
     positions, mask_NM = problem.positions, problem.mask_NM
     N, M = problem.queries_BNHK.shape[1], problem.values_BMVU.shape[1]
     if problem.causal:
@@ -218,7 +222,7 @@ def queries_part(problem: Problem, start: int, stop: int) -> Problem:
 
 
 def relation_rows(positions: Relative, queries: Tensor) -> Relation:
-    """Some queries of a relative table as relations by index: for masks that leave no rows to share."""
+    """Convert a relative table to relations by index for some queries."""
     entry = torch.zeros(len(queries), 1, dtype=torch.long, device=queries.device)
     known = torch.ones_like(entry, dtype=torch.bool)
     rest = queries
@@ -237,7 +241,7 @@ def relation_rows(positions: Relative, queries: Tensor) -> Relation:
 
 
 def by_rows(problem: Problem, positions: Relative, depth_first: bool, chunk: int) -> Tensor:
-    """Chunks of whole rows of queries (steps along the first axis), each with the context rows it reaches."""
+    """Return the position output by chunks of whole rows of queries, each with the context rows that it reaches."""
     if problem.causal:
         positions = positions.causal(problem.strict)
     table, axes = positions.clipped()
@@ -251,7 +255,7 @@ def by_rows(problem: Problem, positions: Relative, depth_first: bool, chunk: int
         stop = min(first.queries, start + rows)
         low = max(0, start * first.stride + first.first)
         high = min(first.context, (stop - 1) * first.stride + first.last + 1)
-        if high <= low:  # nothing in reach
+        if high <= low:  # no context in reach
             outputs.append(queries.new_zeros(B, (stop - start) * queries.shape[2], H, V))
             continue
         near = Axis(

@@ -1,4 +1,4 @@
-"""`lambda_op`: the lambda operation on tensors, by the fastest implementation that can run.
+"""The lambda operation on tensors, with the choice of the fastest implementation that can run.
 
 Letters: B batch, N queries, M context positions, H heads, K key depth, V value depth, U intra-depth, R relations.
 """
@@ -18,7 +18,7 @@ from lambdanets.ops.reference import lambda_reference
 from lambdanets.ops.triton import backend as fused_backend
 from lambdanets.typed import named
 
-# Arguments of layers and of torch's and NATTEN's functions
+# Hints for argument names of our layers and of functions of torch and NATTEN
 REMEDIES = {
     "attn_mask": "use mask",
     "dilation": "use positions=Relative(table, query_grid, dilation=...)",
@@ -56,25 +56,45 @@ def lambda_op(
     causal: bool | str = False,
     backend: str = "auto",
 ) -> Tensor:
-    """Turn a context into linear functions (lambdas) and apply them to queries: returns [B, N, H, V].
+    """Turn a context into linear functions (lambdas) and apply them to queries.
+
+    Half-precision inputs are accumulated in float32; the result has the dtype of queries and values.
 
     Args:
-        queries_BNHK: the queries; every head is one more query for the same lambda.
-        keys: raw keys [B, M, K(, U)]; multi_head: [B, M, H, K(, U)]. May be None if `content` is False.
-        values: [B, M, V(, U)]; multi_head: [B, M, H, V(, U)]. The last axis U (intra-depth) is summed over.
-        positions: None, or `Dense`, `Relative` or `Relation` embeddings.
-        content: whether content lambdas take part. They always see the whole allowed context.
-        key_norm: how keys are normalised over the context positions: "softmax", "l2" or None.
-        query_softmax: whether queries go through a softmax over their depth K.
-        multi_head: whether keys, values and embeddings have heads of their own.
-        mask: bool [N, M], True where query n may look at context m; shared by the batch.
-        context_mask: bool [B, M], True where an example has context and False where it has padding.
-        causal: True: m <= n; "strict": m < n, in row-major order. An empty context gives 0.
-        backend: "auto", or one of "reference", "gemm", "conv", "depthwise", "dft", "fft", "fused"; one that cannot
-            run says why. It computes the position part, and some of them the content part with it; without positions
-            all are the same.
+        queries_BNHK: the queries. The heads are separate queries for the same lambda (unless `multi_head`).
+        keys: raw keys, before their normalisation; may be None if `content` is False.
+        values: the values. The optional last axis U (intra-depth) is summed over.
+        positions: position embeddings as `Dense`, `Relative` or `Relation`, or None for no position interactions.
+        content: use content interactions. They always cover the whole allowed context.
+        key_norm: normalisation of the keys over the context positions: "softmax", "l2" or None.
+        query_softmax: apply a softmax over the depth K of the queries.
+        multi_head: keys, values and embeddings have a head axis.
+        mask: bool, True where query n may use context position m; shared by the batch.
+        context_mask: bool, True at context and False at padding.
+        causal: True (m <= n) or "strict" (m < n) in row-major order. An empty context gives 0.
+        backend: "auto", "reference", "gemm", "conv", "depthwise", "dft", "fft" or "fused". The backend computes the
+            position part, some also the content part; without positions all are equivalent.
 
-    Half-precision inputs are summed in float32; the result has the dtype of queries and values.
+    Shape:
+        queries_BNHK: `[B, N, H, K]`
+        keys: `[B, M, K(, U)]`, with `multi_head` `[B, M, H, K(, U)]`
+        values: `[B, M, V(, U)]`, with `multi_head` `[B, M, H, V(, U)]`
+        mask: `[N, M]`
+        context_mask: `[B, M]`
+        Output: `[B, N, H, V]`
+
+    Raises:
+        TypeError: if an input is not a tensor or has an unsupported dtype.
+        ValueError: if shapes or options do not match, or the backend cannot run; the message has the reason.
+
+    Example:
+        >>> import torch
+        >>> from lambdanets.ops import Relative, lambda_op
+        >>> queries = torch.randn(2, 8 * 8, 4, 16)  # 4 heads
+        >>> keys, values = torch.randn(2, 8 * 8, 16), torch.randn(2, 8 * 8, 32)
+        >>> table = torch.randn(7, 7, 16)  # scope 7x7
+        >>> lambda_op(queries, keys, values, Relative(table, (8, 8))).shape
+        torch.Size([2, 64, 4, 32])
     """
     options = Options(content, key_norm, query_softmax, multi_head, mask, context_mask, causal, backend)
     return apply_lambdas(queries_BNHK, keys, values, positions, options)
@@ -83,18 +103,18 @@ def lambda_op(
 def apply_lambdas(
     queries: Tensor, keys: Tensor | None, values: Tensor, positions: Positions | None, options: Options
 ) -> Tensor:
-    """`lambda_op` with its keyword arguments as one value."""
+    """Apply `lambda_op` with its keyword arguments as one value."""
     check(queries, keys, values, positions, options)
-    # (Not `is_compiling() and not is_exporting()`: in torch 2.11 both hold under torch.compile.)
+    # Not `is_compiling() and not is_exporting()`: in torch 2.11 both are True under torch.compile.
     if torch.compiler.is_dynamo_compiling():
         if options.backend not in ("auto", "fused") or not runs_fused(queries, keys, values, positions, options):
-            # An opaque operator: the choice is made when it runs, with real sizes, so that no size recompiles.
+            # An opaque operator: the backend is chosen at run time, with concrete sizes, so that no size recompiles.
             return registered.lambda_op(queries, keys, values, positions, options)
-        # Operators of their own for every size; what stands around them is fused by the compiler.
+        # The fused operators accept all sizes, and the compiler can fuse the operations around them.
         options = replace(options, backend="fused")
-    elif torch._C._get_tracing_state() is not None:  # sizes are tensors there
+    elif torch._C._get_tracing_state() is not None:  # sizes are tensors during tracing
         raise RuntimeError(
-            "torch.jit.trace cannot follow lambdas: use torch.compile, torch.export or `lambdanets export`"
+            "torch.jit.trace cannot trace lambda_op: use torch.compile, torch.export or `lambdanets export`"
         )
     return compute(queries, keys, values, positions, options)
 
@@ -102,12 +122,12 @@ def apply_lambdas(
 def compute(
     queries: Tensor, keys: Tensor | None, values: Tensor, positions: Positions | None, options: Options
 ) -> Tensor:
-    """The operation on inputs that were checked; differentiable by autograd."""
+    """Compute the operation on checked inputs; differentiable by autograd."""
     if not options.content:
         keys = None
     dtype = accumulation_dtype(queries, keys, values, embeddings_of(positions))
     result_dtype = torch.promote_types(queries.dtype, values.dtype)
-    with without_autocast(queries.device.type):  # what is raised to float32 must stay there
+    with without_autocast(queries.device.type):  # float32 accumulation must stay float32
         if options.query_softmax:
             queries = queries.softmax(dim=-1, dtype=dtype).to(queries.dtype)
         if options.backend == "reference":
@@ -134,19 +154,19 @@ def compute(
 def runs_fused(
     queries: Tensor, keys: Tensor | None, values: Tensor, positions: Positions | None, options: Options
 ) -> bool:
-    """Whether the fused kernels take this on a GPU, where they are always chosen, whatever the sizes."""
+    """Return whether the fused kernels can run this on a GPU, where they are chosen for all sizes."""
     if queries.device.type == "cpu" and not fused.interpreted():
         return False
     return all(fused_backend.why_not(part) is None for part in problems(queries, keys, values, positions, options))
 
 
 def multi_query(problem: Problem, backend: str, dtype: torch.dtype) -> Tensor:
-    """Content plus position output of one multi-query problem, summed in `dtype`: [B, N, H, V]."""
-    if torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling():  # a fixed rule in plain torch
+    """Return the sum of content and position output of a multi-query problem, accumulated in `dtype`: [B, N, H, V]."""
+    if torch.compiler.is_exporting() and not torch.compiler.is_dynamo_compiling():  # export needs a fixed choice
         chosen = choose.BACKENDS["gemm" if conv.why_not(problem) else "conv"]
     else:
         chosen = choose.choose(problem, backend)
-        if len(problem.queries_BNHK) == 0:  # nothing to compute, and the plainest product has no trouble with it
+        if len(problem.queries_BNHK) == 0:  # an empty batch, which gemm supports
             chosen = choose.BACKENDS["gemm"]
     if chosen.whole_output is not None and problem.positions is not None:
         whole = chosen.whole_output(problem, dtype)
@@ -162,14 +182,18 @@ def multi_query(problem: Problem, backend: str, dtype: torch.dtype) -> Tensor:
 
 
 def without_autocast(device_type: str) -> AbstractContextManager:
-    if device_type == "meta":  # it has no autocast to switch off
+    """Return a context manager that disables autocast."""
+    if device_type == "meta":  # has no autocast
         return nullcontext()
     return torch.autocast(device_type, enabled=False)
 
 
 def accumulation_dtype(*tensors: Tensor | None) -> torch.dtype:
-    """float32 for half-precision inputs: at the paper's initialisation the position part is hundreds of times
-    larger than the content part, and half precision loses one or overflows with the other."""
+    """Return the dtype in which to accumulate: the promoted dtype of the inputs, at least float32.
+
+    At the paper's initialisation the position part is hundreds of times larger than the content part, so half precision
+    would lose the content part or overflow.
+    """
     dtype = torch.float32
     for tensor in tensors:
         if tensor is not None:
@@ -192,8 +216,26 @@ def explain(
 ) -> dict[str, str | float]:
     """Return the predicted seconds of each backend, fastest first, or the reason why it cannot run.
 
-    The constants of the prediction were measured on a CPU. On a GPU only the order means something: `fused` is first,
-    with 0 seconds, where it can run, and the order of the others is that on a CPU.
+    The constants of the prediction were measured on a CPU. On a GPU only the order is meaningful: `fused` comes first,
+    with 0 seconds, if it can run; the others have the order of a CPU.
+
+    Args:
+        queries_BNHK, keys, values, positions: the inputs, as for `lambda_op`.
+        content, key_norm, multi_head, mask, context_mask, causal: the options, as for `lambda_op`.
+
+    Returns:
+        A dictionary from the name of a backend to the predicted seconds (float) or the reason (str).
+
+    Example:
+        >>> import torch
+        >>> from lambdanets.ops import Relative, explain
+        >>> queries, values = torch.randn(2, 100, 4, 16), torch.randn(2, 100, 32)
+        >>> positions = Relative(torch.randn(7, 16), query_grid=100)  # a sequence
+        >>> for backend, found in explain(queries, None, values, positions, content=False).items():
+        ...     print(backend, found)  # doctest: +ELLIPSIS
+        gemm 0.00...
+        dft it supports 2-d maps only, got 1-d
+        fused the fused kernels need a CUDA GPU ...
     """
     options = Options(content, key_norm, False, multi_head, mask, context_mask, causal)
     return predict(queries_BNHK, keys, values, positions, options)
@@ -202,6 +244,6 @@ def explain(
 def predict(
     queries: Tensor, keys: Tensor | None, values: Tensor, positions: Positions | None, options: Options
 ) -> dict[str, str | float]:
-    """`explain` with its keyword arguments as one value."""
+    """Return the result of `explain` with its keyword arguments as one value."""
     check(queries, keys, values, positions, options)
     return choose.reasons(problems(queries, keys, values, positions, options)[0])

@@ -1,7 +1,7 @@
-"""What a query knows about the place of each context element: the position embeddings e_nm.
+"""Position embeddings e_nm of query n and context position m.
 
 Letters: N queries, M context positions, H heads, K key depth, U intra-depth, R relations.
-An embedding is [K], or [K, U] with intra-depth, with H in front of K where every head has its own (multi-head).
+An embedding is [K], with intra-depth [K, U], and with separate embeddings per head [H, K] or [H, K, U].
 """
 
 from collections.abc import Callable, Sequence
@@ -16,16 +16,44 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Dense:
-    """One embedding for each pair of query and context position: `embeddings` [N, M, (H,) K(, U)]."""
+    """A separate embedding for each pair of query and context position.
+
+    Args:
+        embeddings: the embeddings.
+
+    Shape:
+        embeddings: `[N, M, (H,) K(, U)]`; U with intra-depth, H with multi-head
+
+    Example:
+        >>> import torch
+        >>> from lambdanets.ops import Dense, lambda_op
+        >>> queries, keys, values = torch.randn(2, 5, 4, 16), torch.randn(2, 9, 16), torch.randn(2, 9, 32)
+        >>> lambda_op(queries, keys, values, Dense(torch.randn(5, 9, 16))).shape
+        torch.Size([2, 5, 4, 32])
+    """
 
     embeddings: Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class Relation:
-    """Embeddings by kind of relation (the edges of a graph): `table` [R, (H,) K(, U)], `index` [N, M].
+    """Embeddings by kind of relation, for example the kinds of edges of a graph.
 
-    `index[n, m]` names the relation of context element m to query n; -1 means that there is none.
+    Args:
+        table: one embedding for each of R relations.
+        index: integers; `index[n, m]` is the relation of context element m to query n, or -1 for none.
+
+    Shape:
+        table: `[R, (H,) K(, U)]`; U with intra-depth, H with multi-head
+        index: `[N, M]`
+
+    Example:
+        >>> import torch
+        >>> from lambdanets.ops import Relation, lambda_op
+        >>> queries, keys, values = torch.randn(2, 3, 4, 16), torch.randn(2, 3, 16), torch.randn(2, 3, 32)
+        >>> index = torch.tensor([[0, 1, -1], [1, 0, 1], [-1, 1, 0]])  # a path: itself, neighbour, no edge
+        >>> lambda_op(queries, keys, values, Relation(torch.randn(2, 16), index)).shape
+        torch.Size([2, 3, 4, 32])
     """
 
     table: Tensor
@@ -33,15 +61,16 @@ class Relation:
 
 
 class Kept:
-    """What implementations made of a table that no longer changes, for their next call. A changed table forgets it."""
+    """A cache of tensors computed from a table, for inference. In-place changes of the table invalidate it."""
 
-    most = 8  # sizes of maps
+    most = 8  # entries
 
     def __init__(self, table: Tensor) -> None:
         self.table = table
         self.made: dict[Any, Any] = {}
 
     def once(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        """Return the cached result for `key`; compute it with `make` if there is none."""
         key = (*key, self.table._version)
         if key not in self.made:
             if len(self.made) >= self.most:
@@ -52,12 +81,33 @@ class Kept:
 
 @dataclass(frozen=True, eq=False)
 class Relative:
-    """Embeddings by relative position on a grid: `table` [*scope, (H,) K(, U)].
+    """Embeddings by relative position on a grid of one, two or more axes.
 
-    `table[i]` belongs to m - n = (i - (scope - 1) // 2) * dilation along each axis (cross-correlation, as in
-    torch's `padding="same"`: an even scope reaches one further forward). Context outside the grid contributes
-    nothing. With a stride, query n sits at context position n * stride. Both grids share origin and unit.
-    A table with (2h - 1) x (2w - 1) entries is global for maps up to h x w; smaller ones use its middle.
+    Along each axis, `table[i]` is the embedding of m - n = (i - (scope - 1) // 2) * dilation (cross-correlation, as in
+    torch's `padding="same"`: an even scope reaches one position further forward). Context outside the grid contributes
+    nothing. With a stride, query n is at context position n * stride. Both grids have the same origin and unit. A table
+    of (2h - 1) x (2w - 1) entries is global for maps up to h x w; smaller maps use its middle.
+
+    Args:
+        table: the embeddings.
+        query_grid: number of queries along each axis, row-major.
+        context_grid: number of context positions along each axis; `query_grid` if None. Required with a stride.
+        dilation: distance between neighbouring entries of the table, in positions; an int or one per axis.
+        stride: distance between neighbouring queries, in context positions; an int or one per axis.
+        kept: cache of tensors computed from the table (see `LambdaLayer.fuse`).
+
+    Shape:
+        table: `[*scope, (H,) K(, U)]`; U with intra-depth, H with multi-head
+
+    Example:
+        >>> import torch
+        >>> from lambdanets.ops import Relative, lambda_op
+        >>> queries, keys, values = torch.randn(2, 20, 4, 16), torch.randn(2, 80, 16), torch.randn(2, 80, 32)
+        >>> positions = Relative(torch.randn(3, 7, 16), (4, 5), context_grid=(8, 10), stride=2)
+        >>> positions.scope
+        (3, 7)
+        >>> lambda_op(queries, keys, values, positions).shape
+        torch.Size([2, 20, 4, 32])
     """
 
     table: Tensor
@@ -84,12 +134,12 @@ class Relative:
         if context_grid is None:
             if any(s != 1 for s in stride):
                 raise ValueError(
-                    f"stride {stride} puts the queries on a coarser grid than the context: "
-                    f"say what the context's grid is, context_grid=(...)"
+                    f"stride {stride} needs a context_grid, because the queries are on a coarser grid than the "
+                    f"context: pass context_grid=(...)"
                 )
             context_grid = query_grid
         context_grid = per_axis(context_grid, dims, "context_grid")
-        if not torch.compiler.is_compiling():  # sizes may be symbols there, and every one is positive
+        if not torch.compiler.is_compiling():  # sizes may be symbols, which are positive
             for name, sizes in (("dilation", dilation), ("stride", stride), ("scope", table.shape[:dims])):
                 if any(s < 1 for s in sizes):
                     raise ValueError(f"{name} must be positive along every axis, got {tuple(sizes)}")
@@ -105,13 +155,16 @@ class Relative:
 
     @property
     def dims(self) -> int:
+        """The number of axes."""
         return len(self.query_grid)
 
     @property
     def scope(self) -> tuple[int, ...]:
+        """The number of entries along each axis."""
         return tuple(self.table.shape[: self.dims])
 
     def axis(self, i: int) -> "Axis":
+        """Return the geometry of axis i."""
         return Axis(
             queries=self.query_grid[i],
             context=self.context_grid[i],
@@ -122,12 +175,13 @@ class Relative:
         )
 
     def axes(self) -> list["Axis"]:
+        """Return the geometry of every axis."""
         return [self.axis(i) for i in range(self.dims)]
 
     def clipped(self) -> tuple[Tensor, list["Axis"]]:
-        """The part of the table that some query can reach on these grids, and the axes that go with it.
+        """Return the part of the table that some query reaches on these grids, and its axes.
 
-        A 23x23 table on a 7x7 map has only 13x13 entries at work; every fast implementation starts here.
+        On a 7x7 map only 13x13 entries of a 23x23 table are used.
         """
         table, axes = self.table, []
         for i, axis in enumerate(self.axes()):
@@ -147,10 +201,10 @@ class Relative:
         return table, axes
 
     def causal(self, strict: bool) -> "Relative":
-        """The same embeddings with zeros where m comes after n in row-major order (strict: not before n).
+        """Return the embeddings with zeros where m comes after n in row-major order (strict: not before n).
 
-        m <= n in row-major order exactly when the first non-zero coordinate of m - n is negative, or all are
-        zero: a property of the relative position alone, so the mask can live in the table.
+        m <= n in row-major order if and only if the first non-zero coordinate of m - n is negative, or all are zero.
+        This depends on the relative position only, so the table can be masked.
         """
         centre = [(s - 1) // 2 for s in self.scope]
         index = torch.arange(prod(self.scope), device=self.table.device)
@@ -162,10 +216,11 @@ class Relative:
         return self.with_table(self.table * keep)
 
     def with_table(self, table: Tensor, kept: Kept | None = None) -> "Relative":
+        """Return the same positions with another table."""
         return Relative(table, self.query_grid, self.context_grid, self.dilation, self.stride, kept=kept)
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
-        """What `make` makes of the table and the grids: from an earlier call, where such things are kept."""
+        """Return the result of `make`, which depends on the table and the grids; cached if there is a cache."""
         if self.kept is None:
             return make()
         placed = (self.query_grid, self.context_grid, self.dilation, self.stride)
@@ -177,7 +232,16 @@ Positions = Dense | Relative | Relation
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a relative table: entry i is the embedding of m - n * stride = first + i * dilation."""
+    """One axis of a relative table: entry i is the embedding of m - n * stride = first + i * dilation.
+
+    Attributes:
+        queries: number of queries.
+        context: number of context positions.
+        scope: number of entries.
+        first: relative position of the first entry.
+        dilation: distance between neighbouring entries.
+        stride: distance between neighbouring queries.
+    """
 
     queries: int
     context: int
@@ -188,24 +252,25 @@ class Axis:
 
     @property
     def last(self) -> int:
+        """The relative position of the last entry."""
         return self.first + (self.scope - 1) * self.dilation
 
     @property
     def unwrapped_length(self) -> int:
-        """The shortest circle on which no query sees a context position from the other side."""
+        """The length of the shortest circle on which no query reaches a context position by wrapping around."""
         return max(self.context - self.first, (self.queries - 1) * self.stride + self.last + 1)
 
 
 def per_axis(value: int | Sequence[int], dims: int, name: str) -> tuple[int, ...]:
-    """`value` once for each axis."""
+    """Return one size for each axis, given one size or one for each axis."""
     sizes = tuple(value) if isinstance(value, Sequence) else (value,) * dims
     if len(sizes) != dims:
-        raise ValueError(f"{name} needs one size or {dims} (one per axis), got {value}")
+        raise ValueError(f"{name} must be one size or {dims} sizes (one per axis), got {value}")
     return sizes
 
 
 def wrap(table: Tensor, axes: list[Axis], lengths: list[int]) -> Tensor:
-    """The table on a circle: the embedding of relative position p at index p modulo the length."""
+    """Wrap the axes of a table to circles: the embedding of relative position p gets the index p modulo the length."""
     for dim, (axis, length) in enumerate(zip(axes, lengths, strict=True)):
         sizes = list(table.shape)
         sizes[dim] = length
@@ -215,13 +280,13 @@ def wrap(table: Tensor, axes: list[Axis], lengths: list[int]) -> Tensor:
 
 
 def toeplitz(table: Tensor, dim: int, axis: Axis, queries: int, start: int, context: int) -> Tensor:
-    """Expands one axis of a table: out[..., n, ...] gains a last axis, the embedding of n with context position m.
+    """Expand one axis of a table: out[..., n, ...] gets a new last axis, the context positions m.
 
-    The window of context positions is start .. start + context - 1 relative to the first of `queries` queries, and
-    it comes BACKWARDS: index j is m = start + context - 1 - j. That way the result is a view of the small table
-    (flip it, pad it, `unfold`), with a gradient that is one fold; whoever multiplies flips the values instead.
+    The context positions are start .. start + context - 1 relative to the first of `queries` queries, in REVERSE order:
+    index j is m = start + context - 1 - j. So the result is a view of the small table (flip, pad, `unfold`), whose
+    gradient is one fold; callers flip the values instead.
     """
-    if axis.dilation > 1:  # zeros between the entries: the dilated table as a dense one
+    if axis.dilation > 1:  # write the dilated table as a dense one, with zeros between the entries
         sizes = list(table.shape)
         sizes[dim] = (axis.scope - 1) * axis.dilation + 1
         spread = table.new_zeros(sizes)
@@ -235,9 +300,10 @@ def toeplitz(table: Tensor, dim: int, axis: Axis, queries: int, start: int, cont
 
 
 def expand_backwards(table: Tensor, axes: list[Axis]) -> Tensor:
-    """Every embedding of a relative table [*scope, K, U] written out, context in reverse: [*N, K, U, *M].
+    """Expand a relative table [*scope, K, U] to all pairs, with the context in reverse order: [*N, K, U, *M].
 
-    One axis at a time from the last, each result laid out so that the next one copies whole runs of context.
+    The axes are expanded from the last to the first; each result is laid out so that the next step copies contiguous
+    runs of context.
     """
     dims = len(axes)
     table = table.movedim((-2, -1), (0, 1))
@@ -250,7 +316,7 @@ def expand_backwards(table: Tensor, axes: list[Axis]) -> Tensor:
 
 
 def gather_relations(positions: Relation) -> Tensor:
-    """[N, M, ...] from a table of relations; pairs without a relation get zeros."""
+    """Look up the embedding of every pair in a table of relations, zeros for pairs without a relation: [N, M, ...]."""
     table, index = positions.table, positions.index
     known = (index >= 0).view(*index.shape, *[1] * (table.ndim - 1))
     rows = table.index_select(0, index.clamp(min=0).flatten().long())

@@ -1,4 +1,4 @@
-"""One lambda operation, checked and brought to a single form: what every implementation receives.
+"""The checked inputs of a lambda operation, in the single form that all implementations receive.
 
 Letters: B batch, N queries, M context positions, H heads, K key depth, V value depth, U intra-depth, R relations.
 """
@@ -18,7 +18,7 @@ CAUSAL = (False, True, "strict")
 
 @dataclass(frozen=True, eq=False)
 class Options:
-    """The keyword arguments of `lambda_op`, which explains them."""
+    """The keyword arguments of `lambda_op`."""
 
     content: bool = True
     key_norm: str | None = "softmax"
@@ -38,13 +38,13 @@ class Options:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A multi-query lambda operation with intra-depth written out (U = 1 where there is none).
+    """A multi-query lambda operation with an explicit intra-depth axis (U = 1 if there is none).
 
-    `positions` carries embeddings [..., K, U]. A multi-head operation is H of these with one query each.
+    The embeddings in `positions` are [..., K, U]. A multi-head operation becomes H problems with one head each.
     """
 
     queries_BNHK: Tensor
-    keys_BMKU: Tensor | None  # raw; None: no content lambda
+    keys_BMKU: Tensor | None  # raw; None for no content lambda
     values_BMVU: Tensor
     positions: Positions | None
     key_norm: str | None
@@ -69,11 +69,11 @@ class Problem:
 
     @property
     def tensors(self) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-        """What gradients flow to: queries, keys, values, embeddings."""
+        """The differentiable inputs: queries, keys, values, embeddings."""
         return self.queries_BNHK, self.keys_BMKU, self.values_BMVU, embeddings_of(self.positions)
 
     def to(self, dtype: torch.dtype) -> "Problem":
-        """The same problem in another dtype."""
+        """Return the problem in another dtype."""
         queries, keys, values, embeddings = (None if t is None else t.to(dtype) for t in self.tensors)
         assert queries is not None
         assert values is not None
@@ -86,14 +86,14 @@ class Problem:
 
     @property
     def may_overwrite(self) -> bool:
-        """Whether results may be written over each other (`out=`): no derivative and no transform looks at them."""
+        """Whether buffers may be reused with `out=`: no autograd, forward-mode AD or torch.func transform is active."""
         functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
         transformed = functorch.peek_interpreter_stack() is not None  # torch.func: vmap, jvp, grad
         return not self.needs_grad and not transformed and torch.autograd.forward_ad._current_level < 0
 
 
 def embeddings_of(positions: Positions | None) -> Tensor | None:
-    """The tensor of embeddings inside `positions`."""
+    """Return the tensor of embeddings in `positions`."""
     if positions is None:
         return None
     return positions.embeddings if isinstance(positions, Dense) else positions.table
@@ -106,7 +106,7 @@ def kept_of(positions: Positions | None) -> Kept | None:
 def with_embeddings(
     positions: Positions | None, embeddings: Tensor | None, kept: Kept | None = None
 ) -> Positions | None:
-    """The same positions with other embeddings; `kept`: what was made of the same numbers."""
+    """Return the positions with other embeddings; `kept` is a cache for the same values."""
     if positions is None or embeddings is None:
         return positions
     if isinstance(positions, Dense):
@@ -117,7 +117,7 @@ def with_embeddings(
 
 
 def check(queries: Tensor, keys: Tensor | None, values: Tensor, positions: Positions | None, options: Options) -> None:
-    """Refuse inputs that do not fit together; the message names the value and what to do about it."""
+    """Raise TypeError or ValueError for inputs of wrong types, or whose shapes and options do not match."""
     multi_head = options.multi_head
     masks = (("mask", options.mask), ("context_mask", options.context_mask))
     for name, tensor in (("queries", queries), ("keys", keys), ("values", values), *masks):
@@ -145,26 +145,29 @@ def check(queries: Tensor, keys: Tensor | None, values: Tensor, positions: Posit
         )
     M, U = values.shape[1], [values.shape[-1]] if values.ndim == plain + 1 else []
     if values.shape[0] != B or (multi_head and values.shape[2] != H):
-        raise ValueError(f"values {list(values.shape)} do not belong to queries {list(queries.shape)}: B or H differ")
+        raise ValueError(
+            f"values {list(values.shape)} must have the same B{' and H' if multi_head else ''} as queries "
+            f"{list(queries.shape)}"
+        )
     if not torch.compiler.is_compiling() and (N == 0 or M == 0):
-        raise ValueError(f"there must be at least one query and one context position, got N={N} and M={M}")
+        raise ValueError(f"at least one query and one context position are required, got N={N} and M={M}")
     if not options.content and positions is None:
-        raise ValueError("content=False without positions leaves no interaction at all: give one of the two")
+        raise ValueError("content=False without positions leaves no interaction: use content=True or pass positions")
     if options.content:
         if keys is None:
-            raise ValueError("content=True needs keys; pass content=False for position interactions only")
+            raise ValueError("content=True needs keys: pass keys, or content=False for position interactions only")
         wanted = [B, M, *heads, K, *U]
         if list(keys.shape) != wanted:
-            raise ValueError(f"keys must be {wanted} to fit queries and values, got {list(keys.shape)}")
+            raise ValueError(f"keys must be {wanted} to match queries and values, got {list(keys.shape)}")
     check_positions(positions, N, M, [*heads, K, *U])
     if options.causal and not isinstance(positions, Relative) and N != M:
-        raise ValueError(f"causal needs a query for every context position, got N={N} and M={M}")
+        raise ValueError(f"causal={options.causal!r} needs a query for every context position, got N={N} and M={M}")
     check_mask(options.mask, [N, M], "mask", "one entry for each query and context position, shared by the batch")
     check_mask(options.context_mask, [B, M], "context_mask", "one entry for each example and context position")
 
 
 def check_positions(positions: Positions | None, N: int, M: int, depth: list[int]) -> None:
-    """`depth` is what each embedding must be: [(H,) K(, U)]."""
+    """Raise an error if positions do not match N queries, M context positions and the depth [(H,) K(, U)]."""
     if positions is None:
         return
     if not isinstance(positions, (Dense, Relative, Relation)):
@@ -177,7 +180,7 @@ def check_positions(positions: Positions | None, N: int, M: int, depth: list[int
     leading = positions.dims if isinstance(positions, Relative) else 1
     if list(positions.table.shape[leading:]) != depth:
         raise ValueError(
-            f"each embedding in the table must be {depth} to fit queries and values, "
+            f"each embedding in the table must be {depth} to match queries and values, "
             f"got {list(positions.table.shape[leading:])} (table {list(positions.table.shape)})"
         )
     if isinstance(positions, Relation):
@@ -188,20 +191,21 @@ def check_positions(positions: Positions | None, N: int, M: int, depth: list[int
             lowest, highest = map(int, index.aminmax())
             if lowest < -1 or highest >= len(positions.table):
                 raise ValueError(
-                    f"Relation index has {lowest if lowest < -1 else highest}, the table has "
-                    f"{len(positions.table)} relations: 0 to {len(positions.table) - 1}, and -1 for none"
+                    f"Relation index must be from 0 to {len(positions.table) - 1} for this table, or -1 for no "
+                    f"relation, got {lowest if lowest < -1 else highest}"
                 )
         return
     for name, grid, count in (("query_grid", positions.query_grid, N), ("context_grid", positions.context_grid, M)):
         if prod(grid) != count:
-            raise ValueError(f"{name} {tuple(grid)} has {prod(grid)} positions, the input has {count}")
+            raise ValueError(f"{name} {tuple(grid)} has {prod(grid)} positions, but the input has {count}")
 
 
 def check_mask(mask: Tensor | None, shape: list[int], name: str, meaning: str) -> None:
+    """Raise an error unless the mask is boolean and has the given shape."""
     if mask is None:
         return
     if mask.dtype != torch.bool:
-        raise TypeError(f"{name} must be boolean (True: may be looked at), got {mask.dtype}; use {name}.bool()")
+        raise TypeError(f"{name} must be boolean (True: may be used), got {mask.dtype}; use {name}.bool()")
     if list(mask.shape) != shape:
         raise ValueError(f"{name} must be {shape} ({meaning}), got {list(mask.shape)}")
 
@@ -209,7 +213,7 @@ def check_mask(mask: Tensor | None, shape: list[int], name: str, meaning: str) -
 def problems(
     queries: Tensor, keys: Tensor | None, values: Tensor, positions: Positions | None, options: Options
 ) -> list[Problem]:
-    """The operation as multi-query problems: one, or one for each head if keys, values and embeddings have heads."""
+    """Return the operation as multi-query problems: one, or with `multi_head` one per head."""
     multi_head, context_mask = options.multi_head, options.context_mask
     embeddings = embeddings_of(positions)
     intra_depth = values.ndim == (5 if multi_head else 4)
@@ -219,7 +223,7 @@ def problems(
         values = values.unsqueeze(-1)
         keys = None if keys is None else keys.unsqueeze(-1)
         embeddings = None if embeddings is None else embeddings.unsqueeze(-1)
-    if context_mask is not None:  # padding may hold anything, even NaN: it must not reach a sum
+    if context_mask is not None:  # padding may contain NaN, which must not reach a sum
         padding = ~context_mask.view(*context_mask.shape, *[1] * (values.ndim - 2))
         values = values.masked_fill(padding, 0)
         keys = None if keys is None else keys.masked_fill(padding, 0)

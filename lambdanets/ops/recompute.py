@@ -1,4 +1,4 @@
-"""Chunks that are computed again in the backward pass instead of being kept."""
+"""Activation checkpointing of chunks."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 def recomputed(function: Callable[..., Tensor], *args) -> Tensor:
-    """Runs `function` without keeping what is inside it for the backward pass."""
+    """Call `function` without storing its intermediates; the backward pass computes them again."""
     if not torch.is_grad_enabled():
         return function(*args)
     result = checkpoint(function, *args, use_reentrant=False, preserve_rng_state=False)

@@ -1,18 +1,19 @@
-"""The paper's equations, letter for letter: the oracle that everything else in this package is tested against.
+"""The equations of the paper as einsums: the reference that all other implementations are tested against.
 
     b: batch, n: queries, m: context positions, k: query/key depth, v: value depth, h: heads, u: intra-depth
 
     lambda_n = sum_m (normalised key_m + embedding_nm) value_m^T         (Equation 1)
     y_n      = lambda_n^T query_n                                        (Equation 2)
 
-No cleverness, no chunks, any floating dtype, differentiable by autograd. Where the paper's listings slip:
+It has no optimisations, supports any floating-point dtype and is differentiable by autograd. It corrects these errors
+of the paper's listings:
 
-- The masked listing applies keys that were normalised over the whole context, and its comment says that they
-  should be normalised over each query's own context. We do what the comment says.
+- The masked listing applies keys that are normalised over the whole context, although its comment says that they
+  should be normalised over each query's own context. We follow the comment.
 - The masked listing multiplies an undefined `content_lambda`; it means `content_lambdas`, one for each query.
-- The intra-depth listing passes an undefined `lambda_conv` where it means `impl`.
-- In the multi-head listing the position output must be 'bhnk,bnhkv->bnhv': the head of the lambdas is missing.
-- In the multi-head complexity table the terms knm and hknm stand in each other's row.
+- The intra-depth listing passes an undefined `lambda_conv`; it means `impl`.
+- In the multi-head listing the position output must be 'bhnk,bnhkv->bnhv': the head axis of the lambdas is missing.
+- In the multi-head complexity table the terms knm and hknm are swapped.
 - "The columns of lambda" are its rows: |k| contextual features of depth |v|.
 """
 
@@ -21,7 +22,7 @@ from torch import Tensor, einsum
 
 from lambdanets.ops.positions import Dense, Positions, Relation, Relative, gather_relations
 
-L2_EPSILON = 1e-12  # the smallest norm that divides: keys that are all zero stay zero
+L2_EPSILON = 1e-12  # lower bound of the norm: keys that are all zero stay zero
 
 
 def lambda_reference(
@@ -38,7 +39,26 @@ def lambda_reference(
     context_mask: Tensor | None = None,
     causal: bool | str = False,
 ) -> Tensor:
-    """The lambda operation. Arguments and result as in `lambdanets.ops.lambda_op`."""
+    """Compute the lambda operation with the einsums of the paper.
+
+    It is slow, but easy to compare with the paper. Inputs are not checked, and nothing is promoted to float32.
+
+    Args:
+        queries, keys, values, positions: the inputs, as for `lambda_op`.
+        content, key_norm, query_softmax, multi_head, mask, context_mask, causal: the options, as for `lambda_op`.
+
+    Shape:
+        Output: `[B, N, H, V]`
+
+    Example:
+        >>> import torch
+        >>> from lambdanets.ops import Relative, lambda_op, lambda_reference
+        >>> queries, keys, values = torch.randn(2, 64, 4, 16), torch.randn(2, 64, 16), torch.randn(2, 64, 32)
+        >>> positions = Relative(torch.randn(7, 7, 16), (8, 8))
+        >>> expected = lambda_reference(queries, keys, values, positions)
+        >>> torch.allclose(lambda_op(queries, keys, values, positions), expected, atol=1e-3)
+        True
+    """
     h = "h" if multi_head else ""
     if values.ndim == (4 if multi_head else 3):  # no intra-depth: u = 1
         values = values[..., None]
@@ -50,7 +70,7 @@ def lambda_reference(
         queries = queries.softmax(dim=-1)
 
     allowed_bnm = allowed_context(queries, values, positions, mask, context_mask, causal)
-    if context_mask is not None:  # padding may hold anything, even NaN: it must not reach a sum
+    if context_mask is not None:  # padding may contain NaN, which must not reach a sum
         padding = ~context_mask.view(*context_mask.shape, *[1] * (values.ndim - 2))
         values = values.masked_fill(padding, 0)
         keys = None if keys is None else keys.masked_fill(padding, 0)
@@ -76,7 +96,7 @@ def lambda_reference(
 
 
 def normalise(keys_bmku: Tensor, key_norm: str | None) -> Tensor:
-    """Keys normalised over the context positions (axis m): the paper's softmax, or its ablations."""
+    """Normalise the keys over the context positions (axis m): the paper's softmax, or its ablations."""
     if key_norm == "softmax":
         return keys_bmku.softmax(dim=1)
     if key_norm == "l2":
@@ -85,12 +105,12 @@ def normalise(keys_bmku: Tensor, key_norm: str | None) -> Tensor:
 
 
 def normalise_masked(keys_bmku: Tensor, allowed_bnm: Tensor, key_norm: str | None) -> Tensor:
-    """Keys normalised over each query's own context: [b, n, m, (h,) k, u], zero outside it."""
+    """Normalise the keys over each query's own context: [b, n, m, (h,) k, u], zero outside it."""
     keys = keys_bmku[:, None]  # [b, 1, m, (h,) k, u]
     allowed = allowed_bnm.view(*allowed_bnm.shape, *[1] * (keys.ndim - 3))
     if key_norm == "softmax":
         logits = keys.masked_fill(~allowed, -torch.inf)
-        largest = logits.detach().amax(dim=2, keepdim=True)  # each query's own: a global one underflows to 0/0
+        largest = logits.detach().amax(dim=2, keepdim=True)  # one per query: a global maximum underflows to 0/0
         weights = (logits - largest.masked_fill(largest == -torch.inf, 0)).exp()
         total = weights.sum(dim=2, keepdim=True)
         return weights / total.masked_fill(total == 0, 1)  # an empty context gives 0, never NaN
@@ -108,7 +128,7 @@ def allowed_context(
     context_mask_bm: Tensor | None,
     causal: bool | str,
 ) -> Tensor | None:
-    """Which context positions each query may look at, [b, n, m]; None where all of them may."""
+    """Return which context positions each query may use, [b, n, m]; None if there is no restriction."""
     if mask_nm is None and context_mask_bm is None and not causal:
         return None
     batch, n, m = queries.shape[0], queries.shape[1], values.shape[1]
@@ -123,7 +143,7 @@ def allowed_context(
 
 
 def causal_mask(n: int, m: int, positions: Positions | None, strict: bool, device: torch.device) -> Tensor:
-    """[n, m]: is context position m before query n in row-major order (or at it, unless strict)?"""
+    """Return a mask [n, m]: True where m comes before n in row-major order, or (unless strict) at the same position."""
     if isinstance(positions, Relative):
         query, context = coordinates(positions, device)
     else:
@@ -131,7 +151,7 @@ def causal_mask(n: int, m: int, positions: Positions | None, strict: bool, devic
         context = torch.arange(m, device=device)[:, None]
     before = torch.zeros(n, m, dtype=torch.bool, device=device)
     equal = torch.ones(n, m, dtype=torch.bool, device=device)
-    for axis in range(query.shape[1]):  # row-major order is the dictionary's order of coordinates
+    for axis in range(query.shape[1]):  # row-major order is the lexicographic order of coordinates
         q, c = query[:, None, axis], context[None, :, axis]
         before = before | (equal & (c < q))
         equal = equal & (c == q)
@@ -139,7 +159,7 @@ def causal_mask(n: int, m: int, positions: Positions | None, strict: bool, devic
 
 
 def coordinates(positions: Relative, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Where queries [n, dims] and context positions [m, dims] sit, in the context's unit."""
+    """Return the coordinates of queries [n, dims] and of context positions [m, dims], in units of the context grid."""
 
     def grid(sizes: tuple[int, ...], steps: tuple[int, ...]) -> Tensor:
         ranges = [torch.arange(s, device=device) * step for s, step in zip(sizes, steps, strict=True)]
@@ -149,7 +169,7 @@ def coordinates(positions: Relative, device: torch.device) -> tuple[Tensor, Tens
 
 
 def embed(positions: Positions) -> Tensor:
-    """Every embedding e_nm written out, [n, m, (h,) k(, u)]; zero for pairs outside the scope."""
+    """Return the embeddings e_nm of all pairs, [n, m, (h,) k(, u)]; zero for pairs outside the scope."""
     if isinstance(positions, Dense):
         return positions.embeddings
     if isinstance(positions, Relation):

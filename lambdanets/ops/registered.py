@@ -1,7 +1,7 @@
-"""The lambda operation as one registered operator, for `torch.compile`.
+"""The lambda operation as a registered operator, for `torch.compile`.
 
-The compiler sees an opaque call with known shapes; which implementation runs is decided inside it, at run time,
-so that a new batch or image size does not compile anything again. Only the inputs are kept for the backward pass.
+For the compiler it is an opaque call with known shapes. The implementation is chosen at run time, so that a new batch
+size or image size does not recompile. Only the inputs are saved for the backward pass.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ CAUSAL = {"False": False, "True": True, "strict": "strict"}
 def lambda_op(
     queries: Tensor, keys: Tensor | None, values: Tensor, positions: Positions | None, options: Options
 ) -> Tensor:
-    """`lambdanets.ops.operation.compute` through the operator, whose arguments are tensors, numbers and strings."""
+    """Call `lambdanets.ops.operation.compute` through the operator, which takes only tensors, numbers and strings."""
     geometry = [getattr(positions, name) if isinstance(positions, Relative) else [] for name in GEOMETRY]
     return torch.ops.lambdanets.lambda_op(
         queries,
@@ -57,7 +57,7 @@ def _forward(
     causal: str,
     backend: str,
 ) -> Tensor:
-    from lambdanets.ops.operation import compute  # it imports this module
+    from lambdanets.ops.operation import compute  # not at the top: circular import
 
     if embeddings is None:
         positions = None
@@ -92,7 +92,7 @@ def _(queries, keys, values, embeddings, index, mask, context_mask, *options):
 
 
 def _backward(grad: Tensor, *arguments: Any) -> list[Tensor]:
-    """Run the operation once more, this time for autograd."""
+    """Run the operation again with autograd, and return the gradients of its inputs."""
     inputs = [None if t is None else t.detach().requires_grad_() for t in arguments[:4]]
     with torch.enable_grad():
         run: Any = torch.compiler.disable(_forward)
@@ -102,13 +102,13 @@ def _backward(grad: Tensor, *arguments: Any) -> list[Tensor]:
     results = []
     for tensor in inputs:
         gradient = None if tensor is None else next(grads)
-        if gradient is None:  # not there, or without influence
+        if gradient is None:  # no such input, or the output does not depend on it
             gradient = grad.new_empty(0) if tensor is None else torch.zeros_like(tensor)
         results.append(gradient.contiguous())
     return results
 
 
-# Registered by hand: `custom_op` would run the kernel below autograd, and this one needs autograd inside.
+# Not with `custom_op`, which runs the kernel below autograd: this kernel uses autograd itself.
 _NAME = "lambda_op_backward"
 _LIBRARY = torch.library.Library("lambdanets", "FRAGMENT")
 _ARGUMENTS = torch.library.infer_schema(_forward, mutates_args=()).removeprefix("(").partition(") -> ")[0]

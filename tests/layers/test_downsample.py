@@ -130,9 +130,9 @@ def test_description():
     [
         ({"downsample": "max"}, r"unknown downsample 'max'; choose 'avg' \(average pooling after the layer\) or None"),
         ({"downsample": 2}, "downsample must be text or none, got 2"),
-        ({"stride": 2}, r"downsample='avg' and stride=\(2, 2\) would both make the map smaller: leave one"),
-        ({"causal": True}, "downsample='avg' and causal=True exclude each other: pooling windows reach one position"),
-        ({"causal": "strict"}, "downsample='avg' and causal='strict' exclude"),
+        ({"stride": 2}, r"downsample='avg' cannot be combined with stride=\(2, 2\): use one"),
+        ({"causal": True}, "downsample='avg' cannot be combined with causal=True: pooling windows reach one position"),
+        ({"causal": "strict"}, "downsample='avg' cannot be combined with causal='strict'"),
     ],
     ids=str,
 )

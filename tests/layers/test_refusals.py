@@ -29,15 +29,15 @@ BUILDING = {
     "fewer_channels_than_heads": ({"out_channels": 2}, "out_channels=2 .*use out_channels 4, or another"),
     "key_norm": ({"key_norm": "batch"}, "unknown key_norm 'batch'; choose one of 'softmax', 'l2', None"),
     "causal": ({"causal": "yes"}, r"unknown causal 'yes'; choose one of False, True \(m <= n\), 'strict'"),
-    "nothing_left": ({"content": False, "position": False}, "no interaction at all: keep one of the two"),
+    "nothing_left": ({"content": False, "position": False}, "content and position are both False: keep at least one"),
     "global_without_size": ({"scope": None}, r"scope=None \(global\) needs input_size"),
-    "global_dilation": ({"scope": None, "input_size": 8, "dilation": 2}, r"no dilation, got \(2, 2\); give a scope"),
-    "scope_axes": ({"scope": (3, 3, 3)}, r"scope needs one size or 2 \(one per axis\), got \(3, 3, 3\)"),
+    "global_dilation": ({"scope": None, "input_size": 8, "dilation": 2}, r"no dilation, got \(2, 2\): set scope"),
+    "scope_axes": ({"scope": (3, 3, 3)}, r"scope must be one size or 2 sizes \(one per axis\), got \(3, 3, 3\)"),
     "scope_0": ({"scope": 0}, "scope must be at least 1, got 0"),
     "dilation_0": ({"dilation": (1, 0)}, r"dilation\[1\] must be at least 1, got 0"),
-    "stride_axes": ({"stride": (2,)}, r"stride needs one size or 2.*got \(2,\)"),
-    "input_size_axes": ({"scope": None, "input_size": (4, 4, 4)}, r"input_size needs one size or 2"),
-    "positions_dims": ({"positions": RelativePositions(1, 3)}, "positions do not fit.*dims=1 instead of 2"),
+    "stride_axes": ({"stride": (2,)}, r"stride must be one size or 2.*got \(2,\)"),
+    "input_size_axes": ({"scope": None, "input_size": (4, 4, 4)}, r"input_size must be one size or 2"),
+    "positions_dims": ({"positions": RelativePositions(1, 3)}, "positions do not match.*dims=1 instead of 2"),
     "positions_depth": ({"positions": RelativePositions(2, 3, 8)}, "key_depth=8 instead of 16"),
     "positions_intra_depth": (
         {"positions": RelativePositions(2, 3, intra_depth=2), "intra_depth": 4},
@@ -49,9 +49,12 @@ BUILDING = {
     "positions_input_size": ({"positions": RelativePositions(2, 3), "input_size": 8}, "input_size=None instead of"),
     "positions_without_position": (
         {"positions": RelativePositions(2, 3), "position": False},
-        "position=False: leave one of the two out",
+        "position=False: remove one of the two",
     ),
-    "bias_without_position": ({"position_bias": True, "position": False}, "position_bias .*position=False: leave one"),
+    "bias_without_position": (
+        {"position_bias": True, "position": False},
+        "position_bias=True .*position=False",
+    ),
     "heads_0": ({"heads": 0}, "heads must be at least 1, got 0"),
     "key_depth_0": ({"key_depth": 0}, "key_depth must be at least 1, got 0"),
     "heads_bool": ({"heads": True}, "heads must be a whole number, got True"),
@@ -82,11 +85,11 @@ def boolean(*shape):
 X = torch.zeros(2, 8, 4, 5)
 CALLS = {
     "axes": ({}, (X[0],), {}, ValueError, r"x must be \[batch, channels, height, width\], got \[8, 4, 5\]"),
-    "channels": ({}, (X[:, :7],), {}, ValueError, "x has 7 channels, this layer was built for 8"),
+    "channels": ({}, (X[:, :7],), {}, ValueError, "x has 7 channels, but this layer was built for 8"),
     "context_axes": ({}, (X, X[0]), {}, ValueError, r"context must be \[batch, channels, height, width\]"),
-    "context_channels": ({}, (X, X[:, :3]), {}, ValueError, "context has 3 channels, this layer was built for 8"),
-    "context_missing": ({"context_channels": 5}, (X,), {}, ValueError, r"needs a context with 5 channels: layer\(x, "),
-    "context_batch": ({}, (X, X[:1]), {}, ValueError, "x has a batch of 2, its context one of 1"),
+    "context_channels": ({}, (X, X[:, :3]), {}, ValueError, "context has 3 channels, but this layer was built for 8"),
+    "context_missing": ({"context_channels": 5}, (X,), {}, ValueError, "context_channels=5: pass a context"),
+    "context_batch": ({}, (X, X[:1]), {}, ValueError, "same batch size, got 2 and 1"),
     "mask_shape": ({}, (X,), {"mask": boolean(4, 5)}, ValueError, r"mask must be \[20, 20\].*got \[4, 5\]"),
     "mask_dtype": ({}, (X,), {"mask": torch.ones(20, 20)}, TypeError, "mask must be boolean.*float32; use mask.bool"),
     "context_mask_shape": (
@@ -129,7 +132,7 @@ CALLS = {
         (X, X[:, :, :2]),
         {},
         ValueError,
-        "causal layer without positions needs equal grids",
+        "position=False needs equal grids",
     ),
     "unknown_backend": ({"backend": "magic"}, (X,), {}, ValueError, "unknown backend 'magic'; choose one of 'auto'"),
     "impossible_backend": (
@@ -137,7 +140,7 @@ CALLS = {
         (X,),
         {"mask": boolean(20, 20)},
         ValueError,
-        "backend 'conv' cannot run here: a mask differs.*gemm: can run",
+        "backend 'conv' cannot run here: a convolution cannot apply a mask.*gemm: can run",
     ),
 }
 
@@ -223,7 +226,7 @@ def test_inputs_of_single_steps():
             layer.step(wrong, state)
         with pytest.raises(TypeError, match=message):
             layer.prefill(wrong[:, :, None])
-    with pytest.raises(TypeError, match=r"state must be what init_state, prefill .* returned, got NoneType"):
+    with pytest.raises(TypeError, match=r"state must be a StreamState from init_state, .* got NoneType"):
         layer.step(x, None)
     for batch, message in ((2.0, "batch must be a whole number, got 2.0"), (-1, "batch must be at least 0, got -1")):
         with pytest.raises(ValueError, match=message):
@@ -241,7 +244,7 @@ def test_arguments_that_people_carry_over(kind, options, axes):
         kind(**options)
     with pytest.raises(TypeError, match=f"{name} takes only channels.* by position, got 4 values"):
         kind(8, 8, 3, 1, **options)
-    with pytest.raises(TypeError, match=f"{name} has no argument padding; a layer pads by itself"):
+    with pytest.raises(TypeError, match=f"{name} has no argument padding; padding is automatic"):
         kind(8, padding=1, **options)
     if "heads" in inspect.signature(kind).parameters:
         with pytest.raises(TypeError, match=f"{name} has no argument num_heads; use heads$"):
@@ -260,7 +263,7 @@ def test_window_arguments():
         RelativePositions(4)
     with pytest.raises(TypeError, match="RelativePositions has no argument num_heads; use heads"):
         RelativePositions(2, num_heads=4)
-    with pytest.raises(ValueError, match=r"kernel_size=4 is even.*use 5"):
+    with pytest.raises(ValueError, match="kernel_size must be odd, got 4: use 5"):
         AugmentedConvolution2d(8, input_size=5, heads=2, kernel_size=4)
     assert LambdaLayer2d(np.int64(8), heads=np.int32(2), scope=[3, 5]).positions.scope == (3, 5)
 

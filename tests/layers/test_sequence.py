@@ -171,9 +171,9 @@ def refused(message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"causal": False}, "only a causal layer runs step by step.*causal=True"),
-        ({"stride": 2}, "stride 2 does not run step by step"),
-        ({"context_channels": 5}, "context of its own does not run step by step"),
+        ({"causal": False}, "only a causal layer can run step by step.*causal=True"),
+        ({"stride": 2}, "stride 2 cannot run step by step"),
+        ({"context_channels": 5}, "context_channels=5 and channels=8 cannot run step by step"),
     ],
     ids=["not_causal", "stride", "context_channels"],
 )
@@ -198,20 +198,20 @@ def test_batch_statistics_do_not_stream():
 def test_beyond_the_input_size():
     layer, x = build(scope=None, input_size=5), sequence(6)
     _, state = layer.prefill(x[:, :, :5])
-    with refused("element 6 is beyond the input_size 5 .*larger input_size or with a local scope"):
+    with refused("6 elements is longer than the input_size 5 .*larger input_size or with a local scope"):
         layer.step(x[:, :, 5], state)
-    with refused("element 6 is beyond the input_size 5"):
+    with refused("6 elements is longer than the input_size 5"):
         layer.prefill(x)
 
 
 def test_wrong_shapes():
     layer = build()
     state = layer.init_state(BATCH)
-    with refused(r"a step takes \[batch, 8\], got \[2, 8, 1\]"):
+    with refused(r"x must be \[batch, 8\] in a step, got \[2, 8, 1\]"):
         layer.step(sequence(1), state)
-    with refused(r"a step takes \[batch, 8\], got \[2, 7\]"):
+    with refused(r"x must be \[batch, 8\] in a step, got \[2, 7\]"):
         layer.step(torch.zeros(2, 7), state)
-    with refused("state is for 2 sequences, the step has 3"):
+    with refused("state is for 2 sequences, but x has 3"):
         layer.step(torch.zeros(3, 8, dtype=torch.float64), state)
     with refused(r"x must be \[batch, channels, length\], got \[2, 8\]"):
         layer.prefill(torch.zeros(2, 8))

@@ -14,15 +14,15 @@ from tests.cases import VARIANTS, Case, Inputs
 
 PLAIN_TORCH = {"gemm", "conv", "depthwise", "dft", "fft"}
 REASONS = {  # backend, case: words of the reason
-    ("conv", "mask"): "mask differs from query to query",
-    ("depthwise", "mask"): "mask differs from query to query",
-    ("dft", "mask"): "mask differs from query to query",
-    ("fft", "mask"): "mask differs from query to query",
+    ("conv", "mask"): "cannot apply a mask, which differs between queries",
+    ("depthwise", "mask"): "cannot apply a mask, which differs between queries",
+    ("dft", "mask"): "cannot apply a mask, which differs between queries",
+    ("fft", "mask"): "cannot apply a mask, which differs between queries",
     ("conv", "dense"): "relative positions",
     ("dft", "relation"): "relative positions",
     ("fft", "dense"): "relative positions",
-    ("dft", "1d"): "2-d maps, got 1-d",
-    ("dft", "3d"): "2-d maps, got 3-d",
+    ("dft", "1d"): "2-d maps only, got 1-d",
+    ("dft", "3d"): "2-d maps only, got 3-d",
     ("conv", "4d"): "up to 3 axes, got 4",
     ("depthwise", "dense"): "relative positions",
     ("depthwise", "4d"): "up to 3 axes, got 4",

@@ -419,7 +419,7 @@ def test_a_fused_layer(in_one_step):
 
 
 def test_wrong_channels_are_refused_in_the_layers_words():
-    with pytest.raises(ValueError, match="x has 8 channels, this layer was built for 16"):
+    with pytest.raises(ValueError, match="x has 8 channels, but this layer was built for 16"):
         layer_of()(images(2, 8, 4, 6))
 
 

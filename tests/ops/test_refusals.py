@@ -21,13 +21,17 @@ BAD = {
         ValueError,
         r"\[B, M, H, V\].*got \[2, 6, 4\]",
     ),
-    "values_batch": ({"values": torch.zeros(3, M, V)}, ValueError, r"values \[3, 6, 4\] do not belong to queries"),
-    "values_heads": ({"values": torch.zeros(B, M, 3, V), "multi_head": True}, ValueError, "B or H differ"),
-    "keys_missing": ({"keys": None}, ValueError, "content=True needs keys; pass content=False"),
+    "values_batch": (
+        {"values": torch.zeros(3, M, V)},
+        ValueError,
+        r"\[3, 6, 4\] must have the same B as queries",
+    ),
+    "values_heads": ({"values": torch.zeros(B, M, 3, V), "multi_head": True}, ValueError, "same B and H as queries"),
+    "keys_missing": ({"keys": None}, ValueError, "content=True needs keys: pass keys, or content=False"),
     "keys_depth": ({"keys": torch.zeros(B, M, 5)}, ValueError, r"keys must be \[2, 6, 3\].*got \[2, 6, 5\]"),
     "keys_context": ({"keys": torch.zeros(B, 7, K)}, ValueError, r"keys must be \[2, 6, 3\].*got \[2, 7, 3\]"),
     "keys_intra_depth": ({"keys": torch.zeros(B, M, K, 2)}, ValueError, r"got \[2, 6, 3, 2\]"),
-    "nothing_left": ({"content": False, "positions": None}, ValueError, "no interaction at all: give one"),
+    "nothing_left": ({"content": False, "positions": None}, ValueError, "leaves no interaction: use content=True"),
     "key_norm": ({"key_norm": "layer"}, ValueError, "unknown key_norm 'layer'; choose one of 'softmax', 'l2', None"),
     "causal": ({"causal": "future"}, ValueError, "unknown causal 'future'; choose one of False, True"),
     "positions_kind": ({"positions": TABLE}, TypeError, "Relative or Relation embeddings, got Tensor"),
@@ -39,7 +43,7 @@ BAD = {
     "table_depth": (
         {"positions": Relative(torch.zeros(3, 3, 5), (2, 3))},
         ValueError,
-        r"must be \[3\] to fit.*got \[5\] \(table \[3, 3, 5\]\)",
+        r"must be \[3\] to match.*got \[5\] \(table \[3, 3, 5\]\)",
     ),
     "table_heads": (
         {"values": torch.zeros(B, M, H, V), "keys": torch.zeros(B, M, H, K), "multi_head": True},
@@ -66,12 +70,12 @@ BAD = {
     "relation_beyond_table": (
         {"positions": Relation(torch.zeros(4, K), torch.full((N, M), 4))},
         ValueError,
-        "index has 4, the table has 4 relations: 0 to 3, and -1 for none",
+        "index must be from 0 to 3 .*or -1 for no relation, got 4",
     ),
     "relation_negative": (
         {"positions": Relation(torch.zeros(4, K), torch.arange(N * M).view(N, M) % 6 - 2)},  # -2 .. 3
         ValueError,
-        "index has -2, the table has 4 relations",
+        "index must be from 0 to 3 .*, got -2",
     ),
     "mask_dtype": ({"mask": torch.ones(N, M)}, TypeError, r"mask must be boolean.*got torch.float32; use mask.bool"),
     "mask_shape": (
@@ -114,8 +118,8 @@ def test_refused(changes, error, message, backend):
         ({"query_grid": (2, 3), "stride": 2}, r"stride \(2, 2\).*context_grid=\(...\)"),
         ({"query_grid": (2, 3), "dilation": 0}, r"dilation must be positive along every axis, got \(0, 0\)"),
         ({"query_grid": (2, 3), "context_grid": (2, 3), "stride": (1, 0)}, r"stride must be positive.*\(1, 0\)"),
-        ({"query_grid": (2, 3), "dilation": (1, 2, 3)}, r"dilation needs one size or 2.*got \(1, 2, 3\)"),
-        ({"query_grid": (2, 3), "context_grid": (2, 3, 4)}, r"context_grid needs one size or 2"),
+        ({"query_grid": (2, 3), "dilation": (1, 2, 3)}, r"dilation must be one size or 2.*got \(1, 2, 3\)"),
+        ({"query_grid": (2, 3), "context_grid": (2, 3, 4)}, r"context_grid must be one size or 2"),
     ],
     ids=["stride_without_context_grid", "dilation_0", "stride_0", "dilation_axes", "context_grid_axes"],
 )
