@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A name of the command line."""
+    """A recipe of the command line: how to make its configuration, and its title in the list of recipes."""
 
     make: Callable[[], RunConfig]
     title: str
@@ -53,32 +53,32 @@ class Recipe:
 
 
 RECIPES = {
-    "digits": Recipe(digits, "4,000 real digits on two CPU cores, in a minute or two"),
-    "debug": Recipe(debug, "twenty steps with everything on: does training work here?"),
-    "imagenette": Recipe(imagenette, "ten classes of ImageNet at 128 pixels"),
-    "cotrain": Recipe(cotrain, "few labels and many images: with the labels of `lambdanets pseudo label`"),
-    "distill": Recipe(distill, "photos without labels: learn the predictions of a teacher"),
-    "imagenet_90": Recipe(imagenet_90, "the paper's 90-epoch setup: ResNet-50 with lambda layers"),
-    "mobilenet_350": Recipe(mobilenet_350, "the paper's MobileNet-v2 with lambda blocks"),
+    "digits": Recipe(digits, "4,000 handwritten digits on a CPU, one or two minutes"),
+    "debug": Recipe(debug, "twenty steps that test training on this machine"),
+    "imagenette": Recipe(imagenette, "ResNet-50 with lambda layers on Imagenette at 128 pixels"),
+    "cotrain": Recipe(cotrain, "Imagenette with few labels and the pseudo-labels of `lambdanets pseudo label`"),
+    "distill": Recipe(distill, "images without labels: train on the predictions of a teacher network"),
+    "imagenet_90": Recipe(imagenet_90, "ImageNet: the paper's ResNet-50 with lambda layers, 90 epochs"),
+    "mobilenet_350": Recipe(mobilenet_350, "ImageNet: the paper's MobileNet-v2 with lambda blocks, 350 epochs"),
     **{
         row.name: Recipe(
             functools.partial(imagenet_350, row.depth, row.image_size),
-            f"the paper's LambdaResNet-{row.depth} at {row.image_size} pixels"
-            + (f": top-1 {row.top1}" if row.top1 else ""),
+            f"ImageNet: the paper's LambdaResNet-{row.depth} at {row.image_size} pixels"
+            + (f", top-1 {row.top1} in the paper" if row.top1 else ""),
         )
         for row in ROWS_350
     },
     **{
         row.name: Recipe(
             functools.partial(imagenet_350_unpublished, row.network, row.image_size),
-            f"{row.network} at {row.image_size} pixels: top-1 {row.top1} in the paper, settings not published",
+            f"ImageNet: {row.network} at {row.image_size} pixels, top-1 {row.top1} in the paper, unpublished settings",
         )
         for row in UNPUBLISHED_350
     },
     **{
         f"cotrain_350_{depth}_{size}": Recipe(
             functools.partial(cotrain_350, depth, size),
-            f"the paper's LambdaResNet-{depth} at {size} pixels with pseudo-labels: top-1 {top1}",
+            f"ImageNet and pseudo-labels: the paper's LambdaResNet-{depth} at {size} pixels, top-1 {top1} in the paper",
         )
         for (depth, size), top1 in PSEUDO_TOP1.items()
     },
@@ -87,35 +87,35 @@ RECIPES = {
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A run to go on with."""
+    """The run to resume."""
 
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """The folder of the run."""
+    """Folder of the run."""
 
 
 @dataclass(frozen=True)
 class Resume(RunFolder):
-    """Go on with a run, by its own configuration, from its newest whole checkpoint."""
+    """Resume a run from its newest checkpoint, with the configuration in its folder."""
 
     def config(self) -> TrainConfig:
         return cast(TrainConfig, read_config(self.run, TrainConfig.COMMAND))
 
 
 def check_recipe(arguments: Sequence[str], command: list[str], recipes: Iterable[str]) -> None:
-    """Refuses a word in the place of the recipe that is none; the parser would list all of them."""
+    """Raise ValueError for an unknown recipe; the parser's own message would list all recipes."""
     words = list(arguments)[len(command) : len(command) + 1]
     names = [*recipes, "resume"]
     if list(arguments)[: len(command)] != command or not words or words[0].startswith("-") or words[0] in names:
         return
     close = get_close_matches(words[0], names)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"`lambdanets {' '.join(command)} --help` has them all"
+    hint = f"did you mean {' or '.join(close)}?" if close else f"`lambdanets {' '.join(command)} --help` lists them"
     raise ValueError(f"unknown recipe {words[0]!r}: {hint}")
 
 
 def names_images(word: str) -> bool:
-    """Whether a word in the place of the recipe names images: a path that exists, or anything that looks like one.
+    """Return whether the word after `train` names a dataset: an existing path, or a word that looks like a path or url.
 
-    Recipes come first: a folder that is called like one is ./NAME.
+    Recipes take precedence: a folder with the name of a recipe must be written as ./NAME.
     """
     if word in RECIPES or word == "resume" or word.startswith("-"):
         return False
@@ -124,7 +124,8 @@ def names_images(word: str) -> bool:
 
 
 def train_command(arguments: Sequence[str] = ()) -> type[Any]:
-    """`lambdanets train`: a list of recipes shows their titles, the help of the one in `arguments` all about it."""
+    """Return the command `lambdanets train`. Recipes have their titles as help, the one in `arguments` its
+    docstring."""
     words = list(arguments)
     if words[:1] == ["train"] and len(words) > 1 and names_images(words[1]):
         return train_images_command(words[2:])
@@ -143,17 +144,17 @@ def train_command(arguments: Sequence[str] = ()) -> type[Any]:
     @dataclass(frozen=True, kw_only=True)
     class TrainRecipe(Train):
         recipe: Annotated[chosen, tyro.conf.arg(name="")]  # pyright: ignore[reportInvalidTypeForm]
-        """Where the settings start from."""
+        """Recipe that provides the default settings."""
 
     TrainRecipe.__doc__ = Train.__doc__
     return TrainRecipe
 
 
 def train_images_command(options: Sequence[str]) -> type[Any]:
-    """`lambdanets train IMAGES`, which knows the settings that `options` give."""
+    """Return the command `lambdanets train IMAGES`, with the settings that `options` contain as `given`."""
     names = set(names_of(TrainConfig()))
     written = {word.partition("=")[0][2:].replace("-", "_") for word in options if word.startswith("--")}
-    opposite = {name: re.sub(r"(^|\.)([^.]+)$", r"\1no_\2", name) for name in names}  # of a switch
+    opposite = {name: re.sub(r"(^|\.)([^.]+)$", r"\1no_\2", name) for name in names}  # --no-NAME of a flag
     found = tuple(sorted(name for name in names if {name, opposite[name]} & written))
 
     @dataclass(frozen=True, kw_only=True)
@@ -166,19 +167,21 @@ def train_images_command(options: Sequence[str]) -> type[Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainImages:
-    """Train on your own images: a folder with a folder for each class, or one with train/ and val/ of such.
+    """Train a classifier on your own images: a folder with one folder per class, or with train/ and val/ inside.
 
-    Network, image size, batch, epochs and all other settings are chosen by rules, and printed with their reasons and
-    the time that training will take. Settings that you give stay as they are, and the choices take the place of the
-    other defaults below. `lambdanets train RECIPE` has fixed settings.
+    Network, image size, batch size, epochs and all other settings are chosen from the images and the machine, and
+    printed with the reasons and the expected time. Options that you set are kept; for the others, the chosen values
+    replace the defaults shown below. `lambdanets train RECIPE` uses fixed settings instead.
     """
 
     given: ClassVar[tuple[str, ...]] = ()
 
     images: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES", help_behavior_hint="")]
-    """A folder, shards, a .csv list, idx files (docs/data.md), or mnist: digits that come with the package."""
+    """Dataset: a folder, tar shards, a .csv list or idx files (docs/data.md), or mnist, digits that come with the
+    package."""
     minutes: Annotated[float | None, optional("MINUTES")] = None
-    """How long training may take, roughly; by default some minutes on a CPU."""
+    """Approximate time budget; by default 8 minutes on a CPU and 30 on a GPU for up to 1,000 images, and in proportion
+    to their number for more."""
     resume: bool = False
     """Resume from --out if it has a checkpoint, otherwise start a new run."""
     report: bool = True
@@ -201,21 +204,22 @@ class TrainImages:
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
-    """Train a network: `lambdanets train IMAGES` chooses all settings for a folder of images and says why.
+    """Train an image classifier on your own images, or with a recipe.
 
-    `lambdanets train RECIPE --data.path IMAGES --out RUN` has fixed settings: `lambdanets train RECIPE --help` shows
-    what a recipe costs, what to expect of it, and all its settings. On several GPUs:
-    `torchrun --nproc-per-node 8 -m lambdanets train RECIPE ...`. Ctrl-C or SIGTERM writes a checkpoint first.
+    `lambdanets train FOLDER` chooses all settings for your images and prints the reasons. `lambdanets train RECIPE
+    --data.path FOLDER --out RUN` uses the fixed settings of a recipe; `lambdanets train RECIPE --help` shows its
+    hardware, training time, accuracy and settings. On several GPUs: `torchrun --nproc-per-node 8 -m lambdanets train
+    RECIPE ...`. Ctrl-C and SIGTERM write a checkpoint before the run stops.
     """
 
     recipe: Any
     resume: bool = False
-    """Go on with the run in --out if it has a checkpoint, otherwise start: one command for every requeue of a job."""
+    """Resume from --out if it has a checkpoint, otherwise start a new run; suits jobs that are requeued."""
     report: bool = True
     """Write report.html at the end."""
     find_rate: bool = False
-    """Do not train: try growing learning rates for 100 steps on weights that are thrown away, suggest one, and write
-    find_rate.json and find_rate.svg into --out."""
+    """Run a learning-rate range test instead of training: increase the learning rate over 100 steps, suggest a value,
+    and write find_rate.json and find_rate.svg into --out."""
 
     def run(self) -> int:
         if self.find_rate:
@@ -228,7 +232,7 @@ class Train:
         from lambdanets.train.find_rate import find_rate, show, write
 
         if self.resume or isinstance(self.recipe, Resume):
-            raise ValueError("--find-rate is for new runs: leave resume out")
+            raise ValueError("--find-rate needs a new run: remove resume")
         found = find_rate(self.recipe.make_task(), self.recipe)
         if int(os.environ.get("RANK", "0")) == 0:
             write(found, self.recipe.out)
@@ -237,10 +241,10 @@ class Train:
 
 
 def train(config: TrainConfig, *, resume: bool = False, report: bool = True, console: Console | None = None) -> int:
-    """Trains a classifier and shows how it goes; returns an exit status."""
+    """Train a classifier, show the progress, and return the exit status."""
     from lambdanets.report.page import write_report
 
-    if resume and (config.out / CONFIG).is_file():  # a run keeps its behaviour, also where the defaults have changed
+    if resume and (config.out / CONFIG).is_file():  # a run keeps its behaviour when defaults change
         config = as_before(config, read_stored(config.out).settings)
     return train_task(config.make_task(), config, resume, write_report if report else None, console)
 
@@ -252,7 +256,7 @@ def train_task(
     report: Callable[[Path], Path] | None,
     console: Console | None,
 ) -> int:
-    """Trains, shows how it goes, and writes a report at the end; returns an exit status."""
+    """Train, show the progress, write a report at the end, and return the exit status."""
     from lambdanets.train.loop import fit
     from lambdanets.train.progress import Watcher
 
@@ -270,7 +274,7 @@ def train_task(
 
 
 def show_stopped(result: "Result", config: RunConfig, console: Console) -> int:
-    """Say how to go on; returns the exit status."""
-    console.print(f"stopped by {result.stopped_by} at step {result.step} of {result.steps}: nothing is lost. Go on:")
+    """Print how to resume, and return the exit status."""
+    console.print(f"stopped by {result.stopped_by} at step {result.step} of {result.steps}, checkpoint saved. Resume:")
     console.print(f"  lambdanets {config.COMMAND} resume {config.out}", soft_wrap=True)
     return SIGNAL_STATUS.get(result.stopped_by or "", 1)

@@ -1,4 +1,4 @@
-"""Train on the user's images with settings that are chosen: `lambdanets train FOLDER` and `lambdanets.fit`."""
+"""Train on a user's images with automatically chosen settings: `lambdanets train FOLDER` and `lambdanets.fit`."""
 
 import os
 import threading
@@ -37,16 +37,17 @@ SHORT_NAMES = {
 
 @dataclass(frozen=True)
 class Fitted:
-    """What `lambdanets.fit` returns.
+    """Result of `lambdanets.fit`.
 
     Attributes:
-        model: the network with averaged weights, in eval mode, on its device.
-        class_names: in the order of its outputs.
-        accuracy: the share of right answers on images that it was not trained on.
-        scores: all numbers of the last evaluation: {"ema" or "raw": {split: {name: number}}}.
-        folder: of the run: weights, log, checkpoints, predictions.
-        report: the page about the run; None if it was not wanted.
-        seconds: that training took.
+        model: the network with averaged weights, in eval mode, on its device. It takes normalised images [B, C, H, W]
+            and returns logits [B, classes].
+        class_names: class names in the order of the logits.
+        accuracy: top-1 accuracy, from 0 to 1, on the validation or held-out images.
+        scores: all metrics of the last evaluation: {"ema" or "raw": {split: {metric: value}}}.
+        folder: folder of the run: weights, log, checkpoints, predictions.
+        report: path of report.html; None without a report.
+        seconds: training time.
     """
 
     model: nn.Module
@@ -59,7 +60,12 @@ class Fitted:
     trained: Trained = field(repr=False)
 
     def predict(self, images: str | Path | Iterable[str | Path], top: int = 5) -> list[Prediction]:
-        """The likeliest classes of image files, or of all images below a folder. `lambdanets predict` does the same."""
+        """Predict the most likely classes of image files, or of all images in a folder, like `lambdanets predict`.
+
+        Args:
+            images: a file, a folder, or several of them.
+            top: number of classes per image.
+        """
         several = [images] if isinstance(images, str | Path) else images
         return list(predict(self.trained, gather(map(str, several)), top))
 
@@ -74,19 +80,33 @@ def fit(
     quiet: bool = False,
     **settings: Any,
 ) -> Fitted:
-    """Train a network on your images; settings that are not given are chosen, and the reasons printed.
+    """Train a classifier on your images. Settings that are not passed are chosen automatically and printed with
+    reasons.
 
     Args:
-        data: a folder with a folder for each class (or with train/ and val/ of such), shards, a .csv list, idx files.
-        out: the folder for the results; by default a new one in runs/.
-        minutes: how long training may take, roughly.
+        data: a folder with one folder per class (or with train/ and val/ inside), tar shards, a .csv list, idx files,
+            or "mnist".
+        out: folder for the results; by default a new one in runs/.
+        minutes: approximate time budget for training.
         resume: resume from `out` if it has a checkpoint.
         report: write report.html.
         quiet: print nothing.
         settings: any setting of `lambdanets train`: epochs=20, batch_size=64, device="cpu", seed=1,
             augment={"flip": 0}; also model="lambda_resnet50", image_size=96, validation="other/", pretrained=WEIGHTS.
+
+    Returns a `Fitted`. Raises ValueError for unknown settings and for data that cannot be used, and KeyboardInterrupt
+    if training was stopped by Ctrl-C; a checkpoint is written first.
+
+    Example:
+
+        import lambdanets
+
+        result = lambdanets.fit("pets/", epochs=20)
+        print(result.accuracy, result.class_names, result.report)
+        for prediction in result.predict("new_photos/"):
+            print(prediction.image, prediction.classes[0])
     """
-    # A notebook gets lines of text: its stream says that it is a terminal, but it cannot move a cursor.
+    # A notebook reports a terminal but cannot move the cursor, so it gets lines instead of a progress bar.
     notebook = Console().is_jupyter
     console = Console(highlight=False, force_jupyter=False, force_terminal=False if notebook else None, quiet=quiet)
     given = {SHORT_NAMES.get(name, name): value for name, value in dotted(settings).items()}
@@ -109,7 +129,7 @@ def fit(
 
 
 def dotted(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"augment": {"flip": 0}} as {"augment.flip": 0}."""
+    """Flatten nested settings: {"augment": {"flip": 0}} becomes {"augment.flip": 0}."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
         found |= dotted(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
@@ -117,25 +137,26 @@ def dotted(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def choose(data: str, given: Mapping[str, Any], minutes: float | None, resume: bool, console: Console) -> TrainConfig:
-    """The configuration for these images, its reasons printed; that of a run if it is resumed."""
+    """Choose the configuration for these images and print the reasons; for a resumed run, return its configuration."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(
-            f"settings are chosen for one process: with torchrun, name a recipe: train imagenette --data.path {data}"
+            f"settings can be chosen for one process only: with torchrun, use a recipe, for example train imagenette "
+            f"--data.path {data}"
         )
     if minutes is not None and not minutes > 0:
-        raise ValueError(f"minutes must be more than 0, got {minutes}")
+        raise ValueError(f"minutes must be above 0, got {minutes}")
     if given.get("data.path", data) != data:
-        raise ValueError(f"train on {data} or on data.path {given['data.path']}? Give one of them")
+        raise ValueError(f"got two datasets, {data} and data.path {given['data.path']}: pass one of them")
     out = Path(given["out"]) if "out" in given else new_folder(data, again=resume)
-    if resume and (out / CONFIG).is_file():  # a run keeps what was chosen for it
-        # The images may lie elsewhere now; others are refused.
+    if resume and (out / CONFIG).is_file():
+        # The images may have moved; different images are refused.
         return with_settings(read_config(out, TrainConfig.COMMAND), {"data.path": data, **given, "out": out})
     if (out / CONFIG).is_file():
         raise ValueError(f"{out} already holds a run: resume it with --resume, or choose another --out")
     facts = look_at(data, given.get("data.validation"))
     console.print(escape(f"{data}: {about(facts)}"), soft_wrap=True)
-    with_settings(TrainConfig(), given)  # a wrong setting is refused before steps are timed
-    console.print("timing some training steps")
+    with_settings(TrainConfig(), given)  # raise for invalid settings before timing steps
+    console.print("timing a few training steps")
     plan = make_plan(facts, machine_of(given.get("device")), measure, {**given, "out": out}, minutes)
     show_plan(plan, console)
     return plan.config
@@ -146,34 +167,33 @@ def about(facts: Facts) -> str:
     each = f"{min(sizes):,}" if min(sizes) == max(sizes) else f"{min(sizes):,} to {max(sizes):,}"
     kind = "grey" if facts.grey else "colour"
     return (
-        f"{facts.images:,} {kind} images of {len(sizes)} classes ({each} of each), "
-        f"{facts.short_side} px on their short side"
+        f"{facts.images:,} {kind} images in {len(sizes)} classes ({each} per class), short side {facts.short_side} px"
     )
 
 
 def show_plan(plan: Plan, console: Console) -> None:
     for reason in plan.reasons:
         console.print(escape(f"  {reason}"), soft_wrap=True)
-    console.print(escape(f"folder of the run: {plan.config.out}"), soft_wrap=True)
+    console.print(escape(f"output folder: {plan.config.out}"), soft_wrap=True)
 
 
 def run(config: TrainConfig, resume: bool, console: Console) -> Result:
-    """Train with a progress bar, or lines where there is no terminal."""
+    """Train with a progress bar, or with printed lines without a terminal."""
     listen = threading.current_thread() is threading.main_thread()
     with Watcher(console) as watcher:
         return run_loop(config.make_task(), config, resume=resume, watch=watcher, listen=listen)
 
 
 def show_end(config: TrainConfig, result: Result, report: Path | None, console: Console) -> None:
-    """How good the network is, where everything lies, and what to do next."""
+    """Print the accuracy, the output files and the next commands."""
     out = config.out
     split, numbers = list(next(iter(result.scores.values())).items())[-1]
     right, examples = numbers["top1"], int(numbers["examples"])
     error = (right * (1 - right) / max(examples, 1)) ** 0.5
-    line = f"accuracy: {percent(right, 1)} of {some(examples, 'image', 'images')} that it was not trained on ({split})"
-    line += f"; standard error {100 * error:.1f} points"
+    line = f"accuracy: {percent(right, 1)} on {some(examples, 'image', 'images')} not used for training ({split})"
+    line += f", standard error {100 * error:.1f} points"
     if (mean := mean_over_classes(out)) is not None:
-        line += f"; mean over classes {percent(mean, 1)}"
+        line += f", mean over classes {percent(mean, 1)}"
     console.print(line, soft_wrap=True)
     if report is not None:
         console.print(escape(f"report:   {report}"), soft_wrap=True)
@@ -184,7 +204,7 @@ def show_end(config: TrainConfig, result: Result, report: Path | None, console: 
 
 
 def mean_over_classes(folder: Path) -> float | None:
-    """The mean accuracy of the classes of a run, where their sizes are unequal; otherwise None."""
+    """Return the mean accuracy over classes if the classes have very different sizes, otherwise None."""
     predictions = read_run(folder).predictions
     if predictions is None:
         return None

@@ -1,6 +1,6 @@
-"""Which settings to train somebody's own images with: rules from the data and the machine to a configuration.
+"""Rules that choose the settings of `lambdanets train FOLDER` from the dataset and the machine.
 
-Nothing here reads an image or runs a network: `probe` finds out what the rules need. docs/training.md has them all.
+Nothing here reads an image or runs a network: `probe` measures what the rules need. docs/training.md lists the rules.
 """
 
 import math
@@ -18,29 +18,29 @@ from lambdanets.typed import from_json, to_json
 
 RECIPE = "own images"
 SMALL_SIDE = 40  # images up to this size keep their resolution in the first layers
-FEW = 1000  # images up to which a fifth is held out, not a tenth
-IMBALANCE = 3.0  # largest class / smallest class from which the reader should know
-MOST_CACHED = 2 * 2**30  # bytes of pixels that are kept in memory on a CPU
-LARGE = 1_000_000  # pixels of an image from which it is kept at a reduced size,
-REDUCED = 70_000  # of so many pixels: 128 / sqrt(0.35) on the short side, 3:2
-LOG_SECONDS, MOST_LOGGED = 5.0, 500  # between two records of the log, and the most steps
-EVALUATIONS = 10  # in a run
-EVALUATED = 0.4  # time of an image in an evaluation / in a training step
-SIDED = {"left", "right", "links", "rechts"}  # words of class names that a mirror image would make wrong
+FEW = 1000  # up to this many images a fifth is held out, otherwise a tenth
+IMBALANCE = 3.0  # ratio of largest to smallest class that triggers a warning
+MOST_CACHED = 2 * 2**30  # bytes of pixels that may be kept in memory on a CPU
+LARGE = 1_000_000  # images with more pixels are kept at a reduced size,
+REDUCED = 70_000  # with about this many pixels: 128 / sqrt(0.35) on the short side, 3:2
+LOG_SECONDS, MOST_LOGGED = 5.0, 500  # seconds between records of the log, and at most this many steps
+EVALUATIONS = 10  # per run
+EVALUATED = 0.4  # time per image: evaluation relative to training
+SIDED = {"left", "right", "links", "rechts"}  # class names with these words rule out horizontal flips
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known about the data before training."""
+    """Properties of the dataset that the rules use."""
 
     path: str
     class_sizes: tuple[tuple[str, int], ...]  # labelled training images of each class
     short_side: int  # pixels, the median of a sample
-    pixels: int  # of an image, likewise
+    pixels: int  # per image, the median of the sample
     grey: bool = False
     mean: float = 0.5  # of grey images, in [0, 1]
     std: float = 0.25
-    validation: int = 0  # labelled validation images, if there are such
+    validation: int = 0  # labelled validation images
 
     @property
     def images(self) -> int:
@@ -49,7 +49,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Machine:
-    """What is known about the machine."""
+    """Properties of the machine that the rules use."""
 
     device: Literal["cpu", "cuda"]
     name: str = ""
@@ -59,7 +59,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Reason:
-    """One choice, and why."""
+    """A choice and its reason."""
 
     setting: str
     choice: str
@@ -71,7 +71,7 @@ class Reason:
 
 @dataclass(frozen=True)
 class Plan:
-    """A configuration, the reasons for it, and how long it will take."""
+    """The chosen configuration, the reasons, and the expected training time in seconds."""
 
     config: TrainConfig
     reasons: tuple[Reason, ...]
@@ -80,7 +80,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A configuration that was timed: training images per second, and seconds in all."""
+    """A timed configuration: training images per second, and total seconds."""
 
     config: TrainConfig
     rate: float
@@ -89,12 +89,12 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Effort:
-    """How much training is worth its time on a device.
+    """How long to train on a device.
 
     Attributes:
-        views: images that the network sees in all epochs.
-        least, most: epochs, whatever the number of images.
-        minutes: for up to `FEW` images; in proportion for more of them, up to `most_minutes`.
+        views: training samples over all epochs.
+        least, most: limits of the number of epochs.
+        minutes: time budget for up to `FEW` images; for more images in proportion, up to `most_minutes`.
     """
 
     views: int
@@ -108,7 +108,7 @@ EFFORT = {
     "cpu": Effort(views=32_000, least=20, most=150, minutes=8, most_minutes=60),
     "cuda": Effort(views=750_000, least=40, most=300, minutes=30, most_minutes=240),
 }
-SHORTEST = 5.0  # epochs: fewer are not worth starting
+SHORTEST = 5.0  # smallest number of epochs
 
 Speed = Callable[[TrainConfig], float]
 
@@ -119,20 +119,20 @@ def make_plan(
     """Choose all settings.
 
     Args:
-        facts: what the data is like.
-        machine: what trains.
-        speed: training images per second with a configuration, reading included; asked for one after the other
-            until one is fast enough.
-        given: settings that are decided already, by their dotted names, as in {"model.image_size": 64}.
-        minutes: the time that training may take; by default it depends on the machine and the number of images.
+        facts: properties of the dataset.
+        machine: properties of the machine.
+        speed: measures the training images per second of a configuration, including reading. It is called for one
+            candidate after the other until one is fast enough.
+        given: settings that the user set, by their dotted names, as in {"model.image_size": 64}.
+        minutes: time budget; by default it depends on the machine and the number of images.
     """
     given = dict(given or {})
     effort = EFFORT[machine.device]
     if minutes is None:
         minutes = min(effort.minutes * max(1.0, facts.images / FEW), effort.most_minutes)
-        allowed = f"the default for {some(facts.images, 'image', 'images')} on a {kind_of(machine)}; --minutes sets it"
+        allowed = f"the default for {some(facts.images, 'image', 'images')} on a {kind_of(machine)} (set --minutes)"
     else:
-        allowed = "as you asked"
+        allowed = "set by you"
     base = with_settings(base_config(facts, machine), given)
     trained = facts.images - held_out_of(facts, base.data.held_out)
     wanted = given.get("epochs") or min(max(effort.views / max(trained, 1), effort.least), effort.most)
@@ -163,9 +163,9 @@ def make_plan(
         Reason("augmentation", augmentation_of(config), why_augmentation(facts)),
         Reason(
             "optimiser",
-            f"{config.optimizer.kind}, batch {config.batch_size}, learning rate up to "
+            f"{config.optimizer.kind}, batch size {config.batch_size}, peak learning rate "
             f"{config.schedule.peak(config.batch_size):.3g}",
-            f"for short runs with batches of this size; label smoothing {config.label_smoothing:g}, weight decay "
+            f"suits short runs with this batch size; label smoothing {config.label_smoothing:g}, weight decay "
             f"{config.optimizer.weight_decay:g}",
         ),
         *about_reading(facts, config),
@@ -179,11 +179,11 @@ def make_plan(
     return Plan(config, reasons, seconds)
 
 
-# The rules, one function each
+# Rules, one function each
 
 
 def networks(facts: Facts, machine: Machine, given: Mapping[str, Any]) -> list[ModelConfig]:
-    """Networks to consider, the best first: the one place that says what training starts from."""
+    """Return the candidate networks, best first."""
     size = given.get("model.image_size")
     if "model.name" in given:
         return [ModelConfig(name=given["model.name"], image_size=size)]
@@ -206,12 +206,12 @@ def networks(facts: Facts, machine: Machine, given: Mapping[str, Any]) -> list[M
 def why_network(facts: Facts, machine: Machine) -> str:
     why = "lambda layers in the last two stages"
     if facts.short_side <= SMALL_SIDE:
-        why += "; its first layers keep the resolution of small images"
-    return f"{why}; narrow and shallow, since a CPU trains it" if machine.device == "cpu" else why
+        why += "; the first layers keep the resolution of small images"
+    return f"{why}; narrow and shallow for training on a CPU" if machine.device == "cpu" else why
 
 
 def base_config(facts: Facts, machine: Machine) -> TrainConfig:
-    """What depends on the data and the device alone."""
+    """Return the settings that depend only on the dataset and the device."""
     cpu = machine.device == "cpu"
     fraction = 0.0 if facts.validation else 0.2 if facts.images <= FEW else 0.1
     small = facts.short_side <= SMALL_SIDE
@@ -232,8 +232,8 @@ def base_config(facts: Facts, machine: Machine) -> TrainConfig:
 
 
 def cache_of(facts: Facts, machine: Machine) -> Literal["auto", "none", "memory", "device"]:
-    """Where decoded images are kept. On a CPU photos of a camera are reduced once: reading them takes longer than
-    training."""
+    """Choose where decoded images are kept. On a CPU large photos are reduced once, since decoding them in every epoch
+    takes longer than training."""
     if machine.device == "cuda":
         return "auto"
     large = facts.pixels > LARGE
@@ -244,7 +244,7 @@ def cache_of(facts: Facts, machine: Machine) -> Literal["auto", "none", "memory"
 
 
 def augment_of(facts: Facts, machine: Machine) -> Augment:
-    """Shifts of small images, crops of photos; on a GPU, where there is time for many epochs, also mixing."""
+    """Choose shifts for small images and crops for photos; on a GPU, which runs more epochs, also mixup and cutmix."""
     flip = 0.5 if mirrored(facts) else 0.0
     if facts.short_side <= SMALL_SIDE:
         return Augment(crop_scale=None, padding=max(1, facts.short_side // 12), flip=flip)
@@ -254,19 +254,19 @@ def augment_of(facts: Facts, machine: Machine) -> Augment:
 
 
 def batch_size(trained: int, machine: Machine) -> int:
-    """32 on a CPU for many steps from few images, 128 on a GPU; less where there are few images."""
+    """Return 32 on a CPU or 128 on a GPU; less for few images."""
     most = 32 if machine.device == "cpu" else 128
     return max(min(4, trained), min(most, 2 ** math.floor(math.log2(max(trained, 8) / 4))))
 
 
 def schedule_of(config: TrainConfig, machine: Machine) -> Schedule:
-    """A cosine after a short warmup. The rates belong to the optimisers and to batches of 32 and 128."""
+    """Return a cosine schedule with a short warmup; rates for AdamW at batch size 32 (CPU) and SGD at 128 (GPU)."""
     rate = 0.004 * math.sqrt(config.batch_size / 32) if machine.device == "cpu" else 0.4 * config.batch_size / 128
     return Schedule(kind="cosine", rate=float(f"{rate:.3g}"), per_batch=0, warmup_epochs=min(5.0, config.epochs / 10))
 
 
 def paced(config: TrainConfig, trained: int, rate: float) -> TrainConfig:
-    """Records of the log every few seconds, and some evaluations."""
+    """Set the log interval to a few seconds, and the evaluation interval."""
     step = config.batch_size / rate
     total = config.epochs * trained / config.batch_size
     log_every = max(1, min(round(LOG_SECONDS / step), MOST_LOGGED, math.floor(total / 20) or 1))
@@ -280,7 +280,7 @@ def paced(config: TrainConfig, trained: int, rate: float) -> TrainConfig:
 
 
 def mirrored(facts: Facts) -> bool:
-    """Whether a mirror image is of the same class: not of characters, nor where names speak of left and right."""
+    """Return whether horizontal flips keep the class: not for characters, nor for class names with left or right."""
     names = [name for name, _ in facts.class_sizes]
     characters = all(len(name) == 1 for name in names)
     words = {word for name in names for word in name.lower().replace("-", " ").replace("_", " ").split()}
@@ -291,7 +291,7 @@ def mirrored(facts: Facts) -> bool:
 
 
 def given_or(given: Mapping[str, Any], name: str, why: str) -> str:
-    return "as you asked" if name in given else why
+    return "set by you" if name in given else why
 
 
 def kind_of(machine: Machine) -> str:
@@ -305,24 +305,24 @@ def network_of(model: ModelConfig) -> str:
 def why_size(facts: Facts, slower: list[Candidate]) -> str:
     if slower:
         return "; ".join(f"{one.config.model.size} px would take {rounded(one.seconds)}" for one in slower)
-    return f"the images have {facts.short_side} px on their short side" if facts.short_side <= 128 else "fast enough"
+    return f"short side of the images: {facts.short_side} px" if facts.short_side <= 128 else "fits the time budget"
 
 
 def held_out_of(facts: Facts, fraction: float) -> int:
-    """How many images `data.split.held_out` takes away from training."""
+    """Return how many training images `data.split.held_out` holds out."""
     fraction = fraction or (0.0 if facts.validation else OWN_HELD_OUT)
     return sum(max(int(fraction > 0 and count > 1), round(fraction * count)) for _, count in facts.class_sizes)
 
 
 def about_held_out(facts: Facts, config: TrainConfig, trained: int) -> list[Reason]:
     if facts.validation and not config.data.held_out:
-        return [Reason("judged by", some(facts.validation, "image", "images"), "the validation part of the data")]
+        return [Reason("validation", some(facts.validation, "image", "images"), "the validation split of the dataset")]
     held = facts.images - trained
     share = percent(held / max(facts.images, 1), 0)
-    why = f"{share}, some of every class, never trained on, the same ones every time"
+    why = f"{share} of each class, not used for training, the same images in every run"
     if not facts.validation:
-        why += "; there is no validation folder"
-    return [Reason("judged by", f"{some(held, 'image', 'images')} held out", why)]
+        why += "; the dataset has no validation split"
+    return [Reason("validation", f"{some(held, 'image', 'images')} held out", why)]
 
 
 def about_classes(facts: Facts) -> list[Reason]:
@@ -331,8 +331,8 @@ def about_classes(facts: Facts) -> list[Reason]:
     if most < IMBALANCE * least:
         return []
     why = (
-        "accuracy favours the large classes: the end also says the mean over classes, and more images of the small "
-        "ones help most"
+        "accuracy favours large classes, so the mean over classes is reported too; more images of small classes help "
+        "most"
     )
     return [Reason("classes", f"{common!r} has {most:,} images and {rare!r} {least:,}", why)]
 
@@ -340,15 +340,15 @@ def about_classes(facts: Facts) -> list[Reason]:
 def about_reading(facts: Facts, config: TrainConfig) -> list[Reason]:
     if config.data.cache != "device":
         return []
-    why = f"images of {facts.pixels / 1e6:.0f} million pixels take longer to read than to train on"
-    return [Reason("reading", "once at the start, reduced", why)]
+    why = f"images of {facts.pixels / 1e6:.0f} million pixels take longer to decode than to train on"
+    return [Reason("reading", "decode once, at a reduced size", why)]
 
 
 def augmentation_of(config: TrainConfig) -> str:
     augment = config.augment
     crops = f"crops from {augment.crop_scale[0]:.0%} of the image" if augment.crop_scale else ""
     shifts = f"shifts of up to {augment.padding} px" if augment.padding else ""
-    mirror = "mirror images" if augment.flip else ""
+    mirror = "horizontal flips" if augment.flip else ""
     jitter = f"colour jitter {augment.color_jitter:g}" if augment.color_jitter else ""
     mixing = "mixup and cutmix" if augment.mixup and augment.cutmix else ""
     return ", ".join(filter(None, [crops, shifts, mirror, jitter, mixing])) or "none"
@@ -356,34 +356,35 @@ def augmentation_of(config: TrainConfig) -> str:
 
 def why_augmentation(facts: Facts) -> str:
     if not mirrored(facts):
-        return "no mirror images, since the classes are single characters or say left and right; --augment.flip 0.5"
-    return "no two epochs show the same pixels; if left and right matter: --augment.flip 0"
+        return "no flips, because classes are single characters or contain left or right (enable: --augment.flip 0.5)"
+    return "reduces overfitting; if left and right matter, use --augment.flip 0"
 
 
 def why_epochs(epochs: float, wanted: float, trained: int, rate: float) -> str:
-    shown = f"{some(round(epochs * trained), 'image', 'images')} at {rate:,.0f} a second"
-    return f"{shown}; {wanted:.0f} would be better and take longer" if epochs < 0.9 * wanted else shown
+    shown = f"{some(round(epochs * trained), 'training sample', 'training samples')} at {rate:,.0f} images/s"
+    return f"{shown}; limited by the time, {wanted:.0f} would be better" if epochs < 0.9 * wanted else shown
 
 
 # Settings by their dotted names
 
 
 def with_settings(config: TrainConfig, settings: Mapping[str, Any]) -> TrainConfig:
-    """The configuration with some settings changed; a ValueError names one that there is not, or a wrong value."""
+    """Return the configuration with some settings changed. Raises ValueError for unknown settings and invalid
+    values."""
     data = to_json(config)
     for name, value in settings.items():
         *groups, last = name.split(".")
         place = data
         for group in groups:
             if not isinstance(place.get(group), dict):
-                raise ValueError(f"there is no setting {name}: `lambdanets train digits --help` shows all of them")
+                raise ValueError(f"unknown setting {name}: `lambdanets train digits --help` lists all settings")
             place = place[group]
         place[last] = to_json(value)
     return from_json(TrainConfig, data)
 
 
 def names_of(config: Any, prefix: str = "") -> list[str]:
-    """The dotted names of all settings."""
+    """Return the dotted names of all settings."""
     found = []
     for f in fields(config):
         value = getattr(config, f.name)
@@ -392,7 +393,7 @@ def names_of(config: Any, prefix: str = "") -> list[str]:
 
 
 def new_folder(data: str, again: bool = False) -> Path:
-    """The folder of a run on this data, one that is not there yet unless `again`: runs/pets, runs/pets-2, ..."""
+    """Return the folder of a run on this dataset: runs/pets, runs/pets-2, ...; a new one unless `again`."""
     name = Path(data).expanduser().resolve().name.partition(".")[0]
     plain = re.sub(r"\W+", "-", name).strip("-") or "images"
     folder, number = Path("runs") / plain, 2

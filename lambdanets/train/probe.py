@@ -1,4 +1,4 @@
-"""What the rules of `plan` need to know: a look at the data, at the machine, and some timed steps."""
+"""Measurements for the rules of `plan`: properties of the dataset and the machine, and timed training steps."""
 
 import os
 import statistics
@@ -27,22 +27,22 @@ from lambdanets.train.precision import autocast
 from lambdanets.train.prefetch import on_device
 from lambdanets.train.task import Share
 
-SAMPLE, LOOKED_AT = 200, 32  # images whose size is read, and of them those whose pixels are
-SIDE = 32  # to which these are reduced
-COLOURLESS = 8  # difference of the channels that JPEG may make of a grey image
-STEPS = 5  # that are timed, after one that is not
+SAMPLE, LOOKED_AT = 200, 32  # images whose size is read; those of them whose pixels are read
+SIDE = 32  # side to which these are resized
+COLOURLESS = 8  # largest difference between channels of a grey image after JPEG compression
+STEPS = 5  # timed steps, after one that is not timed
 
 
 def look_at(data: str, validation: str | None = None) -> Facts:
-    """Count the images of each class, and read a sample of them; a ValueError if there is nothing to train on."""
+    """Count the images of each class and read a sample of them. Raises ValueError if there is nothing to train on."""
     check_no_run(Path(data).expanduser())
     source = open_source(data, split="train")
     labelled = np.flatnonzero(source.labels >= 0)
     if not len(labelled):
-        raise ValueError(f"{data}: no image has a label. Put them into a folder for each class: {data}/CLASS/*.jpg")
+        raise ValueError(f"{data}: no image has a label. Sort the images into one folder per class: {data}/CLASS/*.jpg")
     sizes, pictures = sample(source, labelled)
     if not sizes:
-        raise ValueError(f"{data}: no image of a sample of {min(SAMPLE, len(labelled))} can be read")
+        raise ValueError(f"{data}: none of {min(SAMPLE, len(labelled))} sampled images can be read")
     grey = bool(pictures) and all(int(np.ptp(p.astype(np.int16), axis=2).max()) <= COLOURLESS for p in pictures)
     values = np.stack(pictures) / 255 if pictures else np.full(1, 0.5)
     return Facts(
@@ -62,15 +62,15 @@ def check_no_run(folder: Path) -> None:
         return
     if (folder / WEIGHTS).is_file():
         raise ValueError(
-            f"{folder} is the folder of a finished run, not of images: `lambdanets predict {folder} IMAGES` uses it"
+            f"{folder} is the folder of a run, not of images: use its weights with `lambdanets predict {folder} IMAGES`"
         )
     raise ValueError(
-        f"{folder} is the folder of a run, not of images: `lambdanets train resume {folder}` goes on with it"
+        f"{folder} is the folder of a run, not of images: resume it with `lambdanets train resume {folder}`"
     )
 
 
 def validation_images(data: str, validation: str | None) -> int:
-    """As `Classify` finds them."""
+    """Count the labelled validation images, found in the same way as by `Classify`."""
     if validation is not None:
         split = "validation" if "validation" in splits_of(validation) else "train"
         return int((open_source(validation, split=split).labels >= 0).sum())
@@ -80,7 +80,8 @@ def validation_images(data: str, validation: str | None) -> int:
 
 
 def sample(source: Source, indices: np.ndarray) -> tuple[list[tuple[int, int]], list[np.ndarray]]:
-    """Sizes (width, height) of some images, and small copies [SIDE, SIDE, 3] of fewer; unreadable ones are left out."""
+    """Return the sizes (width, height) of some images, and reduced pixels [SIDE, SIDE, 3] of fewer; skip unreadable
+    images."""
     chosen = indices[np.linspace(0, len(indices) - 1, min(SAMPLE, len(indices))).astype(int)]
     every = max(1, len(chosen) // LOOKED_AT)
     reduce = evaluation(Preprocessing((0.0,) * 3, (1.0,) * 3, SIDE, 1.0, "bilinear", True))
@@ -91,7 +92,7 @@ def sample(source: Source, indices: np.ndarray) -> tuple[list[tuple[int, int]], 
             image = Image.fromarray(data) if isinstance(data, np.ndarray) else open_image(data)
             size = image.size
             if number % every == 0:
-                image.draft(image.mode, (4 * SIDE, 4 * SIDE))  # decodes a large JPEG at a fraction of its size
+                image.draft(image.mode, (4 * SIDE, 4 * SIDE))  # decodes a large JPEG at a fraction of its resolution
                 pictures.append(reduce(image))
             sizes.append(size)
         except (BrokenImageError, OSError):
@@ -100,7 +101,7 @@ def sample(source: Source, indices: np.ndarray) -> tuple[list[tuple[int, int]], 
 
 
 def machine_of(device: str | None) -> Machine:
-    """The machine, as the rules see it."""
+    """Return the properties of this machine."""
     found = chosen_device(device)
     memory = available_memory() or 2**33
     if found.type == "cuda":
@@ -109,9 +110,9 @@ def machine_of(device: str | None) -> Machine:
 
 
 def measure(config: TrainConfig) -> float:
-    """Training images per second, with reading them: the median of some steps after the first."""
+    """Return the training images per second including reading: the median of a few steps after the first."""
     device = chosen_device(config.device)
-    config = replace(config, data=replace(config.data, max_broken=1.0))  # the run judges all images, and not these few
+    config = replace(config, data=replace(config.data, max_broken=1.0))  # a few images say nothing about the dataset
     task = Classify(config)
     with closing(task):
         model = task.model().to(device).train()
@@ -121,7 +122,7 @@ def measure(config: TrainConfig) -> float:
         while True:
             try:
                 return size / seconds_of_step(task, model, size, config)
-            except torch.OutOfMemoryError:  # the run makes micro-batches, too
+            except torch.OutOfMemoryError:  # the run also falls back to micro-batches
                 if size == 1:
                     raise
                 size //= 2
@@ -131,7 +132,7 @@ def measure(config: TrainConfig) -> float:
 
 
 def seconds_of_step(task: Classify, model: nn.Module, size: int, config: TrainConfig) -> float:
-    """Forward and backward pass of so many images: always the same ones, so that few are decoded."""
+    """Time the forward and backward pass of `size` images, always the same ones, so that few are decoded."""
     device = chosen_device(config.device)
     task.close()
     task.indices, task.examples = task.indices[:size], size

@@ -1,4 +1,4 @@
-"""What people see while a run goes on: a bar with speed, loss and accuracy, and a line for what matters."""
+"""Progress of a run in the terminal: a bar with throughput, loss and accuracy, and lines for events of the log."""
 
 import time
 from collections import deque
@@ -13,26 +13,26 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from lambdanets.report.show import rounded
 
 Record = dict[str, Any]
-SILENCE = 10.0  # seconds without a line, where there is no bar
+SILENCE = 10.0  # without a bar: print a line after this many seconds
 LEAST = 3  # steps that an estimate needs
-MARK, MARKS = 1.0, 60  # seconds between two measurements of the pace, and how many of them count
+MARK, MARKS = 1.0, 60  # seconds between two measurements of the pace; number of measurements to keep
 
 
 class Pace:
-    """How fast steps go by, over the last minute or so, with the evaluations between them."""
+    """Estimates the remaining time from the steps and evaluations of about the last minute."""
 
     def __init__(self) -> None:
         self.marks: deque[tuple[float, int]] = deque(maxlen=MARKS)
         self.last = (0.0, 0)
 
     def note(self, now: float, step: int) -> None:
-        """A step is done. The first one, which starts everything, is where counting begins."""
+        """Record a completed step. The first step is not timed, because it includes the startup."""
         self.last = (now, step)
         if not self.marks or now - self.marks[-1][0] >= MARK:
             self.marks.append(self.last)
 
     def left(self, steps: int) -> float | None:
-        """Seconds until so many steps are done; None while nothing is known."""
+        """Return the seconds until `steps` steps are done; None before there is an estimate."""
         if not self.marks or self.last[1] < self.marks[0][1] + LEAST:
             return None
         (began, first), (now, step) = self.marks[0], self.last
@@ -40,7 +40,7 @@ class Pace:
 
 
 class Watcher:
-    """A `watch` for `fit`. Without a terminal every record of a step is a line, and so is a step after a silence."""
+    """Shows the progress of a run; pass it to `fit` as `watch`. Without a terminal it prints lines instead of a bar."""
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.console = console or Console(highlight=False)
@@ -78,7 +78,7 @@ class Watcher:
 
     @property
     def left(self) -> str:
-        """How long the steps that are left will take, behind other numbers."""
+        """The remaining time as a suffix of a line."""
         seconds = self.pace.left(self.steps)
         return "" if not seconds else f"  {rounded(seconds)} left"
 
@@ -91,12 +91,12 @@ class Watcher:
         model = config.get("model", {})
         name = model.get("name") or model.get("kind", "a network")
         parts, micro = record["accumulation"], record["micro_batch"]
-        cut = f", {parts} micro-batches of {micro} in each of {record['processes']} processes"
+        cut = f" (processes: {record['processes']}, micro-batches per process: {parts} of {micro})"
         examples = f"{record['examples']:,} {record.get('unit', 'images')}"
         self.say(
             f"{escape(name)}: {record['parameters']:,} parameters, {examples}, "
-            f"{self.steps:,} steps of {config['batch_size']}{cut if parts * record['processes'] > 1 else ''}, "
-            f"learning rate up to {record['peak_rate']:.4g}"
+            f"{self.steps:,} steps with batch size {config['batch_size']}"
+            f"{cut if parts * record['processes'] > 1 else ''}, peak learning rate {record['peak_rate']:.4g}"
         )
         if record["note"]:
             self.say(escape(record["note"]))
@@ -116,11 +116,11 @@ class Watcher:
 
     def step(self, record: Record) -> None:
         speed = record["examples_per_second"]
-        numbers = f"{speed:{',.0f' if speed >= 10 else '.2g'}} ex/s  loss {record['loss']:.3f}"
+        numbers = f"{speed:{',.0f' if speed >= 10 else '.2g'}} examples/s  loss {record['loss']:.3f}"
         if "top1" in record:
             numbers += f"  top-1 {record['top1']:.1%}"
         if record["data_wait"] > 0.2:
-            numbers += f"  waits for data {record['data_wait']:.0%}"
+            numbers += f"  waiting for data {record['data_wait']:.0%}"
         self.bar.update(self.task, completed=record["step"], numbers=numbers)
         if not self.console.is_terminal:
             self.say(
@@ -146,17 +146,18 @@ class Watcher:
         self.say(f"epoch {record['epoch']:.4g}  {escape(record['split'])} ({record['weights']}): {shown}")
 
     def skipped_step(self, record: Record) -> None:
-        self.say(f"[yellow]step {record['step']} was undone: {escape(record['reason'])}[/]")
+        self.say(f"[yellow]skipped step {record['step']}: {escape(record['reason'])}[/]")
 
     def broken_image(self, record: Record) -> None:
-        self.say(f"[yellow]replaced {escape(record['name'])}: {escape(record['reason'])}[/]")
+        self.say(f"[yellow]replaced unreadable image {escape(record['name'])}: {escape(record['reason'])}[/]")
 
     def image_size(self, record: Record) -> None:
-        self.say(f"epoch {record['epoch']}: training images of {record['size']} pixels")
+        self.say(f"epoch {record['epoch']}: training at {record['size']} pixels")
 
     def checkpoint_failed(self, record: Record) -> None:
         self.say(
-            f"[red]no checkpoint at step {record['step']}, the last good one is kept: {escape(record['reason'])}[/]"
+            f"[red]could not write a checkpoint at step {record['step']}, the previous one is kept: "
+            f"{escape(record['reason'])}[/]"
         )
 
     def warning(self, record: Record) -> None:

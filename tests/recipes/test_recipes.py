@@ -117,7 +117,7 @@ def test_rows_without_published_settings_take_those_of_a_row_that_has_them():
         assert replace(config, recipe=published.recipe, out=published.out, model=same) == published
         row = next(r for r in ROWS if r.top1 == top1 and r.model == config.model.name and r.image_size == int(size))
         assert (dict(row.arguments) == {"scope": 7}) == bool(scope)
-        assert "not published" in RECIPES[config.recipe].title
+        assert "unpublished settings" in RECIPES[config.recipe].title
         assert "does NOT publish" in RECIPES[config.recipe].document
     with pytest.raises(ValueError, match="lambda_resnet152_c4 at 320"):
         imagenet_350_unpublished("lambda_resnet152_c4", 224)
@@ -251,7 +251,7 @@ def test_a_run_from_before_a_field_goes_on_as_it_was(tmp_path, monkeypatch, agai
         (["train", "debug", "--batch-size", "0"], ["batch_size must be at least 1, got 0"]),
         (["train", "debug", "--device", "toaster"], ["toaster"]),
         (["train", "imagnette"], ["unknown recipe 'imagnette': did you mean imagenette"]),
-        (["train", "xyz"], ["unknown recipe 'xyz': `lambdanets train --help` has them all"]),
+        (["train", "xyz"], ["unknown recipe 'xyz': `lambdanets train --help` lists them"]),
         (["detect", "train", "shape"], ["unknown recipe 'shape': did you mean shapes?"]),
         (["train", "resume", "broken"], ["broken/config.json is not usable JSON"]),
         (["train", "debug", "--model.pretrained", "empty.pt"], ["empty.pt is not a whole torch file"]),

@@ -165,7 +165,7 @@ def test_the_command_line_refuses_them_with_a_sentence(words, capsys):
     except SystemExit as error:
         status = error.code
     assert status == 2
-    assert re.search("be between|more than 0", " ".join(capsys.readouterr().err.split()))
+    assert re.search("be between|above 0", " ".join(capsys.readouterr().err.split()))
 
 
 def test_model_options_reach_the_network():

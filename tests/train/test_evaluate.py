@@ -136,7 +136,7 @@ def test_matching():
         (["{tmp}/w.safetensors"], ["which images?", "DATA"]),
         (["{tmp}/w.safetensors", "{tmp}/missing"], ["missing"]),
         (["{tmp}/w.safetensors", "mnist", "--split", "held_out"], ["held_out", "leave DATA out"]),
-        (["{tmp}/w.safetensors", "mnist", "--batch-size", "0"], ["--batch-size 0"]),
+        (["{tmp}/w.safetensors", "mnist", "--batch-size", "0"], ["--batch-size must be at least 1, got 0"]),
         (["{tmp}/w.safetensors", "mnist", "--options", "scope=7"], ["name of a network"]),
         (["{tmp}/w.safetensors", "{tmp}/w.safetensors"], ["w.safetensors"]),
         (["{tmp}/w.safetensors", "mnist"], ["the class '0'", "ant"]),

@@ -58,4 +58,4 @@ def test_the_command_suggests_a_rate_and_changes_nothing_else(tmp_path, capsys, 
     found = json.loads((out / "find_rate.json").read_text())
     assert len(found["rates"]) == len(found["losses"]) > 3
     assert main(["train", "debug", "--find-rate", "--resume", "--out", str(out)]) == 2
-    assert "--find-rate is for new runs" in capsys.readouterr().err
+    assert "--find-rate needs a new run" in capsys.readouterr().err

@@ -37,13 +37,13 @@ def test_a_folder_trains_with_settings_that_are_chosen(pets, capsys):
     assert main(["train", "pets", *OPTIONS]) == 0
     out = capsys.readouterr().out
     assert out.startswith(
-        "pets: 32 colour images of 3 classes (10 to 11 of each), 20 px on their short side\n"
-        "timing some training steps\n"
+        "pets: 32 colour images in 3 classes (10 to 11 per class), short side 20 px\n"
+        "timing a few training steps\n"
     )
-    assert "  judged by       6 images held out: 19%, some of every class" in out
-    assert "  epochs          2: as you asked\n" in out
+    assert "  validation      6 images held out: 19% of each class" in out
+    assert "  epochs          2: set by you\n" in out
     assert out.index("  time            about ") < out.index("step 1/")  # an estimate before the first step
-    assert "that it was not trained on (held_out); standard error" in out
+    assert "not used for training (held_out), standard error" in out
     assert "report:   runs/pets/report.html\nweights:  runs/pets/weights.safetensors\n" in out
     assert "  lambdanets predict runs/pets IMAGES\n" in out
     config = json.loads((pets.parent / "runs/pets/config.json").read_text())
@@ -105,10 +105,10 @@ def test_a_stopped_run_goes_on_with_what_was_chosen(pets, monkeypatch, capsys):
     [
         ("empty", "empty has no images"),
         ("one", "1 class; at least two are needed"),
-        ("flat", "no image has a label. Put them into a folder for each class: ./flat/CLASS/"),
-        ("broken", "no image of a sample of 4 can be read"),
-        ("finished", "`lambdanets predict finished IMAGES` uses it"),
-        ("started", "`lambdanets train resume started` goes on with it"),
+        ("flat", "no image has a label. Sort the images into one folder per class: ./flat/CLASS/"),
+        ("broken", "none of 4 sampled images can be read"),
+        ("finished", "with `lambdanets predict finished IMAGES`"),
+        ("started", "resume it with `lambdanets train resume started`"),
         ("nowhere/", "no such folder"),
     ],
 )
@@ -130,10 +130,10 @@ def test_what_cannot_be_trained_on_is_refused(what, message, pets, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["pets", "--minutes", "0"], "minutes must be more than 0"),
+        (["pets", "--minutes", "0"], "minutes must be above 0"),
         (["pets", "--out", "pets/../old"], "already holds a run"),
         (["pots"], "unknown recipe 'pots'"),
-        (["pets", "--data.path", "old"], "train on pets or on data.path old? Give one of them"),
+        (["pets", "--data.path", "old"], "got two datasets, pets and data.path old"),
         (["pets", "--model.name", "lambda_resnet51"], "unknown model"),
     ],
 )
@@ -147,7 +147,7 @@ def test_wrong_options_are_refused(words, message, pets, capsys):
 def test_several_processes_name_a_recipe(pets, monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert main(["train", "pets"]) == 2
-    assert "with torchrun, name a recipe" in capsys.readouterr().err
+    assert "with torchrun, use a recipe" in capsys.readouterr().err
 
 
 def test_recipes_come_before_folders(pets):

@@ -73,7 +73,7 @@ def test_too_little_time_means_fewer_epochs():
     assert plan.config.model.size == 64
     assert 30 < plan.config.epochs < 50
     assert plan.seconds <= 60
-    assert "80 would be better and take longer" in text(plan)
+    assert "limited by the time, 80 would be better" in text(plan)
     hopeless = make_plan(PHOTOS, CPU, lambda config: 1.0)
     assert hopeless.config.epochs == 5
     assert hopeless.seconds > 8 * 60
@@ -96,7 +96,7 @@ def test_what_is_given_stays_and_the_rest_follows():
     [
         ({"ephocs": 3}, "unknown key ephocs in the configuration; did you mean epochs"),
         ({"model.nme": "x"}, "did you mean model.name"),
-        ({"modl.name": "x"}, "there is no setting modl.name"),
+        ({"modl.name": "x"}, "unknown setting modl.name"),
         ({"epochs": "many"}, "epochs must be a number"),
         ({"model.name": "lambda_resnet51"}, "unknown model"),
     ],
@@ -114,14 +114,14 @@ def test_every_choice_has_a_reason():
     plan = make_plan(PHOTOS, CPU, by_pixels, minutes=5)
     said = text(plan)
     assert [reason.setting for reason in plan.reasons] == [
-        *("network", "image size", "judged by", "augmentation", "optimiser", "epochs", "time")
+        *("network", "image size", "validation", "augmentation", "optimiser", "epochs", "time")
     ]
     assert "96 px: 128 px would take 7 min" in said
-    assert "100 images held out: 20%, some of every class" in said
-    assert "there is no validation folder" in said
+    assert "100 images held out: 20% of each class" in said
+    assert "the dataset has no validation split" in said
     assert "about 4 min" in said
-    assert "at most 5 min, as you asked" in said
-    assert "image size      32 px: as you asked" in text(make_plan(PHOTOS, CPU, fast, {"model.image_size": 32}))
+    assert "at most 5 min, set by you" in said
+    assert "image size      32 px: set by you" in text(make_plan(PHOTOS, CPU, fast, {"model.image_size": 32}))
 
 
 def test_unequal_classes_are_said():
@@ -133,12 +133,12 @@ def test_unequal_classes_are_said():
 def test_small_classes_keep_an_image_of_two_to_judge_by():
     rare = tuple((f"class{i}", 2) for i in range(10))
     said = text(make_plan(facts(class_sizes=(*rare, ("one", 1))), CPU, fast))
-    assert "10 images held out: 48%, some of every class" in said
+    assert "10 images held out: 48% of each class" in said
 
 
 def test_validation_images_are_said():
     said = text(make_plan(facts(validation=70), CPU, fast))
-    assert "70 images: the validation part of the data" in said
+    assert "70 images: the validation split of the dataset" in said
     assert "held out" not in said
 
 

@@ -167,8 +167,8 @@ def test_names_keep_to_one_line():
 @pytest.mark.parametrize(
     ("arguments", "stdin", "words"),
     [
-        (["--top", "0", "x.jpg"], Stdin(b""), ["--top 0"]),
-        ([], Stdin(b"", terminal=True), ["which images?"]),
+        (["--top", "0", "x.jpg"], Stdin(b""), ["--top must be at least 1, got 0"]),
+        ([], Stdin(b"", terminal=True), ["no images given"]),
         ([], Stdin(b"\n\n"), ["no images"]),
     ],
 )

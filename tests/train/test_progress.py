@@ -36,7 +36,7 @@ def test_slow_steps_have_a_speed():
     for speed in (0.0123, 3.456, 1234.5):
         watcher.step({"step": 1, "epoch": 0.1, "lr": 0.1, "loss": 1.0, "examples_per_second": speed, "data_wait": 0.0})
     lines = console.file.getvalue().splitlines()
-    assert [line.split("  ")[2] for line in lines] == ["0.012 ex/s", "3.5 ex/s", "1,234 ex/s"]
+    assert [line.split("  ")[2] for line in lines] == ["0.012 examples/s", "3.5 examples/s", "1,234 examples/s"]
 
 
 class Clock:

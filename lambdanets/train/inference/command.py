@@ -1,5 +1,5 @@
-"""The commands that use trained weights, `evaluate` and `predict`: their options. The work is in files of those names,
-which need what `pip install 'lambdanets[train]'` brings."""
+"""Options of the commands `evaluate` and `predict`. Their implementations are imported when they run, since they need
+the dependencies of `pip install 'lambdanets[train]'`."""
 
 import json
 import os
@@ -23,35 +23,43 @@ Split = Literal["auto", "train", "validation", "test", "held_out"]
 
 @dataclass(frozen=True)
 class Weights:
-    """Which weights."""
+    """Which weights to load."""
 
     weights: RunWeights = "ema"
-    """Of a run: the average of the weights, those of the last step, or those of the best evaluation (early stopping or
+    """Weights of a run: ema (averaged), raw (last step) or best (best evaluation; needs early stopping or
     --keep-best)."""
     pretrained: Annotated[str | None, optional("WEIGHTS")] = None
-    """Where WHAT is the name of a network: its weights, a file, a folder or an id on the Hugging Face hub."""
+    """If WHAT is the name of a network: its weights, as a file, a folder or an id on the Hugging Face hub."""
     options: tuple[str, ...] = ()
-    """Where WHAT is the name of a network: its arguments, as name=value: placement=CCLL scope=7 ..."""
+    """If WHAT is the name of a network: its arguments as name=value, for example placement=CCLL scope=7."""
     image_size: Annotated[int | None, optional("PIXELS")] = None
-    """Any size; by default the one that the weights were trained with."""
+    """Input size in pixels; by default the size stored with the weights."""
 
 
 @dataclass(frozen=True)
 class Using(Weights):
-    """Which weights, and how they run."""
+    """Which weights to load, and how to run the network. `open_trained` takes it.
+
+    Example:
+
+        from lambdanets.train.inference.command import Using
+
+        using = Using(weights="raw", device="cpu", batch_size=64)
+    """
 
     batch_size: int = 128
-    """Images at once; it changes nothing but speed and memory."""
+    """Images per batch. It affects only speed and memory."""
     precision: Precision = "float32"
-    """Of the arithmetic."""
+    """Data type of the computation."""
     device: Annotated[str | None, optional("DEVICE")] = None
-    """cpu or cuda; by default a GPU if there is one."""
+    """Device: cpu or cuda; by default a GPU if there is one."""
     workers: Annotated[int | None, optional("N")] = None
-    """Processes that read images; by default the cores where a GPU computes, and a quarter of them where they do."""
+    """Worker processes that read images; by default one per CPU core (at most 16) with a GPU, otherwise one per four
+    cores."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
-            raise ValueError(f"--batch-size {self.batch_size}: at least 1")
+            raise ValueError(f"--batch-size must be at least 1, got {self.batch_size}")
         check_image_size(self.image_size, "--image-size")
         check_numbers(self, "--", batch_size=(1, LARGEST_BATCH), workers=(0, 1024))
         for word in self.options:
@@ -67,21 +75,23 @@ class Using(Weights):
 
 @dataclass(frozen=True)
 class Evaluate:
-    """Top-1 and top-5 of trained weights on labelled images, class by class, and images per second."""
+    """Evaluate trained weights on labelled images: top-1, top-5, loss, recall and precision per class, throughput."""
 
     what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WHAT")]
-    """The folder of a run, a .safetensors file, a model folder, or the name of a network (with --pretrained)."""
+    """Folder of a run, .safetensors file, model folder, id on the Hugging Face hub, or name of a network (with
+    --pretrained)."""
     data: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[DATA]", help_behavior_hint="")] = None
-    """Images, as `lambdanets train` takes them; for a run by default those that it was evaluated on."""
+    """Dataset in any format of `lambdanets train`; by default the images that the run was evaluated on."""
     split: Split = "auto"
-    """Which part: auto is validation if there is such, else all. held_out is what a run kept of its training images."""
+    """Split of the dataset. auto: validation if it exists, otherwise all images; held_out: the images that the run held
+    out from its training images."""
     using: Annotated[Using, tyro.conf.arg(name="")] = field(default_factory=Using)
     json: bool = False
     """Print JSON instead of tables."""
     output: Annotated[Path | None, tyro.conf.arg(metavar="FILE", help_behavior_hint="")] = None
-    """Write the JSON to a file, too."""
+    """Also write the JSON to this file."""
     classes: int = SHOWN_CLASSES
-    """How many of the hardest classes the table shows; JSON has them all."""
+    """Number of classes in the table, those with the lowest recall first; JSON contains all classes."""
 
     def run(self) -> int:
         from lambdanets.train.inference.evaluate import evaluate, find_images, show
@@ -102,40 +112,42 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class Predict:
-    """The likeliest classes of images: files, folders, or through a pipe. One that cannot be read stops no other.
+    """Predict the most likely classes of images: files, folders, or stdin.
 
-    `find . -name '*.jpg' | lambdanets predict RUN -` reads a list, `lambdanets predict RUN - < cat.jpg` an image.
-    The exit status is 1 if some image could not be read.
+    `find . -name '*.jpg' | lambdanets predict RUN -` reads a list of files, `lambdanets predict RUN - < cat.jpg` reads
+    one image. Unreadable images get an error in their output line and do not stop the others; the exit status is then
+    1.
     """
 
     what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WHAT")]
-    """The folder of a run, a .safetensors file, a model folder, or the name of a network (with --pretrained)."""
+    """Folder of a run, .safetensors file, model folder, id on the Hugging Face hub, or name of a network (with
+    --pretrained)."""
     images: Annotated[
         tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES", help_behavior_hint="")
     ] = ()
-    """Files and folders (.jpg, .png, .webp, .gif, .bmp); "-", or nothing, reads stdin."""
+    """Image files (.jpg, .png, .webp, .gif, .bmp) and folders; "-" or no argument reads stdin."""
     using: Annotated[Using, tyro.conf.arg(name="")] = field(default_factory=Using)
     top: int = 5
-    """How many classes for each image."""
+    """Number of classes per image."""
     json: bool = False
-    """One JSON object a line, for each image, as soon as it is known."""
+    """Print one JSON object per line for each image as soon as it is ready."""
 
     def run(self) -> int:
         from lambdanets.train.inference.predict import answer_table, gather, predict, row
         from lambdanets.train.inference.trained import open_trained
 
         if self.top < 1:
-            raise ValueError(f"--top {self.top}: at least 1")
+            raise ValueError(f"--top must be at least 1, got {self.top}")
         words = self.images or (STDIN,)
         if STDIN in words and sys.stdin.isatty():
-            raise ValueError("which images? Give files or folders, or pipe a list of them in")
+            raise ValueError("no images given: pass files or folders, or pipe a list of files to stdin")
         trained = open_trained(self.what, self.using)
         notes: list[str] = []
         given = gather(words, getattr(sys.stdin, "buffer", None), notes)
         for note in notes:
             print(f"lambdanets: {note}.", file=sys.stderr)
         if not given:
-            raise ValueError("no images: stdin was empty")
+            raise ValueError("no images given: stdin was empty")
         failed = 0
         table = answer_table(min(self.top, len(trained.class_names)))
         for one in predict(trained, given, self.top):
