@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
+from inspect import cleandoc
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,7 @@ DEMO_OPTIONS = ("-h", "--help", "--output")
 
 LONGEST = 4_000  # characters of an error message
 OUT_OF_MEMORY = re.compile(r"DefaultCPUAllocator: (can't allocate|not enough) memory|Storage size .* overflowed")
+PARAGRAPH_LINE = re.compile(r"(?<!\n)\n(?!\n|- )")  # a line break inside a paragraph
 EXTRAS = {"timm": "bench", "safetensors": "hub", "huggingface_hub": "hub"}  # the extra of a package; default `train`
 
 
@@ -139,12 +141,23 @@ def parse(arguments: Sequence[str]) -> Any:
         raise ValueError(f"unknown {'experiment' if path else 'command'} {name!r}: {hint}")
     import tyro
 
+    join_help_lines()
     return tyro.cli(
         commands[name].options(words),
         prog=" ".join(["lambdanets", *path, name]),
         args=options,
         config=(tyro.conf.CascadeSubcommandArgs,),  # allows options of `train` after the recipe
     )
+
+
+def join_help_lines() -> None:
+    """Join the lines of each paragraph of attribute docstrings: tyro keeps line breaks before indented lines."""
+    from docstring_parser import attrdoc
+
+    def value_of(node: Any) -> Any:
+        return PARAGRAPH_LINE.sub(" ", cleandoc(node.value)) if isinstance(node.value, str) else node.value
+
+    attrdoc.ast_get_constant_value = value_of
 
 
 def installed(commands: Mapping[str, Command]) -> dict[str, Command]:

@@ -32,7 +32,7 @@ class Augment:
     randaugment_layers: int = 0
     """Number of RandAugment operations per image; 2 in the paper's 350-epoch setup. 0: no RandAugment."""
     randaugment_magnitude: int = 10
-    """Magnitude of RandAugment, where 10 rotates by up to 30 degrees and 15 by up to 45 degrees."""
+    """Magnitude of RandAugment, where 10 rotates by 30 degrees and 15 by 45 degrees."""
     randaugment_probability: float = 1.0
     """Probability of each RandAugment operation: 1 in the reference implementation, 0.5 by default in timm."""
     randaugment_cutout: bool = True

@@ -1,4 +1,4 @@
-"""Training setups as typed functions: each returns a configuration, and says what it costs and what to expect."""
+"""Training recipes: each function returns a configuration; its docstring gives command, hardware, time and accuracy."""
 
 from lambdanets.recipes.imagenet import (
     ROWS_350,

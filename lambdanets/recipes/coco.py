@@ -1,7 +1,7 @@
-"""Detection: the paper's setup, versions of it for one GPU, and one for every machine.
+"""Detection recipes: the paper's COCO setup, versions for one GPU and small datasets, and one that runs on a CPU.
 
-Detections per picture are COCO's 100, and so is COCO's maxDets. Pictures with more objects than that (cells, crops,
-crowds) need more: `--heads.detections 300`, and then evaluation counts as many.
+They keep 100 detections per image, which is also COCO's maxDets. For images with more objects (cells, crops, crowds)
+set `--heads.detections 300`; evaluation then uses the same limit.
 """
 
 from dataclasses import replace
@@ -16,19 +16,22 @@ NO_EMA = Ema(decay=0.0)
 
 
 def coco_mask_rcnn(depth: int = 101) -> DetectConfig:
-    """The paper's setup: Mask R-CNN on 1024x1024 images, from scratch.
+    """The paper's COCO recipe: Mask R-CNN with a LambdaResNet backbone at 1024x1024 pixels, from scratch.
 
-    - Command: torchrun --nproc-per-node 8 -m lambdanets detect train coco_mask_rcnn --data.path COCO, on as many
-      machines as there are; --model.name lambda_resnet152 for the other row.
-    - Hardware: the paper's was 128 TPUv3 cores, 2 images each. Here as many GPUs as there are: a batch that does not
-      fit is accumulated, and batch norm is synchronised over processes.
-    - Expected: the paper's box AP 49.4 (small 31.7) and mask AP 43.5 (small 25.9), where ResNet-101 with SE
-      (--model.name resnet_rs101) has 48.5 (29.9) and 42.8 (24.0).
+    - Command: torchrun --nproc-per-node 8 -m lambdanets detect train coco_mask_rcnn --data.path COCO, on one or more
+      machines; --model.name lambda_resnet152 for the paper's other backbone.
+    - Hardware: the paper used 128 TPUv3 cores with 2 images each. Here any number of GPUs: gradients are accumulated if
+      the batch does not fit, and batch norm is synchronised over processes.
+    - Expected: in the paper box AP 49.4 (small objects 31.7) and mask AP 43.5 (small 25.9); ResNet-101 with SE
+      (--model.name resnet_rs101) has 48.5 (29.9) and 42.8 (24.0). Not reproduced here.
 
     130,000 steps of 256 images, SGD with momentum 0.9, warmup over 1000 steps from 0 to 0.32, divided by 10 at 90, 95
     and 97.5% of training, weight decay 4e-5, scale jitter of 0.1 to 2.0 and a crop to 1024, flips, synchronised batch
-    norm (also in pyramid and heads, as training from scratch needs). Where the paper is silent: no average of the
-    weights, 4 convolutions in the box head. Detections per image and COCO's maxDets: 100.
+    norm (also in the FPN and the heads, which training from scratch needs). Our choices where the paper does not say:
+    no EMA, 4 convolutions in the box head.
+
+    Args:
+        depth: depth of the LambdaResNet backbone.
     """
     steps_per_epoch = COCO_IMAGES // BATCH
     return DetectConfig(
@@ -59,14 +62,15 @@ def coco_mask_rcnn(depth: int = 101) -> DetectConfig:
 
 
 def coco_one_gpu() -> DetectConfig:
-    """The paper's setup for one GPU, by the linear rule: a sixteenth of its batch, a sixteenth of its learning rate.
+    """COCO recipe for one GPU: the paper's settings with 1/16 of its batch size and learning rate.
 
     - Command: lambdanets detect train coco_one_gpu --data.path COCO --model.pretrained WEIGHTS
-    - Hardware: one GPU of 80 GB or more; smaller ones accumulate gradients.
-    - Expected: not measured. With weights for classification 24 epochs are a common length; from scratch it takes the
-      paper's 281 (--epochs 281).
+    - Hardware: one GPU with at least 80 GB; smaller GPUs accumulate gradients.
+    - Expected: accuracy not measured. 24 epochs are common when starting from classification weights; from scratch use
+      the paper's 281 (--epochs 281).
 
-    Batch 16, warmup over 1000 steps from 0 to 0.02, drops at 90, 95 and 97.5%, weight decay 4e-5, jitter 0.1 to 2.0.
+    Batch size 16, warmup over 1000 steps from 0 to 0.02, divided by 10 at 90, 95 and 97.5% of training, weight decay
+    4e-5, scale jitter of 0.1 to 2.0.
     """
     paper = coco_mask_rcnn(50)
     batch = BATCH // 16
@@ -84,14 +88,15 @@ def coco_one_gpu() -> DetectConfig:
 
 
 def small_set() -> DetectConfig:
-    """A few hundred pictures of your own, small objects, one GPU: from weights for classification.
+    """Recipe for a few hundred images of your own with small objects, starting from classification weights.
 
     - Command: lambdanets detect train small_set --data.path DATA --model.pretrained WEIGHTS
-    - Hardware: one GPU of 16 GB or more.
-    - Expected: depends on the data; minutes for a few hundred pictures. For many objects in a picture
-      --heads.detections 300.
+    - Hardware: one GPU with at least 16 GB.
+    - Hours: minutes for a few hundred images.
+    - Expected: depends on the dataset. For many objects per image use --heads.detections 300.
 
-    Canvas 512, batch 16, learning rate 0.02 by the linear rule, cosine, jitter 0.5 to 2.0, anchors of 16 to 256 pixels.
+    512 pixels, batch size 16, learning rate 0.02, cosine schedule, scale jitter of 0.5 to 2.0, anchors of 16 to 256
+    pixels.
     """
     return DetectConfig(
         recipe="small_set",
@@ -115,12 +120,12 @@ def small_set() -> DetectConfig:
 
 
 def shapes() -> DetectConfig:
-    """Coloured shapes that are made from a seed: a detector with masks on two CPU cores, in some minutes.
+    """Demo recipe: Mask R-CNN on generated coloured shapes, a few minutes on two CPU cores.
 
     - Command: lambdanets detect train
     - Hardware: two CPU cores.
-    - Expected: on its 32 validation pictures box AP50 0.71, mask AP50 0.69 and mask AP 0.44 (one run, seed 0); on the
-      64 that it learnt from mask AP50 0.77. 320 steps are few: sixteen pictures without jitter are learnt by heart.
+    - Expected: box AP50 0.71, mask AP50 0.69 and mask AP 0.44 on 32 validation images; mask AP50 0.77 on the 64
+      training images (one run, seed 0, 320 steps).
     """
     return DetectConfig(
         recipe="shapes",
@@ -158,10 +163,10 @@ def shapes() -> DetectConfig:
 
 
 def debug() -> DetectConfig:
-    """A few steps of `shapes`, with everything on: does detection work on this machine?
+    """Test recipe: a few steps of `shapes` with all features on, to check detection on this machine.
 
     - Command: lambdanets detect train debug
-    - Hardware: anything; half a minute.
+    - Hardware: any; half a minute on a CPU.
     """
     usual = shapes()
     return replace(

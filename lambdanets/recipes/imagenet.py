@@ -1,8 +1,8 @@
-"""The paper's ImageNet setups.
+"""The paper's ImageNet recipes.
 
-Those of 350 epochs hold out 2% of the training images, as the paper did to choose: the validation images are looked at
-once, at the end. The paper does not say so for 90 epochs: that setup trains on all images. `data.path` is a folder with
-train/ and val/, or shards (`lambdanets data pack`).
+The 350-epoch recipes hold out 2% of the training images for model selection, as the paper does, and evaluate the
+validation images once, at the end. The paper does not mention held-out images for 90 epochs, so that recipe trains on
+all training images. `data.path` is a folder with train/ and val/, or shards (`lambdanets data pack`).
 """
 
 from dataclasses import dataclass, replace
@@ -12,24 +12,30 @@ from lambdanets.data.augment import Augment
 from lambdanets.train.config import DataConfig, Ema, ModelConfig, Optimizer, Schedule, TrainConfig
 
 HELD_OUT = 0.02
-# Decays that need more than 20,000 steps: no limit on the horizon.
-PAPER_EMA = Ema(decay=0.9999, horizon=0.0)
+PAPER_EMA = Ema(decay=0.9999, horizon=0.0)  # runs of more than 20,000 steps need no limit of the window
 PAPER_BATCH_NORM_MOMENTUM = 1e-4  # decay 0.9999
 
 
 def imagenet_90() -> TrainConfig:
-    """The paper's 90-epoch setup: a vanilla ResNet, random crops and flips, and nothing else.
+    """The paper's 90-epoch ImageNet recipe: ResNet-50 with lambda layers in all stages, random crops and flips.
 
     - Command: torchrun --nproc-per-node 8 -m lambdanets train imagenet_90 --data.path IMAGENET
-    - Hardware: 8 GPUs of 80 GB or more; smaller ones accumulate gradients, to the same result but for batch norm.
-    - Hours: about 1 on 8 H200 for the convolutional twin, if images come fast enough (estimate).
-    - Expected: the paper's top-1, 78.4 (15.0M parameters). --model.placement CCLL: 78.3, much faster; CCCC, the
-      convolutional twin: 76.9 (25.6M); --model.options intra_depth=4: 78.9.
+    - Hardware: 8 GPUs with at least 80 GB; smaller GPUs accumulate gradients, which changes only batch norm statistics.
+    - Hours: about 1 on 8 H200 for the convolutional baseline if reading images is not the bottleneck (estimate).
+    - Expected: 78.4% top-1 in the paper (15.0M parameters). --model.placement CCLL, much faster: 78.3%; CCCC, the
+      convolutional baseline: 76.9% (25.6M); --model.options intra_depth=4: 78.9%. Not reproduced here: it needs
+      ImageNet.
 
-    All training images are used, and the validation images evaluate the run. Runs from before this was so held out 2%:
-    their config.json says it, and `lambdanets train resume RUN` goes on with it.
-    SGD with momentum 0.9, batch B = 4096, weight decay 1e-4, linear warmup over 5 epochs to 0.1 B / 256 = 1.6, cosine,
-    label smoothing 0.1, EMA and batch norm decay 0.9999.
+    SGD with momentum 0.9, batch size B = 4096, weight decay 1e-4, linear warmup over 5 epochs to 0.1 B / 256 = 1.6,
+    cosine schedule, label smoothing 0.1, EMA and batch norm decay 0.9999. It trains on all training images and
+    evaluates the validation images. Earlier runs of this recipe held out 2%; they resume with that setting.
+
+    Example:
+
+        from lambdanets.recipes import imagenet_90
+
+        config = imagenet_90()
+        print(config.schedule.peak(config.batch_size))  # 1.6
     """
     return TrainConfig(
         recipe="imagenet_90",
@@ -49,15 +55,15 @@ def imagenet_90() -> TrainConfig:
 
 @dataclass(frozen=True)
 class Row350:
-    """A row of the paper's tables of the 350-epoch setup."""
+    """A row of the paper's tables for the 350-epoch setup."""
 
     depth: int
     image_size: int
     randaugment_magnitude: int
     dropout: float
     stochastic_depth: float
-    top1: float | None  # the paper's
-    seconds: float  # the paper's, for a training step of 1024 images on 8 TPUv3 cores
+    top1: float | None  # in the paper
+    seconds: float  # in the paper: training step of 1024 images on 8 TPUv3 cores
 
     @property
     def name(self) -> str:
@@ -65,7 +71,7 @@ class Row350:
 
     @property
     def large(self) -> bool:
-        """From LambdaResNet-350 at 288 on, the paper stops early on the held-out images."""
+        """Whether the paper uses early stopping on the held-out images: from LambdaResNet-350 at 288 pixels on."""
         return (self.depth, self.image_size) >= (350, 288)
 
 
@@ -85,18 +91,18 @@ ROWS_350 = (
     Row350(420, 320, 15, 0.3, 0.2, 84.9, 2.25),
 )
 BATCH_350, LARGE_BATCH_350 = 4096, 2048
-FIRST_LARGE_BATCH = (152, 288)  # the paper says "4096 or 2048, depending on memory" and not where: from here on
-PATIENCE = 50  # epochs without a better held-out score
+FIRST_LARGE_BATCH = (152, 288)  # our choice: the paper says only "4096 or 2048, depending on memory"
+PATIENCE = 50  # epochs without improvement of the held-out accuracy
 
 
 def imagenet_350(depth: int = 152, image_size: int = 256) -> TrainConfig:
-    """The paper's 350-epoch setup: LambdaResNets with RandAugment, dropout and stochastic depth.
+    """The paper's 350-epoch ImageNet recipe: LambdaResNets with RandAugment, dropout and stochastic depth.
 
-    - Command: torchrun --nproc-per-node 8 -m lambdanets train imagenet_350_152_256 --data.path IMAGENET; there is
-      imagenet_350_DEPTH_SIZE for each row of the paper's table.
-    - Hardware: 8 GPUs of 80 GB or more; smaller ones accumulate gradients.
-    - Expected: the paper's top-1.
-    - Hours: on 8 TPUv3 cores by the paper's seconds per step; on 8 H200 an estimate, 3.7 times as fast.
+    - Command: torchrun --nproc-per-node 8 -m lambdanets train imagenet_350_152_256 --data.path IMAGENET; each row of
+      the table has a recipe imagenet_350_DEPTH_SIZE.
+    - Hardware: 8 GPUs with at least 80 GB; smaller GPUs accumulate gradients.
+    - Expected: the paper's top-1 in the table, in %. Not reproduced here: it needs ImageNet.
+    - Hours: in the table. 8 TPUv3 cores: from the paper's seconds per step; 8 H200: an estimate, 3.7x faster.
 
     | depth at size | top-1 | hours on 8 TPUv3 cores | on 8 H200 |
     | 50 at 128 | 77.4 | 7 | 2 |
@@ -113,14 +119,27 @@ def imagenet_350(depth: int = 152, image_size: int = 256) -> TrainConfig:
     | 350 at 320 | 84.7 | 232 | 63 |
     | 420 at 320 | 84.9 | 274 | 74 |
 
-    As the 90-epoch setup, but: weight decay 4e-5, RandAugment with 2 layers, dropout and stochastic depth by the row,
-    batch 4096 or 2048. From 350 at 288 on, the weights with the best held-out score; the last ones otherwise.
-    Twins: --model.name resnet_rs152 (with squeeze-and-excitation), and with --model.options se=False.
+    Differences from the 90-epoch recipe: weight decay 4e-5, RandAugment with 2 layers, dropout and stochastic depth by
+    row, batch size 4096 or 2048, and from 350 at 288 on early stopping on the held-out images. Convolutional baselines:
+    --model.name resnet_rs152, with squeeze-and-excitation or without (--model.options se=False).
+
+    Args:
+        depth: depth of the LambdaResNet.
+        image_size: image size in pixels.
+
+    Raises ValueError if the paper has no row with this depth and image size.
+
+    Example:
+
+        from lambdanets.recipes import imagenet_350
+
+        config = imagenet_350(50, 128)
+        print(config.recipe, config.augment.randaugment_magnitude)
     """
     row = next((r for r in ROWS_350 if (r.depth, r.image_size) == (depth, image_size)), None)
     if row is None:
         there = ", ".join(f"{r.depth} at {r.image_size}" for r in ROWS_350)
-        raise ValueError(f"the paper has no row of depth {depth} at {image_size}; it has {there}")
+        raise ValueError(f"the paper has no results for depth {depth} at {image_size} pixels; it has {there}")
     return TrainConfig(
         recipe=row.name,
         out=Path("runs") / row.name,
@@ -146,12 +165,12 @@ def imagenet_350(depth: int = 152, image_size: int = 256) -> TrainConfig:
 
 @dataclass(frozen=True)
 class UnpublishedRow:
-    """A network of the paper's tables without settings of its training: it takes those of a row that has them."""
+    """A network of the paper's tables without published training settings, which uses those of another row."""
 
     network: str
     image_size: int
-    like: tuple[int, int]  # depth and image size of that row
-    top1: float  # the paper's
+    like: tuple[int, int]  # depth and image size of the other row
+    top1: float  # in the paper
     options: tuple[str, ...] = ()
 
     @property
@@ -170,14 +189,15 @@ UNPUBLISHED_350 = (
 
 
 def imagenet_350_unpublished(network: str = "lambda_resnet152_c4", image_size: int = 320) -> TrainConfig:
-    """A network of the paper's tables whose settings the paper does NOT publish, with those of a similar one.
+    """Recipe for a network whose settings the paper does NOT publish; it uses those of a similar network.
 
     - Command: torchrun --nproc-per-node 8 -m lambdanets train imagenet_350_152_c4_320 --data.path IMAGENET
-    - Hardware: 8 GPUs of 80 GB or more; smaller ones accumulate gradients.
-    - Expected: the paper's top-1, if our choice of settings is right.
+    - Hardware: 8 GPUs with at least 80 GB; smaller GPUs accumulate gradients.
+    - Expected: the paper's top-1 in the table, if the substituted settings are right. Not reproduced here: it needs
+      ImageNet.
 
-    The paper has RandAugment's magnitude, dropout and stochastic depth for the networks of its speed-accuracy figure
-    only. For the others we take the row of the same depth at the nearest size, or the nearest depth:
+    The paper gives RandAugment's magnitude, dropout and stochastic depth only for the networks of its speed-accuracy
+    figure. The other networks use the row of the same depth at the nearest size, or of the nearest depth:
 
     | network at size | paper's top-1 | settings of |
     | LambdaResNet-101 at 224 | 82.3 | 101 at 192 |
@@ -186,11 +206,17 @@ def imagenet_350_unpublished(network: str = "lambda_resnet152_c4", image_size: i
     | LambdaResNet-152-C4 at 320 | 84.0 | 152 at 288 |
     | LambdaResNet-200-C4 at 320 | 84.3 | 152 at 288 |
     | LambdaResNet-270-C4 with scope 7 at 256 | 84.0 | 270 at 256 |
+
+    Args:
+        network: name of the network.
+        image_size: image size in pixels.
+
+    Raises ValueError for a combination that is not in the table.
     """
     row = next((r for r in UNPUBLISHED_350 if (r.network, r.image_size) == (network, image_size)), None)
     if row is None:
         there = ", ".join(f"{r.network} at {r.image_size}" for r in UNPUBLISHED_350)
-        raise ValueError(f"no recipe for {network} at {image_size}; there are {there}")
+        raise ValueError(f"no recipe for {network} at {image_size} pixels; there are {there}")
     base = imagenet_350(*row.like)
     return replace(
         base,
@@ -201,16 +227,23 @@ def imagenet_350_unpublished(network: str = "lambda_resnet152_c4", image_size: i
 
 
 def mobilenet_350() -> TrainConfig:
-    """The paper's MobileNet-v2 with two lightweight lambda blocks, 350 epochs.
+    """The paper's 350-epoch ImageNet recipe for MobileNet-v2 with two lightweight lambda blocks.
 
     - Command: torchrun --nproc-per-node 8 -m lambdanets train mobilenet_350 --data.path IMAGENET
-    - Hardware: 8 GPUs of 40 GB or more.
-    - Hours: about 2 on 8 H200, if images come fast enough (estimate).
-    - Expected: the paper's top-1, 73.3 (3.2M parameters); --model.name mobilenet_v2: 72.7 (3.5M).
+    - Hardware: 8 GPUs with at least 40 GB.
+    - Hours: about 2 on 8 H200 if reading images is not the bottleneck (estimate).
+    - Expected: 73.3% top-1 in the paper (3.2M parameters); --model.name mobilenet_v2: 72.7% (3.5M). Not reproduced
+      here: it needs ImageNet.
 
-    TensorFlow's RMSProp with momentum 0.9, batch 4096, linear warmup to 0.1 whatever the batch, times 0.99 every 3
-    epochs, weight decay 1e-5, dropout 0.2, 224 pixels, random crops and flips. Where the paper points to MobileNet-v3:
-    5 epochs of warmup, epsilon 0.001, batch norm decay 0.99, label smoothing 0.1, EMA 0.9999.
+    TensorFlow's RMSProp with momentum 0.9, batch size 4096, linear warmup to 0.1 independent of the batch size, decay
+    by 0.99 every 3 epochs, weight decay 1e-5, dropout 0.2, 224 pixels, random crops and flips. Where the paper refers
+    to MobileNet-v3: 5 epochs of warmup, epsilon 0.001, batch norm decay 0.99, label smoothing 0.1, EMA decay 0.9999.
+
+    Example:
+
+        from lambdanets.recipes import mobilenet_350
+
+        print(mobilenet_350().optimizer.kind)
     """
     return TrainConfig(
         recipe="mobilenet_350",

@@ -11,14 +11,13 @@ from lambdanets.train.config import DataConfig, Ema, ModelConfig, Optimizer, Sch
 
 
 def cotrain() -> CoTrainConfig:
-    """The imagenette setup, with as many pseudo-labelled as labelled images in every step: few labels, many images.
+    """Recipe for few labels and many unlabelled images: Imagenette with pseudo-labels in half of each batch.
 
     - Command: lambdanets train cotrain --data.path LABELLED --pseudo.path LABELS --out runs/cotrain
-    - Hardware: one GPU of 16 GB or more.
-    - Hours: those of imagenette for as many steps.
-    - Expected: with a tenth of Imagenette's labels, a teacher of the same size and 2,000 steps, no gain beyond the
-      spread of seeds (docs/pseudo-labels.md). Where labels are few, raise --pseudo.ratio; --pseudo.soft needs soft
-      labels.
+    - Hardware: one GPU with at least 16 GB.
+    - Hours: those of imagenette for the same number of steps.
+    - Expected: no gain beyond the spread of seeds with a tenth of Imagenette's labels, a teacher of the same size and
+      2,000 steps (docs/pseudo-labels.md). With few labels, raise --pseudo.ratio; --pseudo.soft needs soft labels.
 
     An epoch goes once through the labelled or the pseudo-labelled images, whichever take more steps.
     """
@@ -26,7 +25,7 @@ def cotrain() -> CoTrainConfig:
     return on_top(replace(base, recipe="cotrain", out=Path("runs/cotrain")), PseudoData(ratio=1.0, soft=False))
 
 
-PSEUDO_TOP1 = {  # depth, image size: the paper's top-1 with 130M pseudo-labelled images
+PSEUDO_TOP1 = {  # (depth, image size): top-1 in the paper with 130M pseudo-labelled images
     (50, 128): 82.1,
     (50, 160): 83.4,
     (101, 160): 84.7,
@@ -38,22 +37,30 @@ PSEUDO_TOP1 = {  # depth, image size: the paper's top-1 with 130M pseudo-labelle
 
 
 def cotrain_350(depth: int = 152, image_size: int = 288) -> CoTrainConfig:
-    """The paper's semi-supervised LambdaResNets: the 350-epoch setup and 130M pseudo-labelled images.
+    """The paper's semi-supervised recipe: the 350-epoch recipe with 130M pseudo-labelled images.
 
     - Command: torchrun --nproc-per-node 8 -m lambdanets train cotrain_350_152_288 --data.path IMAGENET --pseudo.path
-      LABELS; there is cotrain_350_DEPTH_SIZE for each row of the paper's table.
-    - Hardware: 8 GPUs of 80 GB or more; smaller ones accumulate gradients.
-    - Hours: twice those of imagenet_350_DEPTH_SIZE, as half of a step is labelled (estimate).
-    - Expected: the paper's top-1: 82.1 (50 at 128), 83.4 (50 at 160), 84.7 (101 at 160), 85.4 (101 at 192), 86.1 (152
-      at 192), 86.5 (152 at 224), 86.7 (152 at 288), with 130M filtered and balanced images of JFT, which are not
-      public, and labels of an EfficientNet-L2.
+      LABELS; each row of the paper's table has a recipe cotrain_350_DEPTH_SIZE.
+    - Hardware: 8 GPUs with at least 80 GB; smaller GPUs accumulate gradients.
+    - Hours: twice those of imagenet_350_DEPTH_SIZE, because half of each batch is labelled (estimate).
+    - Expected: top-1 in the paper 82.1% (50 at 128), 83.4% (50 at 160), 84.7% (101 at 160), 85.4% (101 at 192), 86.1%
+      (152 at 192), 86.5% (152 at 224), 86.7% (152 at 288), with 130M filtered and balanced JFT images, which are not
+      public, labelled by an EfficientNet-L2. Not reproduced here.
 
-    Every step holds as many pseudo-labelled as labelled images; an epoch goes through the labelled ones. The paper does
-    not say its ratio or the weight of the losses: one to one and equal is our reading.
+    Each batch has equal numbers of labelled and pseudo-labelled images, and an epoch goes once through the labelled
+    images. The paper does not give the ratio or the weights of the losses; we assume 1:1 and equal weights.
+
+    Args:
+        depth: depth of the LambdaResNet.
+        image_size: image size in pixels.
+
+    Raises ValueError if the paper has no row with this depth and image size.
     """
     if (depth, image_size) not in PSEUDO_TOP1:
         there = ", ".join(f"{d} at {s}" for d, s in PSEUDO_TOP1)
-        raise ValueError(f"the paper has no row of depth {depth} at {image_size} with pseudo-labels; it has {there}")
+        raise ValueError(
+            f"the paper has no results with pseudo-labels for depth {depth} at {image_size} pixels; it has {there}"
+        )
     name = f"cotrain_350_{depth}_{image_size}"
     return on_top(
         replace(imagenet_350(depth, image_size), recipe=name, out=Path("runs", name)),
@@ -62,21 +69,22 @@ def cotrain_350(depth: int = 152, image_size: int = 288) -> CoTrainConfig:
 
 
 def on_top(base: TrainConfig, pseudo: PseudoData) -> CoTrainConfig:
-    """A setup of labelled images, and pseudo-labelled ones besides."""
+    """Add pseudo-labelled images to a configuration."""
     return CoTrainConfig(**{f.name: getattr(base, f.name) for f in fields(base)}, pseudo=pseudo)
 
 
 def distill() -> DistillConfig:
-    """Train a network on the predictions of a teacher for unlabelled photos; teacher and student see the same crops.
+    """Recipe for distillation: train on the predictions of a teacher network for unlabelled photos.
 
     - Command: lambdanets train distill --data.path PHOTOS --teacher.weights TEACHER.safetensors --data.validation
       LABELLED --out runs/distill
-    - Hardware: one GPU of 24 GB or more; images that fit are kept in its memory.
-    - Hours: not measured. The log says which part of the computation is the teacher's.
-    - Expected: not measured.
+    - Hardware: one GPU with at least 24 GB; the images are kept in its memory if they fit.
+    - Hours: not measured. The log contains the teacher's share of the computation.
+    - Expected: accuracy not measured.
 
-    The student has the teacher's classes. The folder of photos needs no class folders; a validation set has one folder
-    per class of the teacher. With labelled photos, --teacher.weight 0.5 learns from labels and teacher equally.
+    Teacher and student see the same crops, and the student has the teacher's classes. The photos need no class
+    folders; the validation set has one folder per class of the teacher. With labelled photos, --teacher.weight 0.5
+    weights labels and teacher equally.
     """
     return DistillConfig(
         recipe="distill",

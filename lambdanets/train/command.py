@@ -49,7 +49,7 @@ class Recipe:
     @property
     def document(self) -> str:
         make = self.make.func if isinstance(self.make, functools.partial) else self.make
-        return inspect.getdoc(make) or ""
+        return re.split(r"\n\n(?:Args|Example):", inspect.getdoc(make) or "")[0]
 
 
 RECIPES = {
@@ -206,10 +206,13 @@ class TrainImages:
 class Train:
     """Train an image classifier on your own images, or with a recipe.
 
-    `lambdanets train FOLDER` chooses all settings for your images and prints the reasons. `lambdanets train RECIPE
-    --data.path FOLDER --out RUN` uses the fixed settings of a recipe; `lambdanets train RECIPE --help` shows its
-    hardware, training time, accuracy and settings. On several GPUs: `torchrun --nproc-per-node 8 -m lambdanets train
-    RECIPE ...`. Ctrl-C and SIGTERM write a checkpoint before the run stops.
+    `lambdanets train FOLDER` chooses all settings for your images and prints the reasons.
+
+    `lambdanets train RECIPE --data.path FOLDER --out RUN` uses the fixed settings of a recipe. `lambdanets train RECIPE
+    --help` shows its hardware, training time, accuracy and settings.
+
+    On several GPUs: `torchrun --nproc-per-node 8 -m lambdanets train RECIPE ...`. Ctrl-C and SIGTERM write a checkpoint
+    before the run stops.
     """
 
     recipe: Any

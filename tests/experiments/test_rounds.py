@@ -109,7 +109,7 @@ def test_the_commands_of_a_user(tmp_path, capsys):
 def test_recipes():
     paper, base = cotrain_350(), imagenet_350(152, 288)
     assert replace(base, recipe="cotrain_350_152_288", out=paper.out).__dict__.items() <= paper.__dict__.items()
-    with pytest.raises(ValueError, match="no row of depth 270 at 256"):
+    with pytest.raises(ValueError, match="no results with pseudo-labels for depth 270 at 256"):
         cotrain_350(270, 256)
     assert cotrain().pseudo.epoch == "longer"
     words = [

@@ -100,7 +100,7 @@ def test_the_350_epoch_setup_is_the_papers():
     early = {row.name for row in ROWS_350 if imagenet_350(row.depth, row.image_size).early_stopping}
     assert early == {"imagenet_350_350_288", "imagenet_350_350_320", "imagenet_350_420_320"}
     assert {imagenet_350(row.depth, row.image_size).batch_size for row in ROWS_350} == {2048, 4096}
-    with pytest.raises(ValueError, match="no row of depth 50 at 224"):
+    with pytest.raises(ValueError, match="no results for depth 50 at 224"):
         imagenet_350(50, 224)
 
 

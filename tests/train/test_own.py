@@ -37,8 +37,7 @@ def test_a_folder_trains_with_settings_that_are_chosen(pets, capsys):
     assert main(["train", "pets", *OPTIONS]) == 0
     out = capsys.readouterr().out
     assert out.startswith(
-        "pets: 32 colour images in 3 classes (10 to 11 per class), short side 20 px\n"
-        "timing a few training steps\n"
+        "pets: 32 colour images in 3 classes (10 to 11 per class), short side 20 px\ntiming a few training steps\n"
     )
     assert "  validation      6 images held out: 19% of each class" in out
     assert "  epochs          2: set by you\n" in out
