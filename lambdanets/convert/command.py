@@ -6,8 +6,9 @@ from typing import Annotated
 
 import tyro
 
-from lambdanets.convert.files import read_source, save_converted
+from lambdanets.convert.files import chosen_names, read_source, save_converted
 from lambdanets.convert.formats import FORMATS, convert_state
+from lambdanets.options import optional
 
 
 @dataclass(frozen=True)
@@ -16,8 +17,9 @@ class Convert:
 
     Lambda layers of lucidrains, timm and d-li14; d-li14's LambdaResNet and timm's lambda networks; ResNets and
     ResNet-RS of torchvision and timm, and torchvision's MobileNet-v2. Networks are known by their parameters: one that
-    differs in what has none (blurred pooling, another activation) is taken for the usual one. Pickles load only if
-    they hold tensors and nothing that could run code.
+    differs in what has none (blurred pooling, another activation) is taken for the usual one; Keras' ResNets with
+    torchvision's names need --format resnet-keras. Pickles load only if they hold tensors and nothing that could run
+    code.
     """
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
@@ -32,13 +34,17 @@ class Convert:
             help=f"{', '.join(FORMATS)}; by default seen from the names inside.",
         ),
     ] = None
+    class_names: Annotated[str | None, optional("NAMES")] = None
+    """The names of a network's classes, to be stored with its weights: a .txt file with a name on each line, imagenet
+    (WordNet ids such as n01440764) or imagenet-words (English names)."""
 
     def run(self) -> int:
+        names = chosen_names(self.class_names)
         state = read_source(self.source)
         try:
             converted = convert_state(state, self.format)
         except ValueError as error:
             raise ValueError(f"{self.source}: {error}") from error
-        written = save_converted(converted, self.target, self.source)
+        written = save_converted(converted, self.target, self.source, names)
         print(f"{self.source} ({converted.source_format}) is {converted.description}: written to {written}")
         return 0

@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from lambdanets.convert.formats import Converted
+from lambdanets.data.class_names import listed_names
 from lambdanets.files import as_object, whole_path
 from lambdanets.layers import LambdaLayer2d
 from lambdanets.models import Network
@@ -29,10 +30,29 @@ def read_source(path: Path) -> dict[str, Tensor]:
     return state
 
 
-def save_converted(converted: Converted, target: Path, source: Path) -> Path:
-    """Writes safetensors with what they are in their header; for a network also a folder, if `target` is no file.
+def chosen_names(names: str | None) -> tuple[str, ...]:
+    """The names that --class-names lists; none without it."""
+    if names is None:
+        return ()
+    found = listed_names(names)
+    if found is None:
+        raise ValueError(
+            f"--class-names {names}: give a .txt file with a name on each line, imagenet or imagenet-words"
+        )
+    return found
 
-    Returns the file of weights.
+
+def save_converted(converted: Converted, target: Path, source: Path, class_names: tuple[str, ...] = ()) -> Path:
+    """Write safetensors with what they are in their header; for a network also a folder, if `target` is no file.
+
+    Args:
+        converted: the module.
+        target: a .safetensors file, or a folder.
+        source: the file that it came from.
+        class_names: of a network, to be stored.
+
+    Returns:
+        The file of weights.
     """
     recipe = {"source_format": converted.source_format, "source": source.name}
     module = converted.module
@@ -40,10 +60,12 @@ def save_converted(converted: Converted, target: Path, source: Path) -> Path:
     if is_file and target.resolve() == source.resolve():
         raise ValueError(f"{target} is the source itself: give another name")
     if isinstance(module, Network):
-        card = replace(default_card(module), recipe=recipe)
+        card = replace(module.card or default_card(module), recipe=recipe, class_names=class_names)
         if not is_file:
             return module.save_pretrained(target, card) / WEIGHTS
         return save_weights(module, target, card)
+    if class_names:
+        raise ValueError("--class-names is for networks, and this is a layer")
     if not is_file:
         raise ValueError(f"{target}: a layer becomes one file, give a name that ends in .safetensors")
     return save_layer(module, target, recipe)

@@ -22,10 +22,10 @@ def layer(names: LayerNames, state: Mapping[str, Tensor]) -> LambdaLayer2d:
 
 @dataclass(frozen=True)
 class Format:
-    """A format, and the name of a parameter that only it has."""
+    """A format, and the name of a parameter that only it has; None if it must be named."""
 
     what: str
-    mark: str
+    mark: str | None
     convert: Callable[[Mapping[str, Tensor]], Module]
 
 
@@ -36,6 +36,7 @@ FORMATS = {
     "d-li14": Format("d-li14's LambdaResNet", "layer1.0.conv2.conv_qkv.weight", networks.lambda_resnet),
     "timm-lambda": Format("one of timm's lambda networks", BYOBNET_MARK, networks.timm_lambda_resnet),
     "resnet": Format("torchvision's or timm's ResNet or ResNet-RS", "layer1.0.conv1.weight", networks.resnet),
+    "resnet-keras": Format("Keras' ResNet with torchvision's names", None, networks.keras_resnet),
     "mobilenet_v2": Format("torchvision's MobileNet-v2", "features.0.0.weight", networks.mobilenet),
 }
 
@@ -76,6 +77,6 @@ def convert_state(state: Mapping[str, Tensor], source_format: str | None = None)
 def recognise(state: Mapping[str, Tensor]) -> str:
     found = next((name for name, known in FORMATS.items() if known.mark in state), None)
     if found is None:
-        known = "; ".join(f"{known.what} ({known.mark})" for known in FORMATS.values())
+        known = "; ".join(f"{known.what} ({known.mark})" for known in FORMATS.values() if known.mark)
         raise ValueError(f"no known format: it has {shorten(sorted(state))}. Known by one of their names: {known}")
     return found

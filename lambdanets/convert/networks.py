@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from lambdanets.models import ROWS, Network, ResNetConfig, create_model
+from lambdanets.data.preprocessing import Preprocessing
+from lambdanets.models import ROWS, Card, Network, ResNetConfig, create_model
 from lambdanets.models.foreign import D_LI14, LayerWeights, from_byobnet, read_layer
 from lambdanets.models.keys import State, load
 from lambdanets.models.registry import changes
@@ -15,12 +16,31 @@ from lambdanets.models.resnet import EXPANSION, STAGES
 from lambdanets.models.zoo import TIMM_NETWORKS
 
 WHAT = "a ResNet with bottleneck blocks"
+KERAS = "Keras' ResNet"
+KERAS_MEAN = (123.68, 116.779, 103.939)  # red, green, blue, of pixels from 0 to 255
 LAMBDA_SUFFIX = "to_queries.weight"
 
 
 def resnet(state: Mapping[str, Tensor]) -> Network:
     """torchvision's and timm's ResNets, -D and -RS: their names are ours."""
     return build(dict(state), {}, WHAT)
+
+
+def keras_resnet(state: Mapping[str, Tensor]) -> Network:
+    """Keras' ResNet-50, -101 and -152 with torchvision's names, which are for images in the order blue, green, red.
+
+    The first 1x1 of a block strides, and batch norm has an eps of 1e-3. The channels of the first convolution are
+    turned round, so that ordinary preprocessing fits: red, green, blue, (x - mean) / std with std 1 / 255.
+    """
+    if "conv1.weight" not in state:
+        raise ValueError(f"this is not {KERAS}: missing conv1.weight")
+    first = state["conv1.weight"]
+    if first.ndim != 4 or first.shape[1] != 3:
+        raise ValueError(f"this is not {KERAS}: conv1.weight is {list(first.shape)}, expected 3 channels of images")
+    network = build({**state, "conv1.weight": first.flip(1)}, {"stride_in": "1x1", "norm_eps": 1e-3}, KERAS)
+    mean = (KERAS_MEAN[0] / 255, KERAS_MEAN[1] / 255, KERAS_MEAN[2] / 255)
+    network.card = Card(Preprocessing(mean=mean, std=(1 / 255, 1 / 255, 1 / 255)))
+    return network
 
 
 def lambda_resnet(state: Mapping[str, Tensor]) -> Network:
@@ -109,8 +129,10 @@ def resnet_fields(state: Mapping[str, Tensor], what: str) -> dict[str, Any]:
         placement.append("C" if not lambdas else "L" if len(lambdas) == len(blocks) else lambdas)
         se.append(f"layer{i}.0.se.fc1.weight" in state)
     fields: dict[str, Any] = {
-        "activation": "relu",  # weights show neither this nor the next
+        "activation": "relu",  # weights do not show the first four
         "block_pool": "3x3",
+        "stride_in": "3x3",
+        "norm_eps": 1e-5,
         "depths": tuple(depths),
         "widths": tuple(widths),
         "stem": stem,

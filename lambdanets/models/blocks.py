@@ -28,6 +28,11 @@ class Step:
         """The stride that is taken."""
         return 1 if self.left_out else self.stride
 
+    @property
+    def after(self) -> "Step":
+        """The step of a layer behind the one that takes the stride."""
+        return Step(1, self.dilation * (self.stride if self.left_out else 1))
+
 
 class Steps:
     """The steps of a network's blocks, one after the other, from a map of `reduction`."""

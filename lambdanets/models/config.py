@@ -22,6 +22,7 @@ BlocksOfStage = str | tuple[Blocks, ...]
 Placement = str | tuple[BlocksOfStage, ...]
 Activation = Literal["relu", "silu", "mish", "gelu"]
 OutputStride = Literal[8, 16, 32]
+NormEps = Annotated[float, Bounds(1e-12, 1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +120,9 @@ class ResNetConfig(NetworkConfig):
         output_stride: 16 or 8: no stage makes the map smaller than this fraction of the image. Strides beyond it are
             left out, and convolutions and scopes behind them are dilated, so that weights of the usual network fit:
             each position sees what it sees there (content lambdas see all positions of the larger map).
+        stride_in: the layer of a block that makes the map smaller: the 3x3 (or the `layer` in its place), or the first
+            1x1, as in the first ResNets and Keras' (no pooling follows the `layer` then).
+        norm_eps: added to the variance in all batch norms.
     """
 
     depths: tuple[Blocks, Blocks, Blocks, Blocks]
@@ -132,6 +136,8 @@ class ResNetConfig(NetworkConfig):
     blur: Literal["none", "stem", "all"] = "none"
     block_pool: Literal["3x3", "2x2"] = "3x3"
     output_stride: OutputStride = 32
+    stride_in: Literal["3x3", "1x1"] = "3x3"
+    norm_eps: NormEps = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,8 @@ class Bottleneck(nn.Module):
     A convolution strides itself. Any other `spatial` layer works at the input's resolution, and where the block
     makes the map smaller 3x3 average pooling follows: in lambda layers with `downsample="avg"`, behind other layers.
     With `blur` a convolution works at the input's resolution too, and a binomial filter follows. With `left_out` the
-    block keeps every position (see `Step`).
+    block keeps every position (see `Step`). With `stride_in="1x1"` the first convolution strides, and the spatial
+    layer works at the output's resolution.
     """
 
     def __init__(
@@ -56,18 +57,20 @@ class Bottleneck(nn.Module):
         act: Activation = "relu",
         blur: bool = False,
         window: Literal[2, 3] = 3,
+        stride_in: Literal["3x3", "1x1"] = "3x3",
     ) -> None:
         super().__init__()
         out_channels = width * EXPANSION
         step = Step(stride, dilation, left_out)
+        inside = step.after if stride_in == "1x1" else step
         blur = blur and spatial is None and step.stride > 1
-        self.conv1 = conv(channels, width)
+        self.conv1 = conv(channels, width, stride=step.kept if stride_in == "1x1" else 1)
         self.bn1 = nn.BatchNorm2d(width)
         if spatial is None:
-            self.conv2 = conv(width, width, 3, stride=1 if blur else step.kept, dilation=dilation)
+            self.conv2 = conv(width, width, 3, stride=1 if blur else inside.kept, dilation=inside.dilation)
         else:
             self.conv2 = spatial
-        self.pool = nn.Identity() if spatial is None else pool_behind(spatial, step, window)
+        self.pool = nn.Identity() if spatial is None else pool_behind(spatial, inside, window)
         if blur:
             self.pool = blur_by_half()
         self.bn2 = nn.BatchNorm2d(width)
@@ -143,8 +146,9 @@ def make_stage(
         spatial = None
         step = steps.take(2 if i > 0 and number == 1 else 1)
         if number in replaced:
-            inside = step.kept > 1 and window == 3
-            spatial = spatial_layer(width, config, scope, size, shared, downsample=inside, dilation=step.dilation)
+            inside, seen = (step.after, smaller(size, step.kept)) if config.stride_in == "1x1" else (step, size)
+            pooled = inside.kept > 1 and window == 3
+            spatial = spatial_layer(width, config, scope, seen, shared, downsample=pooled, dilation=inside.dilation)
             if config.share_positions and isinstance(spatial, LambdaLayer2d):
                 shared = spatial.positions
         blocks.append(
@@ -161,6 +165,7 @@ def make_stage(
                 act=config.activation,
                 blur=config.blur == "all",
                 window=window,
+                stride_in=config.stride_in,
             )
         )
         size, channels = smaller(size, step.kept), width * EXPANSION
@@ -185,6 +190,8 @@ class ResNet(Network):
         stem = config.widths[0]
         if config.blur == "all" and config.output_stride < 32:
             raise ValueError("blur='all' needs output_stride=32: a stride that is left out has nothing to blur")
+        if config.blur == "all" and config.stride_in == "1x1":
+            raise ValueError("blur='all' needs stride_in='3x3': it filters behind 3x3 convolutions that stride")
         self.conv1, self.maxpool = make_stem(config)
         self.bn1 = nn.BatchNorm2d(stem)
         self.act1 = activation(config.activation)
@@ -201,6 +208,10 @@ class ResNet(Network):
             size, channels = smaller(size, steps.reduction // before), width * EXPANSION
             self.feature_info.append({"num_chs": channels, "reduction": steps.reduction, "module": f"layer{i + 1}"})
         self.finish(channels)
+        if config.norm_eps != ResNetConfig.norm_eps:  # a layer given as a function may have an eps of its own
+            for module in self.modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    module.eps = config.norm_eps
 
     def forward_stage(self, stage: int, x: Tensor) -> Tensor:
         if stage == 0:

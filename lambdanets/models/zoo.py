@@ -33,6 +33,8 @@ VANILLA = {
     "resnet101": ResNetConfig(depths=(3, 4, 23, 3)),
     "resnet152": ResNetConfig(depths=(3, 8, 36, 3)),
 }
+# Keras' ResNet-50, whose weights `lambdanets convert --format resnet-keras` reads.
+KERAS = {"resnet50_keras": replace(VANILLA["resnet50"], stride_in="1x1", norm_eps=1e-3)}
 RESNET_D = {f"{name}_d": replace(row, stem="deep", shortcut="pool") for name, row in VANILLA.items()}
 RESNET_RS = {
     f"resnet_rs{depth}": ResNetConfig(
@@ -120,6 +122,7 @@ PUBLISHED = {
 
 ROWS: dict[str, NetworkConfig] = {
     **VANILLA,
+    **KERAS,
     **RESNET_D,
     **RESNET_RS,
     **LAMBDA_RESNETS,

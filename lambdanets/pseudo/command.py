@@ -43,7 +43,8 @@ class Labelling:
     """Images per label file if IMAGES is not in shards. Each file is labelled by one process and written when it is
     complete; a tar shard always has one label file."""
     class_names: Annotated[str | None, optional("NAMES")] = None
-    """Class names for weights without them: a .txt file with one name per line, a dataset, or "imagenet"."""
+    """Class names for weights without them: a .txt file with one name per line, a .safetensors file whose weights have
+    names, a dataset, "imagenet" (WordNet ids such as n01440764) or "imagenet-words" (English names)."""
     guard: tuple[str, ...] = ()
     """Datasets whose validation images must not be trained on: copies of them are dropped and listed in the report."""
     guard_distance: int = 6

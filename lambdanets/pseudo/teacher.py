@@ -9,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lambdanets.data.class_names import listed_names
 from lambdanets.data.preprocessing import Preprocessing
 from lambdanets.data.source import open_source
 from lambdanets.data.transforms import Transform, evaluation, normalize
 from lambdanets.models.memory_format import to_channels_last
+from lambdanets.models.pretrained import read_card
 from lambdanets.models.stored import read_state
 from lambdanets.options import chosen_device
 from lambdanets.train.inference.command import Using
@@ -20,7 +22,6 @@ from lambdanets.train.inference.trained import open_trained
 from lambdanets.train.precision import autocast
 
 LIBRARIES = ("timm", "torchvision")
-IMAGENET = "imagenet"
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,8 @@ def open_teachers(what: str, using: Using, class_names: str | None = None) -> En
         what: the teachers, separated by commas. Each is a run folder, a .safetensors file, a model folder, NAME@WEIGHTS
             for a network of `lambdanets models`, or timm:NAME@FILE, torchvision:NAME@FILE.
         using: device, precision, image size.
-        class_names: for weights without class names: a .txt file with one name per line, a dataset, or "imagenet".
+        class_names: for weights without class names: a .txt file with one name per line, a .safetensors file whose
+            weights name their classes, a dataset, "imagenet" (WordNet ids) or "imagenet-words" (English names).
     """
     device = chosen_device(using.device)
     named = None if class_names is None else read_names(class_names)
@@ -145,14 +147,12 @@ def renamed(teacher: Teacher, names: tuple[str, ...]) -> Teacher:
 
 
 def read_names(where: str) -> tuple[str, ...]:
-    if where == IMAGENET:
-        from timm.data.imagenet_info import ImageNetInfo
-
-        return tuple(ImageNetInfo("imagenet-1k").label_names())
-    path = Path(where).expanduser()
-    if path.is_file() and path.suffix == ".txt":
-        return tuple(line.split("\t")[-1].strip() for line in path.read_text().splitlines() if line.strip())
-    return open_source(where, split="train").class_names
+    names = listed_names(where)
+    if names is None and where.endswith(".safetensors"):
+        names = read_card(Path(where).expanduser()).class_names
+        if not names:
+            raise ValueError(f"--class-names {where}: these weights do not name their classes")
+    return open_source(where, split="train").class_names if names is None else names
 
 
 def open_teacher(what: str, using: Using, device: torch.device) -> Teacher:

@@ -152,6 +152,10 @@ DILATED = {
     "vanilla": ("resnet26", {"placement": "CLLL", **NO_CONTENT}),
     "rs": ("lambda_resnet50", {"depths": (1, 1, 2, 2), "placement": ("C", "C", (2,), "L"), "se": False, **NO_CONTENT}),
     "timm": ("lambda_resnet26t", {**NO_CONTENT, "scope": 5}),
+    "first convolution strides": (
+        "resnet50_keras",
+        {"depths": (1, 1, 2, 2), "placement": ("C", "C", (2,), "L"), **NO_CONTENT},
+    ),
     "mobilenet": ("lambda_mobilenet_v2", {"placement": (7, 10, 14, 16), **NO_CONTENT}),
 }
 
@@ -186,6 +190,8 @@ def test_output_stride_of_stages_that_cannot_be_dilated() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             meta("resnet26", placement="CCCL", output_stride=16, **arguments)
+    with pytest.raises(ValueError, match="blur='all' needs stride_in='3x3'"):
+        meta("resnet50_keras", blur="all")
     with pytest.raises((TypeError, ValueError), match="output_stride"):
         create_model("lambda_patch_tiny", output_stride=8)
     wide = create_model("lambda_resnet50", output_stride=8).eval()  # with content lambdas

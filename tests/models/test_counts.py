@@ -8,6 +8,7 @@ from tests.models.helpers import parameters
 NAMES = {
     "resnet26": 15_995_176,
     "resnet50": 25_557_032,
+    "resnet50_keras": 25_557_032,
     "resnet101": 44_549_160,
     "resnet152": 60_192_808,
     "resnet26_d": 16_014_408,

@@ -164,6 +164,15 @@ def test_names_of_imagenet():
     names = read_names("imagenet")
     assert len(names) == 1000
     assert names[0] == "n01440764"
+    assert read_names("imagenet-words")[0] == "tench"
+
+
+def test_names_of_weights(tmp_path):
+    what = make_teacher(tmp_path / "one.safetensors")
+    assert read_names(what) == NAMES
+    small_network().save_pretrained(tmp_path / "folder")
+    with pytest.raises(ValueError, match="these weights do not name their classes"):
+        read_names(str(tmp_path / "folder" / "model.safetensors"))
 
 
 def test_options_are_checked():

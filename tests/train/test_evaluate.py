@@ -121,9 +121,14 @@ def test_classes_are_matched_by_name(tmp_path: Path, capsys):
 
 def test_matching():
     assert match_classes(("b", "a"), ("a", "b", "c")) == ([1, 0], "")
-    places, note = match_classes(("0", "1"), ("a", "b"))
+    places, note = match_classes(("x", "y"), ("a", "b"))
     assert places == [0, 1]
     assert "by their order" in note
+    numbers = tuple(sorted(map(str, range(12))))  # 0, 1, 10, 11, 2, ...
+    places, note = match_classes(numbers, tuple("abcdefghijkl"))
+    assert places == [0, 1, 10, 11, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert "by number" in note
+    assert match_classes(numbers, numbers) == (list(range(12)), "")
     with pytest.raises(ValueError, match=r"the class 'x', none of the model's 3 \(a, b, c"):
         match_classes(("a", "x"), ("a", "b", "c"))
 

@@ -117,6 +117,8 @@ def match_classes(data: tuple[str, ...], model: tuple[str, ...]) -> tuple[list[i
     unknown = [name for name in data if name not in places]
     if not unknown:
         return [places[name] for name in data], ""
+    if set(data) == {str(i) for i in range(len(model))}:  # sorted by name, which is not by number
+        return [int(name) for name in data], "classes are matched by number: the data calls them 0, 1, 2, ..."
     if len(data) == len(model):
         note = f"classes are matched by their order: the model does not know the name {unknown[0]!r}"
         return list(range(len(data))), note
