@@ -17,11 +17,11 @@ import tyro
 from PIL import Image, ImageEnhance
 
 from lambdanets.data.decode import load, open_image
+from lambdanets.data.guard import open_guarded, perceptual_hash
 from lambdanets.data.order import permutation
 from lambdanets.files import whole_path
 from lambdanets.machine import describe
 from lambdanets.options import check_positive
-from lambdanets.pseudo.guard import open_guarded, perceptual_hash
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """`lambdanets data pack | check | speed`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from lambdanets.files import write_json
-from lambdanets.options import chosen_device, optional
+from lambdanets.options import check_image_size, chosen_device, optional
 
 UNEQUAL = 10  # the largest class is so many times the smallest
 SHOWN = 20  # lines of each list; --json has all
@@ -17,38 +17,69 @@ SHOWN = 20  # lines of each list; --json has all
 
 @dataclass(frozen=True)
 class DataPack:
-    """Writes tar shards (webdataset's naming) of a folder of class folders, a CSV list, idx files or other shards.
+    """Write a dataset as tar shards in the layout of webdataset.
 
-    Bytes stay as they are, every split gets its shards, the order is shuffled once: all classes in every shard.
-    The result is what --data.path takes, and what webdataset reads.
+    Every split gets its own shards. The order is shuffled once, so each shard holds all classes. `--data.path` and
+    webdataset read the result.
     """
 
     source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
-    """Folder, .csv list, idx folder, shards or an embedded set."""
+    """A folder of class folders, a .csv list, a folder of idx files, shards, or an embedded dataset."""
     target: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET")]
     """A new folder."""
     images_per_shard: int = 1000
+    """Images in each shard."""
     seed: int = 0
-    """Of the order."""
+    """Seed of the shuffle."""
+    side: Annotated[int | None, optional("PIXELS")] = None
+    """Reduce images whose shorter side is longer than this and store them as JPEG. Other images keep their bytes."""
+    quality: int = 90
+    """JPEG quality of reduced images, 1 to 95."""
+    leave_out: tuple[str, ...] = ()
+    """Names or patterns of images to leave out, such as 'n03417042/*'; @FILE reads one per line."""
+    guard: tuple[str, ...] = ()
+    """Validation images, in the forms of SOURCE: identical images and near-duplicates are left out."""
+    guard_distance: int = 6
+    """Bits of 64 in which the perceptual hashes of near-duplicates may differ; -1 finds identical files only."""
 
     def run(self) -> int:
-        from lambdanets.data.pack import check_target, pack
+        from lambdanets.data.guard import hash_images
+        from lambdanets.data.pack import Packing, check_target, pack
         from lambdanets.data.source import distinct_splits, notes_on
 
+        check_image_size(self.side, "--side")
+        if not 1 <= self.quality <= 95:
+            raise ValueError(f"--quality must be between 1 and 95, got {self.quality}")
         sources = distinct_splits(self.source)
         for note in notes_on(sources.values()):
             print(note)
         check_target(self.target, next(iter(sources.values())).class_names)
-        broken = []
+        guard = hash_images(self.guard, self.guard_distance) if self.guard else None
+        packing = Packing(patterns(self.leave_out), guard, self.side, self.quality)
+        left_out = []
         for split, source in sources.items():
+            options = {"split": split, "images_per_shard": self.images_per_shard, "seed": self.seed}
             with progress(f"packing {split}", len(source)) as done:
-                packed = pack(
-                    source, self.target, split=split, images_per_shard=self.images_per_shard, seed=self.seed, done=done
-                )
-            broken += packed.broken
+                packed = pack(source, self.target, **options, packing=packing, done=done)
+            left_out += packed.left_out
             print(f"{split}: {packed.images:,} images in {len(packed.shards)} shards in {self.target}")
-        listing("left out because they cannot be read", [f"{one.name}: {one.reason}" for one in broken])
+        names = sum(one.why == "by name" for one in left_out)
+        if self.leave_out:
+            print(f"{names:,} images left out by their name")
+        guarded = [f"{one.name} is a copy of {one.reason}" for one in left_out if one.why == "guarded"]
+        listing("left out because they are guarded", guarded)
+        unreadable = [f"{one.name}: {one.reason}" for one in left_out if one.why == "unreadable"]
+        listing("left out because they cannot be read", unreadable)
         return 0
+
+
+def patterns(words: Iterable[str]) -> tuple[str, ...]:
+    """Replace each @FILE by the lines of the file."""
+    found: list[str] = []
+    for word in words:
+        lines = Path(word[1:]).expanduser().read_text().splitlines() if word.startswith("@") else [word]
+        found += [line.strip() for line in lines if line.strip()]
+    return tuple(found)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lambdanets.data.broken import Broken, BrokenImages, TooManyBrokenError
+from lambdanets.data.guard import CONTENT_ONLY, Hashes, hash_images
 from lambdanets.files import remove_parts
 from lambdanets.pseudo.files import (
     MANIFEST,
@@ -27,7 +28,6 @@ from lambdanets.pseudo.files import (
     write_labels,
     write_manifest,
 )
-from lambdanets.pseudo.guard import CONTENT_ONLY, Hashes, hash_images
 from lambdanets.pseudo.teacher import Ensemble
 from lambdanets.pseudo.units import Place, UnlabelledBatch, read_units
 

@@ -23,13 +23,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from lambdanets.data import remote, shards, tars
 from lambdanets.data.decode import LIMITS, BrokenImageError, decoded, open_image
+from lambdanets.data.guard import Hashes
 from lambdanets.data.loader import as_it_is
 from lambdanets.data.source import Source, no_split, open_source
 from lambdanets.data.strings import printable
 from lambdanets.data.transforms import Transform
 from lambdanets.data.workers import obey_parent_only
 from lambdanets.pseudo.files import Unit
-from lambdanets.pseudo.guard import Hashes
 
 STRETCH = 1024  # images per unit of a list
 AHEAD = 2  # shards that are indexed in advance

@@ -8,8 +8,9 @@ import pytest
 from PIL import Image, ImageEnhance
 
 from lambdanets.cli import main
+from lambdanets.data.guard import CONTENT_ONLY, hash_images
+from lambdanets.data.source import open_source
 from lambdanets.pseudo.files import read_labels
-from lambdanets.pseudo.guard import CONTENT_ONLY, hash_images
 from lambdanets.pseudo.label import LabelOptions
 from tests.data.helpers import encoded, samples, write_folder, write_tar
 from tests.pseudo.made import label_all, make_teacher
@@ -144,3 +145,51 @@ def test_the_benchmark_counts_what_is_found_again(tmp_path, validation):
     assert "5 photographs changed in each way, 36 pairs of different ones.\n" in text
     assert "| mirrored | 0.0% | 0.0% | 100.0% |\n" in text
     assert "| different ones taken for the same | 0 | 0 | 36 |\n" in text
+
+
+def test_packing_leaves_out_guarded_images_and_names(tmp_path, validation, capsys):
+    """A copy, a smaller copy in another format, and names by pattern and from a file."""
+    pool = tmp_path / "pool"
+    for number in range(8):
+        path = pool / "cd"[number // 4] / f"{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(jpeg(number))
+    (pool / "c" / "copy.jpg").write_bytes(jpeg(5003))
+    picture(5004).resize((72, 60)).save(pool / "d" / "smaller.png")
+    (tmp_path / "names.txt").write_text("d/7.jpg\n\nc/1.*\n")
+    words = ["data", "pack", str(pool), str(tmp_path / "shards"), "--guard", str(validation), "--side", "40"]
+    assert main([*words, "--leave-out", "c/0.jpg", f"@{tmp_path / 'names.txt'}", "--quality", "95"]) == 0
+    out = capsys.readouterr().out
+    assert "train: 5 images in 1 shards" in out
+    assert "3 images left out by their name" in out
+    assert "c/copy.jpg is a copy of a/003.jpg: the same file" in out
+    assert "d/smaller.png is a copy of a/004.jpg: it looks the same" in out
+    packed = open_source(tmp_path / "shards")
+    kept = {number: picture(number).resize((48, 40), Image.Resampling.LANCZOS) for number in (2, 3, 4, 5, 6)}
+    for index in range(len(packed)):
+        image = opened(packed.read(index)).convert("RGB")
+        assert image.size == (48, 40)
+        far = {n: np.abs(np.asarray(image, float) - np.asarray(one, float)).mean() for n, one in kept.items()}
+        nearest = min(far, key=far.__getitem__)
+        assert far[nearest] < 6
+        assert packed.class_names[packed.labels[index]] == "cd"[nearest // 4]
+        del kept[nearest]
+    assert not kept
+
+
+def test_packing_keeps_the_bytes_of_small_images(tmp_path):
+    (tmp_path / "pool" / "c").mkdir(parents=True)
+    (tmp_path / "pool" / "c" / "0.jpg").write_bytes(jpeg(1))
+    assert main(["data", "pack", str(tmp_path / "pool"), str(tmp_path / "shards"), "--side", str(min(SIDE))]) == 0
+    assert open_source(tmp_path / "shards").read(0) == jpeg(1)
+
+
+def test_wrong_options_of_packing_are_refused(tmp_path, validation, capsys):
+    for options, words in (
+        (["--quality", "0"], "--quality must be between 1 and 95, got 0"),
+        (["--side", "0"], "--side"),
+        (["--leave-out", "@nowhere.txt"], "nowhere.txt"),
+        (["--guard", str(tmp_path / "nothing")], "nothing"),
+    ):
+        assert main(["data", "pack", str(validation), str(tmp_path / "shards"), *options]) == 2
+        assert words in capsys.readouterr().err
