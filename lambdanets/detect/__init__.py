@@ -1,1 +1,1 @@
-"""Object detection and instance segmentation: Mask R-CNN on any of our networks, with COCO-format data."""
+"""Object detection and instance segmentation: Mask R-CNN with lambdanets backbones, trained on COCO-format data."""

@@ -1,4 +1,4 @@
-"""Detection sets as `lambdanets.data.check` reads them: every picture once, beside its annotations."""
+"""Detection datasets for `lambdanets.data.check`, which reads every image once."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from lambdanets.detect.transforms import whole
 
 @dataclass(frozen=True, eq=False)
 class Pixels(DetectionSet):
-    """The set, whose pictures are broken where training would say so: also those of another size than annotated."""
+    """A dataset whose `read` raises the errors that training would, also for images whose size is not as annotated."""
 
     def read(self, index: int) -> np.ndarray:
         data = super().read(index)

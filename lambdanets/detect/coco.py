@@ -1,4 +1,4 @@
-"""Where the pictures and annotations of a data set are, and what reads them."""
+"""Detection datasets: finding and opening annotations and images."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from lambdanets.detect.annotations import Masks, read_scenes
 from lambdanets.detect.images import ImageFiles, open_images
 from lambdanets.detect.scenes import Category, Scenes
 
-LAYOUTS = (  # of annotation files, for a word such as "train" or "val"
+LAYOUTS = (  # paths of annotation files; {} is the name of a split, such as "train" or "val"
     "instances_{}*.json",
     "annotations/instances_{}*.json",
     "{}.json",
@@ -21,31 +21,40 @@ LAYOUTS = (  # of annotation files, for a word such as "train" or "val"
     "{}/_annotations.coco.json",
     "{}/*.json",
 )
-FOLDERS = ("{}", "{}20*", "images/{}", "images/{}20*", "images")  # of pictures
+FOLDERS = ("{}", "{}20*", "images/{}", "images/{}20*", "images")  # of images
 
 
 @dataclass(frozen=True, eq=False)
 class DetectionSet:
-    """Scenes and what reads their pictures: a source for `lambdanets.data`'s loader."""
+    """Annotated images, as a data source of the loader.
+
+    Attributes:
+        scenes: the annotations.
+        files: reads the images by name.
+    """
 
     scenes: Scenes
     files: ImageFiles | shapes.Shapes
 
     @property
     def class_names(self) -> tuple[str, ...]:
+        """Names of the classes; label i is class_names[i - 1]."""
         return self.scenes.class_names
 
     @property
     def labels(self) -> np.ndarray:
+        """-1 for each image: images have no single class."""
         return np.full(len(self.scenes), -1, np.int64)
 
     def __len__(self) -> int:
         return len(self.scenes)
 
     def name(self, index: int) -> str:
+        """Return the file name of an image."""
         return self.scenes.pictures[index].name
 
     def read(self, index: int) -> bytes | np.ndarray:
+        """Return an image: the contents of its file, or pixels uint8 [H, W, 3]."""
         return self.files.read(self.scenes.pictures[index].name)
 
 
@@ -57,11 +66,16 @@ def open_set(
     masks: Masks = "auto",
     categories: Sequence[Category] = (),
 ) -> DetectionSet:
-    """The pictures of a split.
+    """Open a split of a detection dataset. Invalid entries are skipped; `scenes.problems` lists them.
 
-    `where` is "shapes" (made from a seed, nothing to download), a COCO file with `images` beside it (a folder or a
-    tar), or a folder: instances_train.json with train.tar or train/; annotations/instances_train2017.json with
-    train2017/; train/_annotations.coco.json among its pictures.
+    Args:
+        where: "shapes" (synthetic, nothing to download), a COCO file, or a folder. A folder has
+            instances_train.json and train.tar or train/, annotations/instances_train2017.json and train2017/, or
+            train/_annotations.coco.json next to the images.
+        split: "train", "validation" or "test".
+        images: a folder or tar of images, if they are not where `where` has them.
+        masks: whether every object needs a mask; "auto": yes if more than half of the objects have one.
+        categories: the classes of the training set, to use in this order; by default those of the file.
     """
     if where == shapes.NAME:
         made = shapes.Shapes(split)
@@ -70,20 +84,26 @@ def open_set(
     path = place_of(where)
     if path.is_file():
         if images is None and not has_pictures(path.parent):
-            raise ValueError(f"{where}: where are its pictures? Give a folder or a tar as data.images")
+            raise ValueError(f"{where}: there are no images next to it. Set data.images to the folder or tar of images")
         place: Path | list[Path] = Path(images).expanduser() if images else path.parent
     elif path.is_dir():
         path, place = find_split(path, split)
         if images is not None:
             place = Path(images).expanduser()
     else:
-        raise ValueError(f"{where}: no such folder or COCO file, nor {shapes.NAME!r}, the set that is made from a seed")
+        raise ValueError(
+            f"{where}: no such folder or COCO file; {shapes.NAME!r} is a synthetic dataset that needs no files"
+        )
     files = open_images(place)
     return DetectionSet(read_scenes(path, files, masks=masks, categories=categories), files)
 
 
 def splits_of(where: str) -> tuple[str, ...]:
-    """Which of train, validation and test a place has; where one file serves as two of them, the first."""
+    """Return which of "train", "validation" and "test" a dataset has; a file that matches two counts as the first.
+
+    Args:
+        where: as for `open_set`.
+    """
     if where == shapes.NAME:
         return tuple(SPLITS)
     path = place_of(where)
@@ -96,7 +116,7 @@ def splits_of(where: str) -> tuple[str, ...]:
 
 
 def annotations_of(folder: Path, split: str) -> tuple[str, Path] | None:
-    """The word for a split that a folder uses, and its annotations."""
+    """Return the name that a folder uses for a split, and its annotation file; None without one."""
     for word in SPLITS[split]:
         for layout in LAYOUTS:
             found = sorted(p for p in folder.glob(layout.format(word)) if p.is_file())
@@ -106,13 +126,17 @@ def annotations_of(folder: Path, split: str) -> tuple[str, Path] | None:
 
 
 def find_split(folder: Path, split: str) -> tuple[Path, Path | list[Path]]:
-    """Annotations and pictures of a split."""
+    """Return the annotation file of a split, and the folder or tar files of its images."""
     found = annotations_of(folder, split)
     if found is None:
         there = [name for name in SPLITS if annotations_of(folder, name)]
         raise NoSplitError(
             f"{folder} has no {split} annotations"
-            + (f", only {', '.join(there)}" if there else ": expected instances_train.json, or another COCO layout")
+            + (
+                f", only {', '.join(there)}"
+                if there
+                else ": it must have instances_train.json or another COCO layout (docs/detection.md)"
+            )
         )
     word, path = found
     tars = sorted(p for p in folder.glob(f"{word}*") if p.name.endswith(SHARDS) and p.is_file())

@@ -1,5 +1,4 @@
-"""`lambdanets detect`: the options of its commands. The work is done in other modules, which need the extra
-`lambdanets[detect]`."""
+"""The commands of `lambdanets detect`. The modules that they call need the extra `lambdanets[detect]`."""
 
 import functools
 import json
@@ -28,17 +27,17 @@ from lambdanets.typed import LARGEST_IMAGE, from_json
 
 MOST_SHOWN = 20
 RECIPES: dict[str, Recipe] = {
-    "shapes": Recipe(shapes, "coloured shapes, made from a seed: on two CPU cores, in some minutes"),
-    "debug": Recipe(debug, "a few steps with everything on: does detection work here?"),
-    "small_set": Recipe(small_set, "a few hundred pictures of your own, on one GPU"),
-    "coco_one_gpu": Recipe(coco_one_gpu, "the paper's setup scaled to one GPU"),
+    "shapes": Recipe(shapes, "synthetic coloured shapes: a few minutes on two CPU cores"),
+    "debug": Recipe(debug, "a few steps with every feature on, to check the installation"),
+    "small_set": Recipe(small_set, "a few hundred images of your own, on one GPU"),
+    "coco_one_gpu": Recipe(coco_one_gpu, "the paper's setup, scaled to one GPU"),
     "coco_mask_rcnn": Recipe(coco_mask_rcnn, "the paper's setup: Mask R-CNN at 1024x1024, from scratch"),
 }
 
 
 @dataclass(frozen=True)
 class ResumeDetector(RunFolder):
-    """Go on with a run, by its own configuration, from its newest whole checkpoint."""
+    """Resume a run from its newest complete checkpoint, with its own configuration."""
 
     def config(self) -> DetectConfig:
         return cast(DetectConfig, read_config(self.run, DetectConfig.COMMAND))
@@ -48,16 +47,15 @@ class ResumeDetector(RunFolder):
 class TrainDetector:
     """Train a detector: `lambdanets detect train [RECIPE] --data.path DATA --out RUN`, then any setting of the recipe.
 
-    Without a recipe it learns coloured shapes. `lambdanets detect train RECIPE --help` shows what a recipe costs, what
-    to expect of it, and all its settings. On several GPUs:
-    `torchrun --nproc-per-node 8 -m lambdanets detect train ...`.
+    The default recipe trains on synthetic shapes. `lambdanets detect train RECIPE --help` shows the cost, the expected
+    result and all settings of a recipe. On several GPUs: `torchrun --nproc-per-node 8 -m lambdanets detect train ...`.
     """
 
     recipe: Any
     resume: bool = False
-    """Go on with the run in --out if it has a checkpoint, otherwise start."""
+    """Resume from --out if it has a checkpoint, otherwise start a new run."""
     report: bool = True
-    """Write report.html at the end."""
+    """Write report.html at the end of training."""
 
     def run(self) -> int:
         again = isinstance(self.recipe, ResumeDetector)
@@ -66,7 +64,7 @@ class TrainDetector:
 
 
 def train(config: DetectConfig, *, resume: bool = False, report: bool = True, console: Console | None = None) -> int:
-    """Trains a detector and shows how it goes; returns an exit status."""
+    """Train a detector with progress output and return the exit status."""
     from lambdanets.detect.page import write_report
     from lambdanets.detect.task import PROBLEMS, Detect
 
@@ -74,8 +72,8 @@ def train(config: DetectConfig, *, resume: bool = False, report: bool = True, co
     task = Detect(config)
     if task.problems:
         console.print(
-            f"{len(task.problems)} bad entries of the annotations are left out, the first: {task.problems[0]}; "
-            f"all of them: {config.out / PROBLEMS}",
+            f"{len(task.problems)} invalid annotations are skipped, the first: {task.problems[0]}; full list: "
+            f"{config.out / PROBLEMS}",
             markup=False,
             soft_wrap=True,
         )
@@ -84,17 +82,17 @@ def train(config: DetectConfig, *, resume: bool = False, report: bool = True, co
 
 @dataclass(frozen=True)
 class Using:
-    """Which weights, and how they run."""
+    """Which weights to use, and how to run them."""
 
     weights: RunWeights = "ema"
-    """Of a run: the average of the weights, those of the last step, or those of the best evaluation (early stopping or
-    --keep-best)."""
+    """Weights of a run: their moving average (ema), those of the last step (raw), or those with the best score, kept by
+    early stopping or --keep-best (best)."""
     size: Annotated[int | None, optional("PIXELS")] = None
-    """The longer side of a picture for the network; by default the one that it was trained with."""
+    """Resize images so that their longer side has this many pixels; by default the size of training."""
     precision: Precision = "float32"
-    """Of the arithmetic."""
+    """Autocast dtype of the forward pass; float64 also converts the weights."""
     device: Annotated[str | None, optional("DEVICE")] = None
-    """cpu or cuda; by default a GPU if there is one."""
+    """Device: cpu or cuda; by default a GPU if there is one."""
 
     def open(self, what: str) -> Any:
         from lambdanets.detect.use import open_detector
@@ -111,21 +109,21 @@ What = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WHAT")]
 
 @dataclass(frozen=True)
 class EvaluateDetector:
-    """Average precision of a trained detector: all, 50, 75, small, medium and large objects, boxes and masks."""
+    """Evaluate a trained detector: COCO average precision of boxes and masks."""
 
     what: What
-    """The folder of a run or a .safetensors file."""
+    """A run folder or a .safetensors file."""
     data: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[DATA]", help_behavior_hint="")] = None
-    """Annotated pictures, as `lambdanets detect train` takes them; by default those that the run was evaluated on."""
+    """Dataset, as for `lambdanets detect train --data.path`; by default the images that the run was evaluated on."""
     split: Literal["train", "validation", "test"] = "validation"
-    """Which part of the data."""
+    """The split to evaluate on."""
     images: Annotated[str | None, optional("PATH")] = None
-    """The folder or tar of pictures, if DATA is a file."""
+    """Folder or tar of the images, if DATA is a file."""
     using: Annotated[Using, tyro.conf.arg(name="")] = field(default_factory=Using)
     batch_size: int = 8
-    """Pictures at once; it changes nothing but speed and memory."""
+    """Images per forward pass; affects only speed and memory."""
     results: Annotated[Path | None, optional("FILE")] = None
-    """Write what was found as a COCO result file."""
+    """Write the detections to this COCO result file."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -135,16 +133,16 @@ class EvaluateDetector:
         from lambdanets.detect.use import look_through
 
         if self.batch_size < 1:
-            raise ValueError(f"--batch-size {self.batch_size}: at least 1")
+            raise ValueError(f"--batch-size must be at least 1, got {self.batch_size}")
         check_numbers(self, "--", batch_size=(1, LARGEST_BATCH))
         if self.results is None and not precision.available():
-            raise ValueError(f"{precision.MISSING}; or write what is found with --results")
+            raise ValueError(f"{precision.MISSING}; or write the detections to a file with --results")
         trained = self.using.open(self.what)
         about = trained.about
         data, indices, split = self.pictures(about)
         if data.scenes.problems:
             count = len(data.scenes.problems)
-            print(f"{count} bad entries are left out, the first: {data.scenes.problems[0]}", file=sys.stderr)
+            print(f"{count} invalid annotations are skipped, the first: {data.scenes.problems[0]}", file=sys.stderr)
         seen, results, seconds, broken = [], [], 0.0, 0
         for one in look_through(
             trained,
@@ -155,7 +153,7 @@ class EvaluateDetector:
             workers=self.using.workers(),
         ):
             if one.error:
-                print(f"left out: {data.name(one.index)}: {one.error}", file=sys.stderr)
+                print(f"skipped: {data.name(one.index)}: {one.error}", file=sys.stderr)
                 broken += 1
                 continue
             seen.append(one.index)
@@ -166,7 +164,9 @@ class EvaluateDetector:
             write_results(self.results, results)
         if not precision.available():
             print(f"lambdanets: {precision.MISSING}", file=sys.stderr)
-            print(f"{self.results} has {len(results)} detections: `lambdanets detect score` measures them anywhere")
+            print(
+                f"{self.results} has {len(results)} detections: evaluate them elsewhere with `lambdanets detect score`"
+            )
             return 0
         scores = precision.average_precision(
             data.scenes.as_coco(seen), results, masks=data.scenes.masks, detections=about.heads.detections
@@ -183,32 +183,32 @@ class EvaluateDetector:
         return 0
 
     def pictures(self, about: Any) -> tuple[Any, Any, str]:
-        """The set, which of its pictures (None: all), and what that part is called."""
+        """Return the dataset, the indices of the images to evaluate on (None: all), and the name of that part."""
         from lambdanets.detect.coco import open_set
         from lambdanets.detect.task import evaluated_set
 
         where, images = self.data, self.images
         if where is None:
             if not about.recipe:
-                raise ValueError("on which pictures? Give a data set")
+                raise ValueError("the weights have no dataset of their own: add DATA to the command")
             config = from_json(DetectConfig, about.recipe)
             if self.split == "validation" and images is None:
                 return evaluated_set(config)
             where, images = config.data.path, images or config.data.images
-        masks = "auto" if about.masks else "no"  # a set of boxes can be evaluated on, too
+        masks = "auto" if about.masks else "no"  # masks are not required: boxes alone can be evaluated
         return open_set(where, self.split, images=images, masks=masks, categories=about.categories), None, self.split
 
 
 @dataclass(frozen=True)
 class ScoreResults:
-    """Average precision of a COCO result file, for detections that were made elsewhere."""
+    """Evaluate a COCO result file, for example one from another machine."""
 
     results: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RESULTS")]
     """A COCO result file, such as detections.json of a run."""
     annotations: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="ANNOTATIONS")]
-    """The COCO file of the pictures."""
+    """The COCO annotation file of the images."""
     detections: int = 100
-    """The best so many of each picture count."""
+    """Maximum number of detections per image: only those with the highest scores count."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -223,13 +223,18 @@ class ScoreResults:
         scenes = read_scenes(self.annotations, None, masks="auto" if masks else "no")
         check_sizes(self.results, results, scenes.pictures)
         if results and not boxes and not scenes.masks:
-            raise ValueError(f"{self.results} has masks alone, and {self.annotations} has none")
+            raise ValueError(f"{self.results} has only masks, but {self.annotations} has none")
         unknown = {one["image_id"] for one in results} - {picture.id for picture in scenes.pictures}
         if unknown:
-            raise ValueError(f"{self.results} has detections for {len(unknown)} pictures that {self.annotations} lacks")
+            raise ValueError(
+                f"{self.results} has detections for {len(unknown)} images that are not in {self.annotations}"
+            )
         others = {one["category_id"] for one in results} - {category.id for category in scenes.categories}
         if others:
-            print(f"{self.annotations} has no category {min(others)}: such detections do not count", file=sys.stderr)
+            print(
+                f"{self.annotations} has no category {min(others)}: detections of unknown categories are ignored",
+                file=sys.stderr,
+            )
         scores = average_precision(
             scenes.as_coco(),
             results,
@@ -243,7 +248,7 @@ class ScoreResults:
 
 
 def report(scores: Any, names: dict[int, str], facts: dict[str, Any], as_json: bool) -> None:
-    """Prints what was measured."""
+    """Print scores as a table or as JSON."""
     if as_json:
         numbers = {name: value if math.isfinite(value) else None for name, value in scores.numbers.items()}
         classes = {
@@ -262,7 +267,7 @@ def report(scores: Any, names: dict[int, str], facts: dict[str, Any], as_json: b
     console.print(table)
     if len(names) > 1:
         last = list(scores.classes)[-1]
-        table = Table(title=f"{last} AP of each class")
+        table = Table(title=f"{last} AP by class")
         table.add_column("class", overflow="fold")
         table.add_column("AP", justify="right")
         found = sorted(scores.classes[last].items(), key=lambda one: one[1] if math.isfinite(one[1]) else 2.0)
@@ -277,25 +282,25 @@ def percent(value: float) -> str:
 
 @dataclass(frozen=True)
 class PredictObjects:
-    """Objects in any pictures: drawn onto them, and as JSON. One that cannot be read stops no other.
+    """Detect objects in images: write the images with boxes and masks, and detections.jsonl.
 
-    The exit status is 1 if some picture could not be read.
+    Unreadable images are reported and skipped; the exit status is then 1.
     """
 
     what: What
-    """The folder of a run or a .safetensors file."""
+    """A run folder or a .safetensors file."""
     images: Annotated[
         tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES", help_behavior_hint="")
     ] = ()
-    """Files and folders (.jpg, .png, .webp); "-", or nothing, reads stdin."""
+    """Image files and folders (.jpg, .png, .webp); "-" or nothing reads an image or a list of paths from stdin."""
     output: Path = Path("predictions")
-    """The folder for the pictures and detections.jsonl."""
+    """Folder for the images and detections.jsonl."""
     score: float = 0.5
-    """The least score of what is drawn and written."""
+    """Minimum score of the detections that are drawn and written, from 0 to 1."""
     draw: bool = True
-    """Draw pictures too."""
+    """Write images with the detections drawn on them."""
     json: bool = False
-    """Also print the JSON, one object a line for each picture."""
+    """Also print the detections: one JSON object per image and line."""
     using: Annotated[Using, tyro.conf.arg(name="")] = field(default_factory=Using)
 
     def run(self) -> int:
@@ -305,11 +310,11 @@ class PredictObjects:
         check_numbers(self, "--", score=(0, 1))
         words = self.images or (STDIN,)
         if STDIN in words and sys.stdin.isatty():
-            raise ValueError("which pictures? Give files or folders, or pipe a list of them in")
+            raise ValueError("there are no images: name files or folders, or pipe a list of them to stdin")
         trained = self.using.open(self.what)
         given = gather(words, getattr(sys.stdin, "buffer", None))
         if not given:
-            raise ValueError("no pictures: stdin was empty")
+            raise ValueError("there are no images: stdin was empty")
         failed = 0
         for one in predict(
             trained, given, self.output, least_score=self.score, size=self.using.size, draw_pictures=self.draw
@@ -328,18 +333,18 @@ class PredictObjects:
 
 @dataclass(frozen=True)
 class CheckAnnotations:
-    """Names every bad entry of COCO annotations: missing files, wrong boxes and outlines, unknown categories.
+    """Check a detection dataset: list invalid annotations, unreadable images and duplicates.
 
-    Then reads every picture: which cannot be used, which are there more than once or in more than one part. Training
-    leaves bad entries out and goes on; the exit status is 1 if there are any, or pictures that are broken or leaked.
+    Invalid are missing files, wrong boxes and masks, and unknown categories; training skips them. Every image is
+    decoded. The exit status is 1 if there are invalid annotations, unreadable images, or images in several splits.
     """
 
     data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
-    """As `lambdanets detect train` takes it: a folder or a COCO file."""
+    """A folder or a COCO file, as for `lambdanets detect train --data.path`."""
     images: Annotated[str | None, optional("PATH")] = None
-    """The folder or tar of pictures, if DATA is a file."""
+    """Folder or tar of the images, if DATA is a file."""
     masks: Literal["auto", "yes", "no"] = "auto"
-    """Whether every object needs an outline; auto: if most have one."""
+    """Whether every object needs a mask; auto: yes if more than half of the objects have one."""
 
     def run(self) -> int:
         from lambdanets.data.check import check
@@ -354,27 +359,27 @@ class CheckAnnotations:
             for problem in scenes.problems:
                 print(f"{split}: {problem}")
             count += len(scenes.problems)
-            outlines = "with outlines" if scenes.masks else "boxes only"
+            outlines = "with masks" if scenes.masks else "boxes only"
             print(
-                f"{split}: {len(scenes):,} pictures, {scenes.objects:,} objects of {len(scenes.categories)} classes, "
-                f"{outlines}, {len(scenes.problems)} bad entries"
+                f"{split}: {len(scenes):,} images, {scenes.objects:,} objects of {len(scenes.categories)} classes, "
+                f"{outlines}, {len(scenes.problems)} invalid annotations"
             )
-        with progress("reading pictures", sum(map(len, sets.values()))) as done:
+        with progress("reading images", sum(map(len, sets.values()))) as done:
             read = check(sets, done=done)
-        listing("pictures cannot be used", [f"{one.name}: {one.reason}" for one in read.unreadable])
-        listing("pictures are in more than one part", [same(group) for group in read.leaked])
-        listing("pictures are more than once in a part", [same(group) for group in read.duplicates])
+        listing("images cannot be used", [f"{one.name}: {one.reason}" for one in read.unreadable])
+        listing("images are in more than one split", [same(group) for group in read.leaked])
+        listing("images are duplicated within a split", [same(group) for group in read.duplicates])
         return 1 if count or read.unreadable or read.leaked else 0
 
 
 @dataclass(frozen=True)
 class ReportDetector:
-    """Write report.html into the folder of a detection run: AP curves, the best and the worst pictures."""
+    """Write report.html into a run folder: AP curves, and the images with the best and the worst detections."""
 
     run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """The folder of a run."""
+    """A run folder."""
     pictures: int = 12
-    """How many of the best, and of the worst."""
+    """Number of images shown with the best, and with the worst detections."""
 
     def run(self) -> int:
         from lambdanets.detect.page import write_report
@@ -385,7 +390,7 @@ class ReportDetector:
 
 
 def detect_command(arguments: Sequence[str] = ()) -> Any:
-    """`lambdanets detect`: a list of recipes shows their titles, the help of the one in `arguments` all about it."""
+    """Return the class of `lambdanets detect`. Recipes show their titles; one named in `arguments`, its full text."""
     check_recipe(arguments, ["detect", "train"], RECIPES)
     kinds: list[Any] = [
         Annotated[
@@ -401,13 +406,13 @@ def detect_command(arguments: Sequence[str] = ()) -> Any:
     @dataclass(frozen=True, kw_only=True)
     class TrainRecipe(TrainDetector):
         recipe: Annotated[chosen, tyro.conf.arg(name="")] = shapes()  # noqa: RUF009  # pyright: ignore[reportInvalidTypeForm]
-        """Where the settings start from."""
+        """The recipe, which provides the default settings."""
 
     TrainRecipe.__doc__ = TrainDetector.__doc__
 
     @dataclass(frozen=True)
     class Detect:
-        """Object detection and instance segmentation: Mask R-CNN with lambda backbones on COCO-format data."""
+        """Train and use object detectors: Mask R-CNN with lambda backbones on COCO-format data."""
 
         what: Annotated[
             Annotated[TrainRecipe, tyro.conf.subcommand("train")]

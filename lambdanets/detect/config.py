@@ -1,4 +1,4 @@
-"""What a detector and its training are, as data."""
+"""Configuration of detectors and their training."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal
@@ -18,47 +18,51 @@ from lambdanets.typed import LARGEST_IMAGE
 
 @dataclass(frozen=True, kw_only=True)
 class Heads:
-    """What stands on the backbone: torchvision's feature pyramid, region proposals, box head and mask head."""
+    """torchvision's feature pyramid, region proposals, box head and mask head, on top of the backbone."""
 
     channels: int = 256
-    """Of the pyramid and of the convolutions in the heads."""
+    """Channels of the feature pyramid and of the convolutions in the heads."""
     hidden: int = 1024
-    """Of the box head's fully connected layers."""
+    """Width of the fully connected layers of the box head."""
     convolutions: int = 0
-    """3x3 convolutions in the box head: 4, then one fully connected layer; 0: none, and two of them."""
+    """Number of 3x3 convolutions in the box head, followed by one fully connected layer (the paper has 4). 0 uses two
+    fully connected layers instead."""
     mask_convolutions: int = 4
-    """3x3 convolutions in the mask head."""
+    """Number of 3x3 convolutions in the mask head."""
     norm: bool = False
-    """Batch norm in pyramid, box head and mask head: for training from scratch."""
+    """Use batch norm in the pyramid, box head and mask head; recommended for training from scratch."""
     anchors: tuple[float, ...] = (32.0, 64.0, 128.0, 256.0, 512.0)
-    """The side of the anchors of each level, in pixels of the canvas: small objects need small ones."""
+    """Side of the anchors of each of the 5 pyramid levels, in pixels of the resized image; use smaller ones for small
+    objects."""
     ratios: tuple[float, ...] = (0.5, 1.0, 2.0)
-    """Height / width of anchors."""
+    """Aspect ratios (height / width) of the anchors."""
     canonical: float = 224.0
-    """Objects of this side are pooled from the third level, half as large ones from the second."""
+    """Side of the objects that are pooled from the third pyramid level, in pixels of the resized image. Half as large
+    ones are pooled from the second."""
     proposals: int = 1000
-    """That the region proposals hand on, for each picture."""
+    """Number of region proposals per image; twice as many in training."""
     sampled: int = 512
-    """Proposals of a picture that the heads are trained on; a quarter of them objects."""
+    """Number of proposals per image that the heads are trained on, at most a quarter of them positive."""
     detections: int = 100
-    """The most that are found in a picture. COCO's own number; dense pictures need more. Evaluation counts as many."""
+    """Maximum number of detections per image, in prediction and evaluation. COCO uses 100; images with more objects
+    need more."""
     least_score: float = 0.05
-    """Below it nothing is reported."""
+    """Minimum score of a detection, from 0 to 1."""
     overlap: float = 0.5
-    """Of two boxes of one class that overlap more (intersection over union), the better one stays."""
+    """IoU threshold of non-maximum suppression, per class."""
 
     def __post_init__(self) -> None:
         at_least(self, 1, "channels", "hidden", "mask_convolutions", "proposals", "sampled", "detections")
         at_least(self, 0, "convolutions")
         for name in ("anchors", "ratios"):
             if not getattr(self, name) or min(getattr(self, name)) <= 0:
-                raise ValueError(f"heads.{name} are numbers above 0, not {getattr(self, name)}")
+                raise ValueError(f"heads.{name} must be numbers above 0, got {getattr(self, name)}")
         for name in ("least_score", "overlap"):
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"heads.{name} is between 0 and 1, not {getattr(self, name)}")
+                raise ValueError(f"heads.{name} must be between 0 and 1, got {getattr(self, name)}")
         at_least(self, 1, "canonical")
         if len(self.anchors) != 5:
-            raise ValueError(f"heads.anchors has one side for each of the 5 levels, not {len(self.anchors)}")
+            raise ValueError(f"heads.anchors must have one side for each of the 5 levels, got {len(self.anchors)}")
         most = {"channels": 16_384, "hidden": 65_536, "convolutions": 100, "mask_convolutions": 100}
         most |= {"proposals": 100_000, "sampled": 100_000, "detections": 100_000}
         check_numbers(
@@ -73,30 +77,33 @@ class Heads:
 
 @dataclass(frozen=True, kw_only=True)
 class DetectData:
-    """The pictures."""
+    """Images and annotations."""
 
     path: str = "shapes"
-    """A folder with COCO annotations, a COCO file, or "shapes": a set that is made from a seed."""
+    """Dataset: a folder with COCO annotations, a COCO file, or "shapes", a synthetic dataset without files."""
     images: Annotated[str | None, optional("PATH")] = None
-    """The folder or tar of pictures, if `path` is a file or they are elsewhere."""
+    """Folder or tar of the images, if data.path is a file or the images are elsewhere."""
     validation: Annotated[str | None, optional("PATH")] = None
-    """Pictures to evaluate on, if they are elsewhere; by default those of `path`."""
+    """Dataset to evaluate on; by default the validation split of data.path or, without one, a tenth of the training
+    images."""
     validation_images: Annotated[str | None, optional("PATH")] = None
-    """The folder or tar of their pictures, if `validation` is a file."""
+    """Folder or tar of the validation images, if data.validation is a file."""
     masks: Literal["auto", "yes", "no"] = "auto"
-    """Whether outlines are learnt; auto: if most of the annotations have one."""
+    """Whether to train the mask head; auto: if more than half of the annotations have a mask."""
     empty: bool = True
-    """Also train on pictures without any object."""
+    """Also train on images without objects."""
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
-    """Subtracted from each channel of pixels in [0, 1]."""
+    """Mean of each channel for normalisation, with pixels in [0, 1]."""
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
-    """What each channel is divided by."""
+    """Standard deviation of each channel for normalisation."""
     workers: Annotated[int | None, optional("N")] = None
-    """Processes of each training process that read pictures; by default its share of the cores; 0: none."""
+    """Worker processes that read images, per training process; by default its share of the cores. 0 reads in the
+    training process."""
     cache: Literal["none", "memory"] = "none"
-    """memory: decode every picture once and keep its pixels."""
+    """memory: decode every image once and keep its pixels in memory; none: decode it every time."""
     max_broken: float = 0.05
-    """The fraction of unreadable pictures that stops the run; below it they are replaced, counted and named."""
+    """Stop when more than this fraction of the images is unreadable. Unreadable training images are replaced by others
+    and listed in the log."""
 
     def __post_init__(self) -> None:
         check_reading(self)
@@ -104,24 +111,24 @@ class DetectData:
 
 @dataclass(frozen=True, kw_only=True)
 class Jitter:
-    """What is changed at random in training."""
+    """Random augmentation in training: large-scale jitter and flips."""
 
     scale: tuple[float, float] = (0.1, 2.0)
-    """The longer side becomes the canvas times a number from here; what is too large is cropped."""
+    """Range of the random scale: the longer side is resized to --size times this, then cropped to --size."""
     flip: float = 0.5
-    """The probability of a mirror image."""
+    """Probability of a horizontal flip."""
 
     def __post_init__(self) -> None:
         if not 0 < self.scale[0] <= self.scale[1]:
-            raise ValueError(f"jitter.scale is two positive numbers, the smaller one first, not {self.scale}")
+            raise ValueError(f"jitter.scale must be two positive numbers, the smaller one first, got {self.scale}")
         if not 0 <= self.flip <= 1:
-            raise ValueError(f"jitter.flip is between 0 and 1, not {self.flip}")
+            raise ValueError(f"jitter.flip must be between 0 and 1, got {self.flip}")
         check_numbers(self, "jitter.", scale=(1e-3, 100))
 
 
 @dataclass(frozen=True, kw_only=True)
 class DetectConfig(RunConfig):
-    """A detector of objects."""
+    """Configuration of a detector and its training."""
 
     TASK: ClassVar[str] = "detection"
     COMMAND: ClassVar[str] = "detect train"
@@ -134,16 +141,17 @@ class DetectConfig(RunConfig):
     }
 
     recipe: Annotated[str, tyro.conf.Suppress] = "custom"
-    """Where the settings come from."""
+    """Name of the recipe."""
     model: ModelConfig = field(default_factory=ModelConfig)
-    """The backbone."""
+    """The backbone network."""
     heads: Heads = Heads()
     data: DetectData = DetectData()
     jitter: Jitter = field(default_factory=Jitter)
     size: int = 1024
-    """The side of the square canvas, in training and evaluation. Any number works, a multiple of 32 best."""
+    """Image size in training and evaluation: the longer side is resized to this many pixels, and images are padded to a
+    square. Any number works; multiples of 32 are the most efficient."""
     evaluate_batch: int = 8
-    """Pictures at once in evaluation, in each process."""
+    """Batch size of evaluation, per process."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

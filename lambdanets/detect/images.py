@@ -1,4 +1,4 @@
-"""The files of pictures: a folder, or tar files that are read in place. Only names that are listed can be read."""
+"""Image files of a dataset, in a folder or in tar files that are read without unpacking."""
 
 import os
 from collections.abc import Sequence
@@ -12,17 +12,22 @@ from lambdanets.data.tars import members_of, unpacked
 
 
 class ImageFiles(Protocol):
-    """Encoded pictures by name."""
+    """Encoded images by name. Only listed names can be read, so annotations cannot name other files."""
 
     def find(self, name: str) -> str | None:
-        """The name here of a picture that annotations call so: with or without leading folders; None if missing."""
+        """Return the listed name of an image from its name in annotations, or None if it is missing.
+
+        A name in another folder matches if its last part is unique.
+        """
         ...
 
-    def read(self, name: str) -> bytes: ...
+    def read(self, name: str) -> bytes:
+        """Return the contents of a file."""
+        ...
 
 
 class Names:
-    """What is there, and under which short name, where that is unique."""
+    """The listed names, and their last parts where these are unique."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = frozenset(names)
@@ -38,7 +43,7 @@ class Names:
 
 
 class FolderImages:
-    """The images below a folder."""
+    """The images in a folder and its subfolders."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -54,7 +59,7 @@ class FolderImages:
 
 
 class TarImages:
-    """The images in tar files, gzipped ones unpacked once into the cache folder."""
+    """The images in tar files. Compressed files are decompressed once, into the cache folder."""
 
     def __init__(self, tars: Sequence[Path]) -> None:
         self.places: dict[str, tuple[str, int, int]] = {}
@@ -72,10 +77,12 @@ class TarImages:
     def read(self, name: str) -> bytes:
         path, offset, size = self.places[name]
         if size > LIMITS.bytes:
-            raise BrokenImageError(f"{size:,} bytes, more than the limit of {LIMITS.bytes:,}")
+            raise BrokenImageError(f"{size:,} bytes are more than the limit of {LIMITS.bytes:,}")
         if path not in self.handles:
             self.handles[path] = os.open(path, os.O_RDONLY)
-        data = os.pread(self.handles[path], size, offset)  # has no position: forked workers may share the handle
+        data = os.pread(
+            self.handles[path], size, offset
+        )  # pread has no file position: forked workers may share the handle
         if len(data) < size:
             raise BrokenImageError(f"the tar ends after {len(data):,} of {size:,} bytes")
         return data
@@ -89,11 +96,11 @@ class TarImages:
 
 
 def open_images(where: Path | Sequence[Path]) -> ImageFiles:
-    """A folder, a tar, or several tars."""
+    """Open a folder, a tar file, or several tar files."""
     if isinstance(where, Path) and where.is_dir():
         return FolderImages(where)
     tars = [where] if isinstance(where, Path) else list(where)
     for tar in tars:
         if not tar.is_file():
-            raise ValueError(f"{tar}: there is no such folder or tar of pictures")
+            raise ValueError(f"{tar}: no such folder or tar of images")
     return TarImages(tars)

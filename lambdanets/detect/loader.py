@@ -1,4 +1,4 @@
-"""Batches of scenes, by the loader of `lambdanets.data`: the same order, replacements and exact resume."""
+"""Loading of detection batches, with the order, replacements and exact resume of `lambdanets.data.loader`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ Targets = tuple[dict[str, Tensor], ...]
 
 @dataclass(frozen=True, eq=False)
 class SceneBatch(Batch):
-    """Images on a canvas, zero beyond `sizes`; `targets` have boxes, labels and packed masks of each."""
+    """Images [B, 3, H, W], padded with zeros beyond `sizes`; `targets` has boxes, labels and packed masks of each."""
 
     sizes: tuple[tuple[int, int], ...] = ()
     targets: Targets = ()
@@ -34,7 +34,7 @@ class SceneBatch(Batch):
 
 
 class SceneExamples(Examples):
-    """What a worker does: tickets to a batch of scenes."""
+    """Reads the images and objects of a batch, in a worker process."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ def target_of(sample: Sample) -> dict[str, Tensor]:
 
 
 class SceneLoader(Loader):
-    """Batches of a detection set on canvases of `canvas` pixels; see `lambdanets.data.loader.Loader`."""
+    """Batches of a detection dataset, padded to `canvas` x `canvas` pixels; see `lambdanets.data.loader.Loader`."""
 
     def __init__(
         self,

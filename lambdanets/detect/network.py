@@ -1,4 +1,4 @@
-"""torchvision's Mask R-CNN (or Faster R-CNN, without masks) on one of our networks."""
+"""torchvision's Mask R-CNN, or Faster R-CNN without masks, with a lambdanets backbone."""
 
 import math
 from collections import OrderedDict
@@ -32,11 +32,17 @@ from lambdanets.train.config import ModelConfig
 
 LEVELS = 4  # stages c2 to c5
 NAMES = [str(level) for level in range(LEVELS)]
-LEAST_OBJECTNESS = 1e-30  # a proposal from outside of a picture has less
+LEAST_OBJECTNESS = 1e-30  # proposals outside of an image have less
 
 
 class Backbone(nn.Module):
-    """A network's stages c2 to c5 and a feature pyramid over them, with one more level on top."""
+    """Stages c2 to c5 of a network, and a feature pyramid over them with one more level on top.
+
+    Args:
+        body: a network made with `features_only=True, out_indices=4`.
+        channels: channels of the pyramid.
+        norm: makes the norm layers of the pyramid; None for no norm.
+    """
 
     def __init__(self, body: FeatureNetwork, channels: int, norm: Callable[..., nn.Module] | None) -> None:
         super().__init__()
@@ -45,20 +51,21 @@ class Backbone(nn.Module):
         self.out_channels = channels
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
+        """Return the maps [B, channels, H / stride, W / stride] of the 5 levels for images [B, 3, H, W]."""
         return self.fpn(OrderedDict(zip(NAMES, self.body(x), strict=True)))
 
 
 class HeadNorm(nn.BatchNorm2d):
-    """Batch norm that lets pass what has no object to look at."""
+    """Batch norm that accepts an empty batch, for images without proposals."""
 
     def forward(self, input: Tensor) -> Tensor:
         if len(input):
             return super().forward(input)
-        return input * self.weight[:, None, None] + self.bias[:, None, None]  # all weights have a gradient
+        return input * self.weight[:, None, None] + self.bias[:, None, None]  # keeps a gradient for all weights
 
 
 class Anchors(AnchorGenerator):
-    """Anchors whose distance is the level's stride, and does not depend on how large the canvas is."""
+    """Anchors at a distance of the level's stride; torchvision derives the distance from the padded size."""
 
     def __init__(self, sizes: Sequence[float], ratios: Sequence[float], strides: Sequence[int]) -> None:
         super().__init__(tuple((s,) for s in sizes), (tuple(ratios),) * len(sizes))
@@ -75,7 +82,7 @@ class Anchors(AnchorGenerator):
 
 
 class Proposals(RegionProposalNetwork):
-    """Region proposals that learn nothing from what lies outside of a picture."""
+    """Region proposals that ignore anchors in the padding during training."""
 
     def assign_targets_to_anchors(
         self, anchors: list[Tensor], targets: list[dict[str, Tensor]]
@@ -92,16 +99,13 @@ class Proposals(RegionProposalNetwork):
 
 
 class Pooling(MultiScaleRoIAlign):
-    """RoIAlign whose scales are known, and that finds a picture's edge continued where its padding begins.
-
-    That is what it does at the edge of a canvas, too.
-    """
+    """RoIAlign with fixed scales that continues the edge of an image into its padding, as at the edge of the canvas."""
 
     def __init__(self, strides: Sequence[int], output: int, canonical: float) -> None:
         super().__init__(NAMES, output, 2)
         self.scales: Any = [1 / stride for stride in strides]
         first, last = (round(math.log2(stride)) for stride in (strides[0], strides[-1]))
-        # torchvision counts levels by strides, which start at 4; ours may start at 1
+        # torchvision derives levels from strides that start at 4; ours may start at 1
         self.map_levels: Any = initLevelMapper(first, last, canonical_scale=int(canonical), canonical_level=first + 2)
 
     def forward(self, x: dict[str, Tensor], boxes: list[Tensor], image_shapes: list[Size]) -> Tensor:
@@ -112,7 +116,7 @@ class Pooling(MultiScaleRoIAlign):
 
 
 def continued(x: Tensor, sizes: Sequence[Size], scale: float) -> Tensor:
-    """The map with one more row and column of each picture."""
+    """Return maps where the last row and column of each image are repeated once into its padding."""
     ends = [(math.ceil(height * scale), math.ceil(width * scale)) for height, width in sizes]
     height, width = x.shape[2:]
     if all(bottom >= height and right >= width for bottom, right in ends):
@@ -127,7 +131,7 @@ def continued(x: Tensor, sizes: Sequence[Size], scale: float) -> Tensor:
 
 
 class Canvas(nn.Module):
-    """What stands in for torchvision's resizing: pictures are on their canvas already."""
+    """Replaces torchvision's resizing: the images of a batch are already padded to one size."""
 
     def __init__(self, preprocessing: Preprocessing, padding: Padding) -> None:
         super().__init__()
@@ -145,7 +149,10 @@ class Canvas(nn.Module):
 
 
 class Detector(GeneralizedRCNN):
-    """Images uint8 [B, 3, height, width] to losses (training) or detections, in pixels of the canvas."""
+    """Mask R-CNN, or Faster R-CNN without masks, for images that are padded to one size.
+
+    `make_detector` builds one. In training mode `forward` returns losses, in evaluation mode detections.
+    """
 
     transform: Canvas
     backbone: Backbone
@@ -171,6 +178,7 @@ class Detector(GeneralizedRCNN):
 
     @property
     def masks(self) -> bool:
+        """Whether the detector predicts masks."""
         return self.roi_heads.has_mask()
 
     def forward(  # type: ignore[override]
@@ -179,12 +187,16 @@ class Detector(GeneralizedRCNN):
         targets: Sequence[dict[str, Tensor]] | None = None,
         sizes: Sequence[Size] | None = None,
     ) -> Any:
-        """Losses by name in training; in eval mode boxes, labels, scores and mask probabilities [N, 1, 28, 28].
+        """Return the losses by name in training mode, and a dictionary of detections per image in evaluation mode.
+
+        The N detections of an image have "boxes" [N, 4] (left, top, right, bottom in pixels of the padded image),
+        "labels" [N] (from 1), "scores" [N] and, with masks, "masks" [N, 1, 28, 28] (probabilities inside the box).
 
         Args:
-            images: pictures in the corner of a canvas.
-            targets: boxes [N, 4] and labels [N] of each, and masks, bool or packed ("packed").
-            sizes: height and width of each picture; the canvas's without it.
+            images: uint8 [B, 3, H, W], each image in the top left corner.
+            targets: for each image, "boxes" [N, 4], "labels" [N] and, with masks, "masks" bool [N, H, W] or "packed"
+                uint8 [N, H, W / 8]. Required in training mode.
+            sizes: height and width of each image without padding; by default (H, W).
         """
         dtype = next(self.parameters()).dtype
         inputs = normalize(images, self.transform.preprocessing, dtype)
@@ -207,16 +219,22 @@ class Detector(GeneralizedRCNN):
         return found
 
     def compile(self, *args: Any, **options: Any) -> None:
-        """The network alone: what follows has another shape for every picture."""
+        """Compile the backbone network; the shapes of later stages change with every image."""
         self.backbone.body.compile(*args, **options)
 
     def no_weight_decay(self) -> set[str]:
+        """Return the names of the parameters without weight decay: biases and norms."""
         return {name for name, parameter in self.named_parameters() if parameter.ndim <= 1}
 
 
 def make_backbone(model: ModelConfig, size: int | Size) -> FeatureNetwork:
-    """The stages of a network, with weights for classification if `model.pretrained` says so."""
-    model.row()  # its arguments are checked
+    """Build the stages c2 to c5 of a network, with the weights of `model.pretrained` if it is set.
+
+    Args:
+        model: the network and its options.
+        size: the largest image size, for layers with a global scope.
+    """
+    model.row()  # checks the arguments
     arguments = model.arguments()
     arguments.pop("drop_rate", None)
     if model.pretrained is None or model.image_size is None:
@@ -226,8 +244,8 @@ def make_backbone(model: ModelConfig, size: int | Size) -> FeatureNetwork:
     reductions = body.feature_info.reduction()
     if any(2 * a != b for a, b in pairwise(reductions)):
         raise ValueError(
-            f"{model.name} makes its maps smaller by {reductions}: a feature pyramid needs four stages, each half as "
-            f"large as the one before, as ResNets have"
+            f"the stages of {model.name} have the strides {reductions}: a feature pyramid needs four stages with "
+            f"strides that double, as in ResNets"
         )
     for module in body.modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
@@ -248,16 +266,30 @@ def make_detector(
     preprocessing: Preprocessing | None = None,
     channels_last: bool = True,
 ) -> Detector:
-    """A new detector of `classes` classes (without background).
+    """Build a detector.
 
     Args:
         model: the backbone.
-        heads: everything else.
-        classes: how many.
-        masks: whether it also finds outlines.
-        size: the largest canvas, for backbones with layers that see the whole input; others take any.
-        preprocessing: mean and std.
-        channels_last: memory format of the images.
+        heads: feature pyramid, region proposals and heads.
+        classes: number of classes, without the background.
+        masks: whether to predict masks (Mask R-CNN) or only boxes (Faster R-CNN).
+        size: the largest image size, for backbones with layers of a global scope; others take any size.
+        preprocessing: mean and standard deviation of the pixels; by default those of ImageNet.
+        channels_last: whether to convert images to the channels-last memory format.
+
+    >>> import torch
+    >>> from lambdanets.detect.config import Heads
+    >>> from lambdanets.detect.network import make_detector
+    >>> from lambdanets.train.config import ModelConfig
+    >>> backbone = ModelConfig(name="lambda_resnet_tiny", options=("stem='strided'", "widths=(8,8,16,16)", "scope=7"))
+    >>> detector = make_detector(backbone, Heads(channels=16, hidden=32), classes=3).eval()
+    >>> images = torch.randint(0, 256, (2, 3, 96, 128), dtype=torch.uint8)
+    >>> with torch.no_grad():
+    ...     first, second = detector(images, sizes=[(96, 128), (70, 90)])  # the second image is smaller and padded
+    >>> sorted(first)
+    ['boxes', 'labels', 'masks', 'scores']
+    >>> first["masks"].shape[1:]
+    torch.Size([1, 28, 28])
     """
     body = make_backbone(model, size)
     return assemble(
@@ -281,7 +313,10 @@ def assemble(
     channels_last: bool = True,
     momentum: float = 0.1,
 ) -> Detector:
-    """A detector on a backbone of your own: any `create_model(..., features_only=True, out_indices=4)`."""
+    """Build a detector on an existing backbone, `create_model(..., features_only=True, out_indices=4)`.
+
+    The other arguments are those of `make_detector`; `momentum` is that of the norms in the heads.
+    """
     norm = partial(HeadNorm, momentum=momentum) if heads.norm else None
     backbone = Backbone(body, heads.channels, norm)
     strides = body.feature_info.reduction()

@@ -1,11 +1,11 @@
-"""Padding that no picture sees.
+"""Masking of padding, so that it does not change the result of an image.
 
-Pictures of several sizes share a canvas. What lies beyond a picture must not change its result, so every layer that
-mixes positions gets zeros there, which is what it would find outside of a canvas of the picture's own size: the inputs
-of convolutions and pooling are masked, means count the picture only, lambda layers get their `context_mask`. Then a
-picture alone and beside a larger one gives the same features (in eval mode: batch norm in training mixes a batch).
+The images of a batch are padded to one size. Every layer that mixes positions gets zeros in the padding, as it would at
+the border of an unpadded image: the inputs of convolutions and pooling are masked, averages are over the image only,
+and lambda layers get their `context_mask`. In evaluation mode an image then has the same features alone and in a batch
+with larger ones; in training mode batch norm mixes the images of a batch.
 
-Layers in between, which work on each position by itself, are left alone; with nothing to mask nothing is done.
+Layers that work on each position separately are not masked. If no image is padded, nothing is masked.
 """
 
 from collections.abc import Sequence
@@ -18,15 +18,15 @@ from torch import Tensor, nn
 from lambdanets.layers import SqueezeExcitation2d
 from lambdanets.layers.lambda_layer import LambdaLayer
 
-NEVER = -1e4  # the logit of what is not there
+NEVER = -1e4  # objectness logit of positions in the padding
 Size = tuple[int, int]
 
 
 class Padding:
-    """Which positions of the maps of a batch belong to pictures, for maps of every size that halving leads to."""
+    """Masks of the positions inside the images of a batch, for maps of every size from repeated halving."""
 
     def __init__(self) -> None:
-        self.inside: dict[Size, Tensor] = {}  # bool [B, height, width]; nothing if no picture is padded
+        self.inside: dict[Size, Tensor] = {}  # bool [B, height, width]; empty if no image is padded
         self.outside: dict[Size, Tensor] = {}
         self.counts: dict[Size, Tensor] = {}
 
@@ -46,12 +46,12 @@ class Padding:
             height, width, sizes_B2 = -(-height // 2), -(-width // 2), (sizes_B2 + 1) // 2
 
     def clear(self, x: Tensor) -> Tensor:
-        """x [B, C, height, width] with zeros where it is padding."""
+        """Return x [B, C, height, width] with zeros in the padding."""
         outside = self.outside.get((x.shape[2], x.shape[3]))
         return x if outside is None else x.masked_fill(outside, 0)
 
     def covered(self, x: Tensor, pool: nn.AvgPool2d) -> Tensor:
-        """The part of each window of a pooling that is picture, [B, 1, height, width]; x is what goes in."""
+        """Return the fraction of each pooling window inside the image, [B, 1, height, width], for the input x."""
         size = (x.shape[2], x.shape[3])
         if size not in self.counts:
             shares = F.avg_pool2d(
@@ -65,7 +65,7 @@ class Padding:
             self.counts[size] = torch.where(shares > 0, shares, 1.0)
         return self.counts[size]
 
-    # What is attached to modules
+    # Hooks
 
     def clear_input(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
         return (self.clear(inputs[0]), *inputs[1:]) if self.inside else None
@@ -79,7 +79,7 @@ class Padding:
         return None if inside is None else (inputs, options | {"context_mask": inside})
 
     def forget_outside(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
-        """Region proposals: none from outside of a picture; all numbers in float32."""
+        """Suppress region proposals in the padding and convert the outputs to float32."""
         logits, deltas = output
         found = []
         for level in logits:
@@ -89,7 +89,7 @@ class Padding:
         return found, [at_least_float(level) for level in deltas]
 
     def attach(self, module: nn.Module) -> None:
-        """To every layer inside that mixes positions."""
+        """Register hooks on every submodule that mixes positions."""
         for layer in module.modules():
             if isinstance(layer, LambdaLayer | SqueezeExcitation2d):
                 layer.register_forward_pre_hook(self.tell_context, with_kwargs=True)
@@ -101,10 +101,10 @@ class Padding:
 
 
 def at_least_float(x: Tensor) -> Tensor:
-    """bfloat16 tells pixel 1000 from 1004 and no finer: boxes need more."""
+    """Convert half precision to float32: near 1000, bfloat16 has a resolution of 4 pixels."""
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 def float_output(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
-    """A hook for what puts out boxes and scores."""
+    """Forward hook that converts boxes and scores to float32."""
     return tuple(map(at_least_float, output)) if isinstance(output, tuple) else at_least_float(output)

@@ -1,4 +1,4 @@
-"""COCO's average precision, by faster-coco-eval."""
+"""COCO average precision, computed by faster-coco-eval."""
 
 import importlib.util
 import math
@@ -10,23 +10,30 @@ import numpy as np
 
 from lambdanets.detect.results import Result
 
-COCO_DETECTIONS = 100  # that COCO counts in a picture
+COCO_DETECTIONS = 100  # detections per image that COCO evaluates
 KINDS = {"box": "bbox", "mask": "segm"}
 MISSING = "average precision needs faster-coco-eval: pip install 'lambdanets[detect]'"
-# Places in COCO's array of precisions: IoU thresholds 0.5, 0.55, ... 0.95; recalls; classes; areas; detections.
+# COCO's array of precisions is [T, R, K, A, M]: IoU thresholds 0.5, 0.55, ... 0.95; recalls; classes; areas; maximum
+# numbers of detections. These are indices of areas.
 AREAS = {"small": 1, "medium": 2, "large": 3}
 
 
 @dataclass(frozen=True)
 class Scores:
-    """AP of boxes and masks: {"box_ap", "box_ap50", "box_ap75", "box_small", "box_medium", "box_large", "box_recall",
-    "mask_ap", ...}; NaN where there is no such object. And AP of every class, by its id."""
+    """Average precision of boxes and masks.
+
+    Attributes:
+        numbers: AP by name, from 0 to 1: "box_ap", "box_ap50", "box_ap75", "box_small", "box_medium", "box_large",
+            "box_recall", and the same with "mask_". NaN if there is no such object.
+        classes: AP by class id, for "box" and "mask".
+    """
 
     numbers: dict[str, float]
-    classes: dict[str, dict[int, float]] = field(default_factory=dict)  # "box" and "mask"
+    classes: dict[str, dict[int, float]] = field(default_factory=dict)
 
 
 def available() -> bool:
+    """Return whether faster-coco-eval is installed, which `average_precision` needs."""
     return importlib.util.find_spec("faster_coco_eval") is not None
 
 
@@ -38,14 +45,24 @@ def average_precision(
     boxes: bool = True,
     detections: int = COCO_DETECTIONS,
 ) -> Scores:
-    """Scores of results on a COCO data set.
+    """Compute the average precision of detections.
 
     Args:
-        truth: as `Scenes.as_coco` makes it, of the pictures that were looked at.
-        results: as in a COCO result file.
-        masks: of masks.
-        boxes: of boxes.
-        detections: the best so many of a picture count, and never fewer than COCO's 100.
+        truth: the annotations of the evaluated images as a COCO dataset (`Scenes.as_coco`).
+        results: the detections, as in a COCO result file.
+        masks: whether to evaluate masks.
+        boxes: whether to evaluate boxes.
+        detections: maximum number of detections per image, at least COCO's 100.
+
+    Raises:
+        ValueError: if faster-coco-eval is not installed.
+
+    >>> from lambdanets.detect.precision import average_precision
+    >>> from lambdanets.detect.shapes import Shapes
+    >>> truth = Shapes("validation").scenes().as_coco([0, 1])
+    >>> results = [{**one, "score": 0.9} for one in truth["annotations"]]  # perfect detections
+    >>> round(average_precision(truth, results, masks=True).numbers["mask_ap"], 6)
+    1.0
     """
     try:
         from faster_coco_eval import COCO, COCOeval_faster
@@ -54,7 +71,7 @@ def average_precision(
     numbers: dict[str, float] = {}
     classes: dict[str, dict[int, float]] = {}
     for name in [name for name, wanted in (("box", boxes), ("mask", masks)) if wanted]:
-        # with a box beside its mask, a detection would count as large as the box
+        # if a detection has a box too, COCO takes its area for the mask's
         key, dropped = ("bbox", "segmentation") if name == "box" else ("segmentation", "bbox")
         found = [{k: value for k, value in one.items() if k != dropped} for one in results if key in one]
         given = COCO(truth, use_deepcopy=True)
@@ -81,6 +98,6 @@ def summary(precision_TRKAM: np.ndarray, recall_TKAM: np.ndarray) -> dict[str, f
 
 
 def mean(values: np.ndarray) -> float:
-    """Of what COCO could count; -1 marks what it could not."""
+    """Return the mean of the values that COCO could compute; the others are -1."""
     counted = values[values > -1]
     return float(counted.mean()) if counted.size else math.nan

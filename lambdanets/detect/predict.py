@@ -1,4 +1,4 @@
-"""Objects in any pictures, drawn onto them and written down."""
+"""Detection of objects in image files, with drawings and a JSON file as output."""
 
 import json
 import os
@@ -24,8 +24,11 @@ def predict(
     size: int | None = None,
     draw_pictures: bool = True,
 ) -> Iterator[dict[str, Any]]:
-    """One record for each picture, {"image", "width", "height", "objects", "drawn"} or {"image", "error"}, also as a
-    line of `output`/detections.jsonl. No given picture is drawn over, wherever `output` is."""
+    """Yield a record for each image and write it to `output`/detections.jsonl.
+
+    A record is {"image", "width", "height", "objects", "drawn"} or {"image", "error"}. Drawings never overwrite an
+    input image, even if it is in `output`.
+    """
     output.mkdir(parents=True, exist_ok=True)
     names = trained.class_names
     here = output.resolve()
@@ -58,7 +61,7 @@ def predict(
 
 
 def free_name(name: str, taken: set[str]) -> str:
-    """A file name of its own for a picture: no folders, nothing that a shell stumbles over."""
+    """Return an unused file name for a drawing, without folders or special characters."""
     stem = os.path.splitext(os.path.basename(name))[0]
     plain = "".join(c if c.isalnum() or c in "-_." else "_" for c in stem).lstrip(".")[:100] or "picture"
     found, number = f"{plain}.jpg", 1

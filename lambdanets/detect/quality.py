@@ -1,4 +1,4 @@
-"""How well one picture was done: for choosing which to show."""
+"""Quality of the detections in one image, for choosing the images of the report."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ LEAST_SCORE = LEAST_OVERLAP = 0.5
 
 @dataclass(frozen=True)
 class Quality:
-    """Objects that were found, what was found without being there, and what was missed."""
+    """Numbers of true positives (right), false positives (wrong) and false negatives (missed)."""
 
     right: int
     wrong: int
@@ -26,7 +26,10 @@ class Quality:
 
 
 def quality(picture: Picture, found: Sequence[Detection]) -> Quality:
-    """The surest first, each takes the object of its class that it covers best; what lies in a crowd is not wrong."""
+    """Match detections, the highest score first, to the object of their class with the largest IoU.
+
+    Unmatched detections inside a crowd are not counted as wrong.
+    """
     taken = np.zeros(len(picture.labels_N), bool)
     right = wrong = 0
     for one in sorted(found, key=lambda d: -d.score):
@@ -45,7 +48,7 @@ def quality(picture: Picture, found: Sequence[Detection]) -> Quality:
 
 
 def overlaps(box: np.ndarray, boxes_N4: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Intersection over union with each box, and over the first box alone."""
+    """Return the IoU with each box [N], and the intersection with each as a fraction of the first box [N]."""
     corner = np.minimum(box[2:], boxes_N4[:, 2:]) - np.maximum(box[:2], boxes_N4[:, :2])
     shared = np.prod(np.clip(corner, 0, None), axis=1)
     own, others = np.prod(box[2:] - box[:2]), np.prod(boxes_N4[:, 2:] - boxes_N4[:, :2], axis=1)

@@ -1,4 +1,4 @@
-"""What a detector found, in pixels of the original pictures: as data, and as COCO writes it."""
+"""Detections in pixels of the original images, and COCO result files."""
 
 import math
 from collections.abc import Sequence
@@ -15,20 +15,28 @@ from lambdanets.detect.annotations import LARGEST_ID, MOST_BYTES, number_of, sho
 from lambdanets.detect.scenes import Category, Picture
 from lambdanets.files import read_json, write_json
 
-LARGEST_NUMBER = 1e9  # of boxes and scores
+LARGEST_NUMBER = 1e9  # limit of coordinates and scores
 Result = dict[str, Any]  # an entry of a COCO result file
 
 
 @dataclass(frozen=True, eq=False)
 class Detection:
-    """One object."""
+    """A detected object.
 
-    box: tuple[float, float, float, float]  # left, top, right, bottom
-    label: int  # from 1
+    Attributes:
+        box: left, top, right, bottom in pixels of the original image.
+        label: the class, from 1.
+        score: from 0 to 1.
+        mask: run lengths of the whole image, as in COCO; None without masks.
+    """
+
+    box: tuple[float, float, float, float]
+    label: int
     score: float
-    mask: dict[str, Any] | None = None  # run lengths of the whole picture
+    mask: dict[str, Any] | None = None
 
     def as_coco(self, image_id: int, categories: Sequence[Category]) -> Result:
+        """Return the detection as an entry of a COCO result file."""
         left, top, right, bottom = self.box
         found: Result = {
             "image_id": image_id,
@@ -40,7 +48,13 @@ class Detection:
 
 
 def detections(output: dict[str, Tensor], size: tuple[int, int], original: tuple[int, int]) -> list[Detection]:
-    """What a detector put out for a picture that has `size` (height, width) on the canvas and `original` on disk."""
+    """Convert the output of a detector for an image.
+
+    Args:
+        output: boxes, labels, scores and masks in pixels of the resized image.
+        size: height and width of the resized image, without padding.
+        original: height and width of the original image.
+    """
     scale = np.array([original[1] / size[1], original[0] / size[0]] * 2)
     boxes_N4 = output["boxes"].double().cpu().numpy() * scale
     labels, scores = output["labels"].tolist(), output["scores"].double().tolist()
@@ -54,7 +68,7 @@ def detections(output: dict[str, Tensor], size: tuple[int, int], original: tuple
 
 
 def pasted(probabilities_HW: np.ndarray, box: np.ndarray, size: tuple[int, int]) -> dict[str, Any]:
-    """A mask of probabilities in its box as run lengths: a pixel belongs to it if its centre has one half or more."""
+    """Return the run lengths of a mask from probabilities inside a box, with a threshold of 0.5 at pixel centres."""
     left, top, right, bottom = box.tolist()
     first_x, first_y = max(0, math.floor(left)), max(0, math.floor(top))
     last_x, last_y = min(size[1], math.ceil(right)), min(size[0], math.ceil(bottom))
@@ -64,13 +78,13 @@ def pasted(probabilities_HW: np.ndarray, box: np.ndarray, size: tuple[int, int])
 
 
 def interpolation(first: int, last: int, begin: float, end: float, cells: int) -> np.ndarray:
-    """[pixels, cells]: how much each cell counts for pixels first .. last, where the cells span begin .. end."""
+    """Return the weights [pixels, cells] of linear interpolation at pixels first to last of cells from begin to end."""
     centres = (np.arange(first, max(first, last)) + 0.5 - begin) / max(end - begin, 1e-6) * cells - 0.5
     return np.maximum(0.0, 1.0 - np.abs(centres[:, None] - np.arange(cells)))
 
 
 def by_picture(results: Sequence[Result], categories: Sequence[Category]) -> dict[int, list[Detection]]:
-    """The detections of each picture, by its id; those of other categories are left out."""
+    """Return the detections of each image by image id, without those of unknown categories."""
     known = {category.id: label for label, category in enumerate(categories, start=1)}
     found: dict[int, list[Detection]] = {}
     for one in results:
@@ -83,34 +97,41 @@ def by_picture(results: Sequence[Result], categories: Sequence[Category]) -> dic
 
 
 def write_results(path: Path, results: Sequence[Result]) -> Path:
-    """A COCO result file, under its name only when it is complete."""
+    """Write a COCO result file atomically and return its path."""
     write_json(path, list(results), indent=None)
     return path
 
 
 def read_results(path: Path) -> list[Result]:
-    """The detections of a COCO result file; a ValueError says which one is wrong."""
+    """Read a COCO result file; a ValueError names the first invalid detection.
+
+    >>> from pathlib import Path
+    >>> from lambdanets.detect.results import read_results, write_results
+    >>> one = {"image_id": 1, "category_id": 2, "bbox": [4.0, 5.0, 20.0, 10.0], "score": 0.75}
+    >>> read_results(write_results(Path("results.json"), [one])) == [one]
+    True
+    """
     data = read_json(path, MOST_BYTES, any_number=True)
     if not isinstance(data, list) or not all(isinstance(one, dict) for one in data):
-        raise ValueError(f"{path} is no COCO result file: a list of detections was expected")
+        raise ValueError(f"{path} is not a COCO result file: it must be a list of detections")
     for i, one in enumerate(data):
         if not {"image_id", "category_id", "score"} <= one.keys() or not {"bbox", "segmentation"} & one.keys():
-            raise ValueError(f"{path}: detection {i} needs image_id, category_id, score, and bbox or segmentation")
+            raise ValueError(f"{path}: detection {i} must have image_id, category_id, score, and bbox or segmentation")
         for key, right in FIELDS.items():
             if key in one and not right(one[key]):
-                raise ValueError(f"{path}: detection {i} has the {key} {shown(one[key], 80)}")
+                raise ValueError(f"{path}: detection {i} has the invalid {key} {shown(one[key], 80)}")
     return data
 
 
 def check_sizes(path: Path, results: Sequence[Result], pictures: Sequence[Picture]) -> None:
-    """Raise a ValueError if the outline of a detection is for another size than its picture has."""
+    """Raise a ValueError if the mask of a detection has another size than its image."""
     sizes = {picture.id: [*picture.size] for picture in pictures}
     for i, one in enumerate(results):
         wanted = sizes.get(one["image_id"])
         if wanted is not None and "segmentation" in one and one["segmentation"]["size"] != wanted:
             raise ValueError(
-                f"{path}: detection {i} has an outline for {one['segmentation']['size']} pixels, height first, and the "
-                f"picture {one['image_id']} has {wanted}"
+                f"{path}: detection {i} has a mask of {one['segmentation']['size']} pixels (height, width), but image "
+                f"{one['image_id']} has {wanted}"
             )
 
 
@@ -127,7 +148,7 @@ def is_box(value: Any) -> bool:
 
 
 def is_mask(value: Any) -> bool:
-    """Run lengths as text, which is what COCO's result files have, of as many pixels as they say."""
+    """Return whether a value is a mask of a COCO result file: packed run lengths that cover their size."""
     size = value.get("size") if isinstance(value, dict) else None
     if not isinstance(size, list) or len(size) != 2 or not all(type(v) is int and side(v) for v in size):
         return False

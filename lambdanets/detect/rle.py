@@ -1,34 +1,34 @@
-"""Masks as COCO writes them: run lengths down the columns, as numbers or packed into text, and polygons.
+"""COCO masks: run lengths in column-major order, as numbers or packed into text, and polygons.
 
-Own arithmetic in numpy, so that training and writing results need no COCO library.
+Implemented in numpy, so that training and writing results do not need a COCO library.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
-BITS, MORE, SIGN = 5, 0x20, 0x10  # of a letter of packed run lengths
+BITS, MORE, SIGN = 5, 0x20, 0x10  # per character of packed run lengths: bits, continuation bit, sign bit
 FIRST_LETTER, LETTERS = 48, 64
-LONGEST = 7  # letters of a number: runs of 2^34 pixels
-EDGES_AT_ONCE = 2**24  # rows times corners
+LONGEST = 7  # characters per number: runs of 2^34 pixels
+EDGES_AT_ONCE = 2**24  # rows times corners, a memory limit
 
 
 def encode_crop(crop_HW: np.ndarray, left: int, top: int, height: int) -> list[int]:
-    """Run lengths of a mask that is zero outside of a crop, in a picture of `height` rows, without the last run."""
+    """Return all run lengths but the last of a mask that is zero outside of a crop, in an image of `height` rows."""
     rows_XY = np.ascontiguousarray(crop_HW.T, dtype=np.int8)
     edges = np.diff(np.pad(rows_XY, ((0, 0), (1, 1))), axis=1)
     column, row = np.nonzero(edges == 1)
     starts = (left + column) * height + top + row
     column, row = np.nonzero(edges == -1)
     ends = (left + column) * height + top + row
-    apart = np.flatnonzero(starts[1:] != ends[:-1])  # a run over the end of a column goes on in the next
+    apart = np.flatnonzero(starts[1:] != ends[:-1])  # a run may continue in the next column
     starts, ends = starts[np.r_[0, apart + 1]] if len(starts) else starts, ends[np.r_[apart, len(ends) - 1]]
     changes = np.stack([starts, ends], axis=1).ravel()
     return np.diff(changes, prepend=0).tolist()
 
 
 def encode(mask_HW: np.ndarray, left: int = 0, top: int = 0, size: tuple[int, int] | None = None) -> dict:
-    """{"size": [height, width], "counts": text}: the mask, or the mask at (left, top) in a picture of `size`."""
+    """Return {"size": [height, width], "counts": text} of a mask, or of a mask at (left, top) of an image of `size`."""
     height, width = mask_HW.shape if size is None else size
     counts = encode_crop(mask_HW, left, top, height) if mask_HW.any() else []
     left_over = height * width - sum(counts)
@@ -38,14 +38,14 @@ def encode(mask_HW: np.ndarray, left: int = 0, top: int = 0, size: tuple[int, in
 
 
 def decode(counts: Sequence[int] | np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """bool [height, width] of run lengths, which start with zeros."""
+    """Return the mask, bool [height, width], of run lengths, the first of which counts zeros."""
     height, width = size
     values = np.arange(len(counts)) % 2 == 1
     return np.repeat(values, counts).reshape(width, height).T
 
 
 def pack(counts: Sequence[int]) -> str:
-    """COCO's text: every run as the difference to the one two before, five bits a letter, low ones first."""
+    """Return COCO's text: each run minus the one two before it, five bits per character, the low bits first."""
     letters = []
     for i, count in enumerate(counts):
         rest = count - counts[i - 2] if i > 2 else count
@@ -58,29 +58,29 @@ def pack(counts: Sequence[int]) -> str:
 
 
 def unpack(text: str) -> list[int]:
-    """The run lengths of COCO's text. A ValueError if it is none."""
+    """Return the run lengths of COCO's text; an invalid text is a ValueError."""
     codes = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8).astype(np.int64) - FIRST_LETTER
     if ((codes < 0) | (codes >= LETTERS)).any():
-        raise ValueError("run lengths with letters that COCO does not use")
+        raise ValueError("the packed run lengths have characters that COCO does not use")
     if not len(codes):
         return []
-    last = np.flatnonzero(codes & MORE == 0)  # letters
+    last = np.flatnonzero(codes & MORE == 0)  # last character of each number
     if not len(last) or last[-1] != len(codes) - 1:
-        raise ValueError("run lengths that end in the middle of one")
+        raise ValueError("the packed run lengths end within a run length")
     first = np.r_[0, last[:-1] + 1]
     lengths = last - first + 1
     if lengths.max() > LONGEST:
-        raise ValueError("a run length without an end")
+        raise ValueError(f"the packed run lengths have a run length of more than {LONGEST} characters")
     shifts = BITS * (np.arange(len(codes)) - np.repeat(first, lengths))
     counts = np.add.reduceat((codes & 0x1F) << shifts, first)
     counts -= np.where(codes[last] & SIGN, 1 << (BITS * lengths), 0)
-    for start in (1, 2):  # from the fourth on each is the difference to the one two before
+    for start in (1, 2):  # from the fourth on, differences to the one two before
         counts[start::2] = counts[start::2].cumsum()
     return counts.tolist()
 
 
 def fill_polygon(points: Sequence[float] | np.ndarray, size: tuple[int, int]) -> np.ndarray:
-    """bool [height, width]: the pixels whose centres are inside x0, y0, x1, y1, ... (even-odd rule)."""
+    """Return bool [height, width], the pixels whose centres are inside x0, y0, x1, y1, ... (even-odd rule)."""
     height, width = size
     x, y = np.asarray(points, np.float64).reshape(-1, 2).T
     next_x, next_y = np.roll(x, -1), np.roll(y, -1)
@@ -103,7 +103,7 @@ def fill_polygon(points: Sequence[float] | np.ndarray, size: tuple[int, int]) ->
 
 
 def bounds(mask_HW: np.ndarray) -> tuple[int, int, int, int] | None:
-    """(left, top, right, bottom) of the pixels that are set; None if there are none."""
+    """Return (left, top, right, bottom) of the pixels that are set, or None if there are none."""
     columns, rows = np.flatnonzero(mask_HW.any(axis=0)), np.flatnonzero(mask_HW.any(axis=1))
     if not len(columns):
         return None

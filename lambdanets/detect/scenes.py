@@ -1,6 +1,6 @@
-"""Pictures with their objects, as data: what annotations of any origin become.
+"""Images with annotated objects, independent of the annotation format.
 
-Boxes are left, top, right, bottom in pixels. Labels count from 1: 0 is background, as in torchvision.
+Boxes are left, top, right, bottom in pixels. Labels start at 1; 0 is the background, as in torchvision.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,12 @@ from lambdanets.detect import rle
 
 @dataclass(frozen=True)
 class Problem:
-    """An entry of an annotation file that is left out, and why."""
+    """A skipped entry of an annotation file.
+
+    Attributes:
+        where: which entry, for example "annotations[3] (id 11)".
+        reason: why it was skipped.
+    """
 
     where: str
     reason: str
@@ -25,7 +30,12 @@ class Problem:
 
 @dataclass(frozen=True)
 class Category:
-    """A class, with the number that annotations give it."""
+    """A class of objects.
+
+    Attributes:
+        id: the number of the class in the annotation file.
+        name: the name of the class.
+    """
 
     id: int
     name: str
@@ -33,13 +43,27 @@ class Category:
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """The outline of an object: polygons, or run lengths down the columns of the whole picture."""
+    """The mask of an object, as polygons or as run lengths.
+
+    Attributes:
+        polygons: arrays x0, y0, x1, y1, ... in pixels; the mask is their union.
+        counts: run lengths of the whole image in column-major order, the first of which counts zeros.
+
+    >>> import numpy as np
+    >>> from lambdanets.detect.scenes import Segment
+    >>> triangle = Segment((np.array([0.0, 0.0, 4.0, 0.0, 0.0, 4.0]),))
+    >>> triangle.mask((4, 5)).astype(int)
+    array([[1, 1, 1, 0, 0],
+           [1, 1, 0, 0, 0],
+           [1, 0, 0, 0, 0],
+           [0, 0, 0, 0, 0]])
+    """
 
     polygons: tuple[np.ndarray, ...] = ()
     counts: np.ndarray | None = None
 
     def mask(self, size: tuple[int, int]) -> np.ndarray:
-        """bool [height, width]."""
+        """Return the mask, bool [height, width], of an image of `size` (height, width)."""
         if self.counts is not None:
             return rle.decode(self.counts, size)
         found = rle.fill_polygon(self.polygons[0], size)
@@ -48,6 +72,7 @@ class Segment:
         return found
 
     def as_coco(self, size: tuple[int, int]) -> Any:
+        """Return the value of "segmentation" in COCO annotations of an image of `size` (height, width)."""
         if self.counts is None:
             return [polygon.tolist() for polygon in self.polygons]
         return {"size": list(size), "counts": rle.pack(self.counts.tolist())}
@@ -55,31 +80,52 @@ class Segment:
 
 @dataclass(frozen=True, eq=False)
 class Picture:
-    """One picture and its objects."""
+    """An image and its N objects.
+
+    Attributes:
+        id: the number of the image in the annotation file.
+        name: the name of the image file.
+        height: in pixels.
+        width: in pixels.
+        boxes_N4: float32, left, top, right, bottom, clipped to the image.
+        labels_N: int64, from 1.
+        crowd_N: bool, groups of objects (`iscrowd`): not trained on, and ignored in evaluation.
+        area_N: float64, the area in the annotation file.
+        given_N4: float64, left, top, width, height in the annotation file.
+        segments: the masks; None for objects without one.
+    """
 
     id: int
-    name: str  # of its file
+    name: str
     height: int
     width: int
-    boxes_N4: np.ndarray  # float32, inside the picture
-    labels_N: np.ndarray  # int64, from 1
-    crowd_N: np.ndarray  # bool: a group, which is not trained on, and where no answer is wrong
-    area_N: np.ndarray  # float64, as the annotations say
-    given_N4: np.ndarray  # float64: left, top, width, height, as the annotations say
+    boxes_N4: np.ndarray
+    labels_N: np.ndarray
+    crowd_N: np.ndarray
+    area_N: np.ndarray
+    given_N4: np.ndarray
     segments: tuple[Segment | None, ...]
 
     @property
     def size(self) -> tuple[int, int]:
+        """(height, width)."""
         return self.height, self.width
 
 
 @dataclass(frozen=True, eq=False)
 class Scenes:
-    """A set of pictures."""
+    """Annotated images with common classes.
+
+    Attributes:
+        categories: the classes; label i is categories[i - 1].
+        pictures: the images.
+        masks: whether objects have masks.
+        problems: the entries of the annotation file that were skipped.
+    """
 
     categories: tuple[Category, ...]
     pictures: tuple[Picture, ...]
-    masks: bool  # whether objects have outlines
+    masks: bool
     problems: tuple[Problem, ...] = field(default=())
 
     def __len__(self) -> int:
@@ -87,14 +133,19 @@ class Scenes:
 
     @property
     def class_names(self) -> tuple[str, ...]:
+        """Names of the classes; label i is class_names[i - 1]."""
         return tuple(category.name for category in self.categories)
 
     @property
     def objects(self) -> int:
+        """Number of objects in all images."""
         return sum(len(picture.labels_N) for picture in self.pictures)
 
     def as_coco(self, indices: Iterable[int] | None = None) -> dict[str, Any]:
-        """A COCO data set of some pictures. Annotations get new numbers: 0 would mean "no match" to evaluators."""
+        """Return some or all images as a COCO dataset.
+
+        Annotations get new ids from 1: evaluators treat id 0 as "no match".
+        """
         chosen: Sequence[Picture] = self.pictures if indices is None else [self.pictures[i] for i in indices]
         annotations = []
         for picture in chosen:
@@ -121,7 +172,7 @@ class Scenes:
 def make_picture(
     number: int, name: str, size: tuple[int, int], objects: Sequence[tuple[Sequence[float], int, bool, float, Any]]
 ) -> Picture:
-    """From (box as left, top, width, height; label; crowd; area; segment) of each object."""
+    """Make a picture from (box as left, top, width, height; label; crowd; area; segment) of each object."""
     height, width = size
     given = np.array([box for box, *_ in objects], np.float64).reshape(-1, 4)
     corners = np.concatenate([given[:, :2], given[:, :2] + given[:, 2:]], axis=1)

@@ -1,4 +1,4 @@
-"""Coloured shapes with exact boxes and masks, made from a seed: a data set for every machine."""
+"""A synthetic detection dataset: coloured shapes with exact boxes and masks."""
 
 from dataclasses import dataclass
 
@@ -10,20 +10,37 @@ from lambdanets.detect.scenes import Category, Scenes, Segment, make_picture
 NAME = "shapes"
 KINDS = ("circle", "square", "triangle")
 COUNTS = {"train": 64, "validation": 32, "test": 32}
-SIDES = (72, 96)  # pixels of a picture
+SIDES = (72, 96)  # range of height and width in pixels
 RADII = (8, 20)
-LEAST_VISIBLE = 0.4  # of a shape, or it is no object
+LEAST_VISIBLE = 0.4  # minimum visible fraction of an annotated shape
 SEED = 20210217
 
 
 @dataclass(frozen=True)
 class Shapes:
-    """The pictures of a split: each follows from the seed, the split and its number."""
+    """The images of a split of the synthetic dataset: circles, squares and triangles.
+
+    An image depends only on the seed, the split and its number.
+
+    Args:
+        split: "train" (64 images), "validation" (32) or "test" (32).
+        seed: changes all images.
+
+    >>> from lambdanets.detect.shapes import Shapes
+    >>> shapes = Shapes("validation")
+    >>> scenes = shapes.scenes()
+    >>> scenes.class_names
+    ('circle', 'square', 'triangle')
+    >>> pixels = shapes.read(scenes.pictures[0].name)
+    >>> pixels.shape[:2] == scenes.pictures[0].size
+    True
+    """
 
     split: str = "train"
     seed: int = SEED
 
     def scenes(self) -> Scenes:
+        """Return the annotations of all images."""
         pictures = []
         for number in range(COUNTS[self.split]):
             pixels, objects = self.draw(number)
@@ -39,13 +56,15 @@ class Shapes:
         return Scenes(categories, tuple(pictures), masks=True)
 
     def find(self, name: str) -> str | None:
+        """Return the name itself; see `ImageFiles.find`."""
         return name
 
     def read(self, name: str) -> np.ndarray:
+        """Return the pixels of an image, uint8 [H, W, 3]."""
         return self.draw(int(name.removesuffix(".png").rpartition("-")[2]))[0]
 
     def draw(self, number: int) -> tuple[np.ndarray, list[tuple[int, np.ndarray]]]:
-        """Pixels uint8 [H, W, 3], and (label, visible mask) of each object."""
+        """Return the pixels of an image, uint8 [H, W, 3], and (label, visible mask [H, W]) of each object."""
         split = list(COUNTS).index(self.split)
         generator = np.random.Generator(np.random.PCG64([self.seed, split, number]))
         height, width = generator.integers(SIDES[0], SIDES[1] + 1, 2)
@@ -56,7 +75,9 @@ class Shapes:
             radius = generator.uniform(*RADII)
             x, y = generator.uniform(radius, width - radius), generator.uniform(radius, height - radius)
             mask = outline(kind, x, y, radius, generator.uniform(0, 2 * np.pi), (int(height), int(width)))
-            drawn = [(label, before & ~mask, whole) for label, before, whole in drawn]  # later ones lie above
+            drawn = [
+                (label, before & ~mask, whole) for label, before, whole in drawn
+            ]  # later shapes occlude earlier ones
             pixels = np.where(mask[:, :, None], generator.integers(90, 256, 3) + 0.0, pixels)
             drawn.append((kind + 1, mask, int(mask.sum())))
         pixels += generator.normal(0, 4, pixels.shape)
@@ -65,7 +86,7 @@ class Shapes:
 
 
 def outline(kind: int, x: float, y: float, radius: float, turn: float, size: tuple[int, int]) -> np.ndarray:
-    """The mask of a shape around (x, y)."""
+    """Return the mask of a shape around (x, y), rotated by `turn` radians."""
     if KINDS[kind] == "circle":
         rows, columns = np.mgrid[: size[0], : size[1]] + 0.5
         return (rows - y) ** 2 + (columns - x) ** 2 <= radius**2

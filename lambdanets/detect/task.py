@@ -1,4 +1,4 @@
-"""Detection, as a task of the training loop."""
+"""Detection as a task of the training loop."""
 
 import math
 import os
@@ -30,13 +30,13 @@ from lambdanets.train.identity import labels_digest
 from lambdanets.train.task import Outcome, Share, Task
 
 DETECTIONS, PROBLEMS = "detections.json", "problems.txt"
-SHOWN_PROBLEMS = 50  # in the log; the file has them all
+SHOWN_PROBLEMS = 50  # in the log; problems.txt has all
 
 
 class Detect(Task):
-    """Objects of a detection set: boxes, and outlines where the annotations have them."""
+    """Task that trains a detector, with masks if the annotations have them."""
 
-    not_captured = "pictures differ in the number of their objects"
+    not_captured = "images have different numbers of objects"
 
     def __init__(self, config: DetectConfig) -> None:
         self.config, data = config, config.data
@@ -45,7 +45,7 @@ class Detect(Task):
         self.masks = scenes.masks
         self.score = "mask_ap" if self.masks else "box_ap"
         if (config.early_stopping or config.keep_best) and not precision.available():
-            raise ValueError(f"early_stopping and keep_best watch average precision, and {precision.MISSING}")
+            raise ValueError(f"early_stopping and keep_best need average precision, and {precision.MISSING}")
         chosen = np.array(
             [i for i, picture in enumerate(scenes.pictures) if data.empty or (~picture.crowd_N).any()], np.int64
         )
@@ -71,7 +71,7 @@ class Detect(Task):
             {"event": "bad_annotation", "name": problem.where, "reason": problem.reason}
             for problem in self.problems[:SHOWN_PROBLEMS]
         ]
-        self.results: list[Result] | None = None  # of the last evaluation, for the report
+        self.results: list[Result] | None = None  # of the final evaluation, for the report
 
     @property
     def problems(self) -> list[Any]:
@@ -82,7 +82,7 @@ class Detect(Task):
 
     def model(self) -> Detector:
         config = self.config
-        torch.backends.cudnn.benchmark = False  # heads see another number of objects in every step: it would never end
+        torch.backends.cudnn.benchmark = False  # shapes in the heads change in every step
         return make_detector(
             config.model,
             config.heads,
@@ -117,7 +117,7 @@ class Detect(Task):
 
     def evaluate(self, model: nn.Module, world: World, final: bool) -> dict[str, dict[str, float]]:
         found: list[tuple[int, list[Result]]] = []
-        memory = torch.cuda.max_memory_allocated() if world.device.type == "cuda" else 0  # of training so far
+        memory = torch.cuda.max_memory_allocated() if world.device.type == "cuda" else 0  # peak of training
         for batch in self.evaluation_loader(world).epoch(0):
             assert isinstance(batch, SceneBatch)
             self.notice(batch)
@@ -166,7 +166,7 @@ class Detect(Task):
             )
         return self.loaders["evaluation"]
 
-    # What the loop asks
+    # Options, log and files
 
     def loader_options(self, rank: int, world: int, batch_size: int, others: int = 0) -> LoaderOptions:
         return replace(reader_options(self.config, self.config.data, rank, world, batch_size, others), prefetch=2)
@@ -226,11 +226,11 @@ class Detect(Task):
         save_detector(model, path, about(self.config, self.data.scenes.categories, self.masks, metrics))
 
     def close(self) -> None:
-        self.loaders.clear()  # and with them their worker processes
+        self.loaders.clear()  # stops their worker processes
 
 
 def evaluated_set(config: DetectConfig) -> tuple[DetectionSet, np.ndarray, str]:
-    """What a run was evaluated on, which of its pictures, and what that part is called."""
+    """Return the dataset that a run was evaluated on, the indices of the images, and the name of the split."""
     task = Detect(config)
     held = task.split == "held_out"
     return task.evaluated, task.held if held else np.arange(len(task.evaluated)), task.split

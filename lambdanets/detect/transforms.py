@@ -1,4 +1,4 @@
-"""Pictures and their objects to the network's canvas. All randomness is Python's `random`, seeded by the loader."""
+"""Preprocessing and augmentation of images with objects. Randomness is Python's `random`, seeded by the loader."""
 
 import random
 from dataclasses import dataclass
@@ -14,24 +14,24 @@ from lambdanets.data.decode import TRANSPOSED, BrokenImageError, load, orientati
 from lambdanets.detect.config import Jitter
 from lambdanets.detect.scenes import Picture
 
-LEAST_SIDE = 1.0  # pixels of what a crop leaves of a box
+LEAST_SIDE = 1.0  # minimum side in pixels of a cropped box
 Scene = tuple[Image.Image, Picture]
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """A picture that fits the canvas; the canvas itself is filled when a batch is made."""
+    """A preprocessed image and its objects, before padding."""
 
     pixels: np.ndarray  # uint8 [height, width, 3]
     boxes_N4: Tensor  # float32, left, top, right, bottom
     labels_N: Tensor
-    packed_NHW: Tensor | None  # masks, eight pixels a byte
+    packed_NHW: Tensor | None  # masks, eight pixels per byte
 
 
 class Training:
-    """Large-scale jitter: a random size, a random crop of it where it is larger than the canvas, a flip."""
+    """Large-scale jitter: resize to a random size, crop at random what exceeds the canvas, flip at random."""
 
-    exif_orientation = False  # annotations are about the stored pixels
+    exif_orientation = False  # annotations refer to the stored pixels
 
     def __init__(self, size: int, jitter: Jitter, masks: bool) -> None:
         self.size, self.jitter, self.masks = size, jitter, masks
@@ -65,7 +65,7 @@ class Training:
         )
 
     def crop(self, canvas: tuple[int, int]) -> tuple[tuple[int, int, int, int], list[int]]:
-        """(top, left, height, width) of the crop in the picture, and its size on the canvas."""
+        """Return (top, left, height, width) of a random crop, and its height and width after resizing."""
         scale = self.size * random.uniform(*self.jitter.scale) / max(canvas)
         down, across = (min(side, max(1, round(self.size / scale))) for side in canvas)
         top, left = (random.randint(0, side - cut) for side, cut in zip(canvas, (down, across), strict=True))
@@ -73,7 +73,7 @@ class Training:
         return (top, left, down, across), out
 
     def cut(self, segments: list, canvas: tuple[int, int], crop: tuple, out: list[int], flipped: bool) -> Tensor:
-        """Masks uint8 [N, height, width] of what the crop shows."""
+        """Return the cropped and resized masks, uint8 [N, height, width]."""
         top, left, down, across = crop
         drawn = np.zeros((len(segments), down, across), np.uint8)
         for place, segment in zip(drawn, segments, strict=True):
@@ -84,7 +84,7 @@ class Training:
 
 
 class Fitting:
-    """The whole picture, as large as the canvas allows: for evaluation."""
+    """Resize the whole image to fit the canvas, for evaluation."""
 
     exif_orientation = False
 
@@ -99,27 +99,27 @@ class Fitting:
 
 
 def fitted(size: tuple[int, int], canvas: int) -> list[int]:
-    """Height and width of a picture whose longer side is the canvas's."""
+    """Return height and width after resizing the longer side to `canvas`."""
     scale = canvas / max(size)
     return [max(1, round(side * scale)) for side in size]
 
 
 def whole(scene: Scene) -> tuple[tv_tensors.Image, Picture]:
-    """The pixels, if they are what the annotations are about."""
+    """Decode an image; raise a BrokenImageError if its size is not that of its annotations."""
     opened, picture = scene
     image = load(opened)
     if (image.height, image.width) != picture.size:
         hint = ""
         if (image.width, image.height) == picture.size and orientation_of(opened) in TRANSPOSED:
-            hint = ", its size when it is turned by its EXIF orientation: save the picture upright, without EXIF data"
+            hint = ", its size after rotation by its EXIF orientation: save the image upright, without EXIF data"
         raise BrokenImageError(
-            f"the picture is {image.width} x {image.height}, its annotations are for {picture.width} x "
+            f"the image is {image.width} x {image.height}, but its annotations are for {picture.width} x "
             f"{picture.height}{hint}"
         )
     return tv_tensors.Image(torch.from_numpy(np.array(image)).permute(2, 0, 1)), picture
 
 
 def unpacked(packed_NHW: Tensor, width: int) -> Tensor:
-    """Masks uint8 [N, height, width] of packed ones, where they are."""
+    """Unpack masks on their device: uint8 [N, height, width / 8] to uint8 [N, height, width]."""
     bits = torch.arange(7, -1, -1, device=packed_NHW.device, dtype=torch.uint8)
     return (packed_NHW[..., None].bitwise_right_shift(bits) & 1).flatten(2)[:, :, :width]

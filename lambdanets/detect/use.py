@@ -1,4 +1,4 @@
-"""A trained detector at work: on the pictures of a set, or on any others."""
+"""Inference with a trained detector, on single images or on a dataset."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -24,7 +24,14 @@ from lambdanets.train.precision import autocast
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """A detector on its device, in eval mode."""
+    """A trained detector in evaluation mode on its device; `open_detector` loads one.
+
+    Attributes:
+        detector: the network.
+        about: configuration, classes and image size.
+        device: where the network is.
+        precision: autocast dtype of the forward pass.
+    """
 
     detector: Detector
     about: About
@@ -33,28 +40,40 @@ class Trained:
 
     @property
     def class_names(self) -> tuple[str, ...]:
+        """Names of the classes; label i is class_names[i - 1]."""
         return tuple(category.name for category in self.about.categories)
 
     @torch.inference_mode()
     def outputs(self, images: torch.Tensor, sizes: Sequence[tuple[int, int]]) -> list[dict[str, torch.Tensor]]:
+        """Return the detector's outputs for padded images uint8 [B, 3, H, W]; see `Detector.forward`."""
         with autocast(self.precision, self.device):
             return self.detector(images.to(self.device, non_blocking=True), sizes=sizes)
 
     def look(self, image: Image.Image, size: int | None = None) -> list[Detection]:
-        """What is in one picture; its longer side becomes `size` pixels."""
+        """Detect the objects in an image.
+
+        Args:
+            image: any PIL image; it is converted to RGB.
+            size: the longer side is resized to this many pixels; by default the size of training.
+        """
         pixels = self.pixels(image, size)
         shape = (pixels.shape[1], pixels.shape[2])
         (output,) = self.outputs(pixels[None], [shape])
         return detections(output, shape, (image.height, image.width))
 
     def pixels(self, image: Image.Image, size: int | None = None) -> torch.Tensor:
-        """What the detector sees of a picture, uint8 [3, height, width]."""
+        """Return the input of the detector for an image, uint8 [3, height, width]."""
         height, width = fitted((image.height, image.width), size or self.about.size)
         resized = image.convert("RGB").resize((width, height), Image.Resampling.BILINEAR)
         return torch.from_numpy(np.array(resized)).permute(2, 0, 1)
 
     def read(self, data: bytes, size: int | None = None) -> tuple[Image.Image, list[Detection]]:
-        """What is in an encoded picture, and the picture, upright. A BrokenImageError if it is none."""
+        """Decode an image, rotate it by its EXIF orientation, and return it with the detected objects.
+
+        Args:
+            data: the contents of an image file. A BrokenImageError is raised if it cannot be decoded.
+            size: as for `look`.
+        """
         image = load(upright(open_image(data)))
         return image, self.look(image, size)
 
@@ -62,7 +81,31 @@ class Trained:
 def open_detector(
     what: str, *, weights: str = "ema", device: str | None = None, precision: Precision = "float32"
 ) -> Trained:
-    """The detector of a run folder or of a safetensors file."""
+    """Load a trained detector.
+
+    Args:
+        what: a run folder or a .safetensors file.
+        weights: weights of a run: "ema" (moving average), "raw" (last step) or "best" (best evaluation).
+        device: "cpu" or "cuda"; by default a GPU if there is one.
+        precision: autocast dtype of the forward pass.
+
+    >>> from pathlib import Path
+    >>> from PIL import Image
+    >>> from lambdanets.detect.config import Heads
+    >>> from lambdanets.detect.scenes import Category
+    >>> from lambdanets.detect.use import open_detector
+    >>> from lambdanets.detect.weights import About, save_detector
+    >>> from lambdanets.train.config import ModelConfig
+    >>> backbone = ModelConfig(name="lambda_resnet_tiny", options=("stem='strided'", "widths=(8,8,16,16)", "scope=7"))
+    >>> mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    >>> about = About(model=backbone, heads=Heads(channels=16, hidden=32), categories=(Category(1, "cat"),),
+    ...               masks=True, size=64, mean=mean, std=std)
+    >>> path = save_detector(about.build(), Path("detector.safetensors"), about)  # untrained weights
+    >>> trained = open_detector("detector.safetensors", device="cpu")
+    >>> detections = trained.look(Image.new("RGB", (80, 60)))
+    >>> all(detection.score >= 0.05 for detection in detections)
+    True
+    """
     chosen = chosen_device(device)
     detector, card = load_detector(find_weights(what, weights))
     dtype = torch.float64 if precision == "float64" else torch.float32
@@ -72,12 +115,19 @@ def open_detector(
 
 @dataclass(frozen=True)
 class Answer:
-    """What was found in a picture of a set, or why it could not be read."""
+    """The detections in an image of a dataset.
+
+    Attributes:
+        index: the index of the image in the dataset.
+        found: the detections.
+        error: why the image could not be read; empty if it was.
+        seconds: the time of the forward pass, divided by the batch size.
+    """
 
     index: int
     found: tuple[Detection, ...] = ()
     error: str = ""
-    seconds: float = 0.0  # its part of the network's time
+    seconds: float = 0.0
 
 
 def look_through(
@@ -89,7 +139,16 @@ def look_through(
     batch_size: int = 8,
     workers: int = 0,
 ) -> Iterator[Answer]:
-    """Every picture of a set, in order, batch by batch."""
+    """Detect the objects in the images of a dataset; yield one `Answer` per image, in order.
+
+    Args:
+        trained: the detector.
+        data: the dataset (`open_set`).
+        indices: indices of the images; None for all.
+        size: the longer side is resized to this many pixels; by default the size of training.
+        batch_size: images per forward pass.
+        workers: processes that read images; 0 reads in this process.
+    """
     canvas = size or trained.about.size
     options = LoaderOptions(batch_size, workers, prefetch=2, broken=BrokenImages(max_fraction=1.0))
     places = None if indices is None else np.asarray(indices)

@@ -78,23 +78,23 @@ ONE = {  # what is changed in annotation 3, and a word of the sentence
     "box outside": ({"bbox": [300, 4, 8, 5]}, "outside"),
     "huge number": ({"bbox": [3, 4, 10**400, 5]}, "four numbers"),
     "unknown category": ({"category_id": 99}, "unknown category 99"),
-    "category in text": ({"category_id": "cat"}, "whole number"),
-    "unknown picture": ({"image_id": 77}, "no picture 77"),
+    "category in text": ({"category_id": "cat"}, "must be an integer"),
+    "unknown picture": ({"image_id": 77}, "no image 77"),
     "odd polygon": ({"segmentation": [[1, 2, 3, 4, 5, 6, 7]]}, "three points"),
     "polygon of two points": ({"segmentation": [[1, 2, 3, 4]]}, "three points"),
     "polygon of text": ({"segmentation": [["a"] * 6]}, "three points"),
     "polygon elsewhere": ({"segmentation": [[50, 50, 60, 50, 60, 60]]}, "outside"),
     "polygon without area": ({"segmentation": [[3, 4, 5, 4, 9, 4]]}, "no area"),
-    "no outline": ({"segmentation": []}, "no outline"),
+    "no outline": ({"segmentation": []}, "no mask"),
     "outline in text": ({"segmentation": "here"}, "polygons or run lengths"),
     "run lengths of another picture": ({"segmentation": {"size": [9, 9], "counts": [81]}}, "[9, 9]"),
-    "run lengths that are too short": ({"segmentation": {"size": [20, 30], "counts": [5, 5]}}, "10 of 600"),
+    "run lengths that are too short": ({"segmentation": {"size": [20, 30], "counts": [5, 5]}}, "cover 10 pixels"),
     "run lengths below 0": ({"segmentation": {"size": [20, 30], "counts": [610, -10]}}, "at least 0"),
     "run lengths of nothing": ({"segmentation": {"size": [20, 30], "counts": [600]}}, "empty"),
-    "run lengths of garbage": ({"segmentation": {"size": [20, 30], "counts": "\x01"}}, "letters"),
+    "run lengths of garbage": ({"segmentation": {"size": [20, 30], "counts": "\x01"}}, "characters"),
     "outline of very many points": ({"segmentation": [[1.0, 2.0, 3.0, 4.0] * 25_001]}, "more than 50,000 points"),
-    "nested picture": ({"image_id": [[[[[[]]]]]]}, "whole number"),
-    "id of 400 digits": ({"image_id": 10**400}, "whole number"),
+    "nested picture": ({"image_id": [[[[[[]]]]]]}, "must be an integer"),
+    "id of 400 digits": ({"image_id": 10**400}, "must be an integer"),
     "polygon far away": ({"segmentation": [[1e300, 2, 3, 4, 5, 6]]}, "reaches far out"),
     "crowd of two": ({"iscrowd": 2}, "iscrowd"),
 }
@@ -130,7 +130,7 @@ def test_a_picture_with_too_many_pixels_is_named_and_costs_nothing(tmp_path, fil
     for source in (files, None):
         scenes = read(tmp_path, data, source)
         assert len(scenes) == 5
-        assert "1.png has 1000000 x 1000000 pixels, and 80,000,000 are the most" in scenes.problems[0].reason
+        assert "1.png has 1000000 x 1000000 pixels, more than the limit of 80,000,000" in scenes.problems[0].reason
 
 
 @pytest.mark.parametrize("depth", [100, 900, 980, 3000])
@@ -163,7 +163,7 @@ def test_a_picture_is_never_taken_for_another(tmp_path):
     assert [picture.name for picture in scenes.pictures] == ["here/0.png", "here/1.png"]
     said = {problem.where: problem.reason for problem in scenes.problems}
     assert said["images[1] (id 1)"] == "the file there/0.png is missing"
-    assert said["images[3] (id 3)"] == f"2.tif is no file of {', '.join(EXTENSIONS)}"
+    assert said["images[3] (id 3)"] == f"2.tif must end in one of {', '.join(EXTENSIONS)}"
 
 
 def test_sizes_that_the_file_lacks_are_measured(tmp_path, files):
@@ -181,10 +181,10 @@ def test_sizes_that_the_file_lacks_are_measured(tmp_path, files):
         ("", "not usable JSON"),
         ("{", "not usable JSON"),
         ("[" * 100_000, "not usable JSON"),
-        ("[]", "not COCO"),
-        ('{"images": {}}', "no list"),
-        ("{}", "no category"),
-        ('{"categories": [{"id": 1, "name": "a"}]}', "no picture"),
+        ("[]", "not a COCO file"),
+        ('{"images": {}}', "must be a list"),
+        ("{}", "no categories"),
+        ('{"categories": [{"id": 1, "name": "a"}]}', "no usable image"),
         ("\udcff", "not usable JSON"),
     ],
 )

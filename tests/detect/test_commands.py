@@ -107,7 +107,7 @@ def test_a_wrong_result_file_is_one_sentence(tmp_path, capsys, key, wrong):
     right = {"image_id": 1, "category_id": 1, "score": 0.5, "bbox": [1, 2, 3, 4]}
     (tmp_path / "found.json").write_text(json.dumps([right, right | {key: wrong}]))
     assert main(["detect", "score", str(tmp_path / "found.json"), str(data / "instances_train.json")]) == 2
-    assert f"detection 1 has the {key} {str(wrong)[:20]}" in capsys.readouterr().err
+    assert f"detection 1 has the invalid {key} {str(wrong)[:20]}" in capsys.readouterr().err
 
 
 def test_a_mask_of_another_size_than_its_picture_is_refused(tmp_path, capsys):
@@ -117,7 +117,7 @@ def test_a_mask_of_another_size_than_its_picture_is_refused(tmp_path, capsys):
     one = {"image_id": number, "category_id": 1, "score": 0.5, "segmentation": mask}
     (tmp_path / "found.json").write_text(json.dumps([one]))
     assert main(["detect", "score", str(tmp_path / "found.json"), str(data / "instances_train.json")]) == 2
-    assert "detection 0 has an outline for [5, 7] pixels, height first" in capsys.readouterr().err
+    assert "detection 0 has a mask of [5, 7] pixels (height, width)" in capsys.readouterr().err
 
 
 def test_results_with_masks_alone_and_of_other_classes(tmp_path, capsys):
@@ -187,8 +187,8 @@ def test_check_reads_the_pictures(tmp_path, capsys):
     second.write_bytes(second.read_bytes()[:200])
     assert main(["detect", "check", str(data)]) == 1
     said = capsys.readouterr().out
-    assert "2 pictures cannot be used" in said
-    assert f"train: {first.name}: the picture is 7 x 5, its annotations are for" in said
+    assert "2 images cannot be used" in said
+    assert f"train: {first.name}: the image is 7 x 5, but its annotations are for" in said
     assert f"train: {second.name}: cannot be decoded" in said
     assert f"train: {third.name} = validation: {third.name}\n" in said
 
@@ -205,7 +205,7 @@ def test_a_picture_of_a_telephone_is_looked_at_upright(run, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["evaluate", "nowhere"], "neither the folder of a run"),
+        (["evaluate", "nowhere"], "neither a run folder"),
         (["train", "debug", "--data.path", "nowhere"], "no such folder or COCO file"),
         (["train", "debug", "--data.std", "0", "0", "0"], "std[0] must be from"),
         (["bench", "resnet50"], "is now `python benchmarks/detector_step.py`"),
@@ -224,7 +224,7 @@ def test_weights_of_something_else_are_refused(tmp_path, capsys):
 
     save_file({"a": torch.zeros(1)}, tmp_path / "a.safetensors")
     assert main(["detect", "predict", str(tmp_path / "a.safetensors"), "x.png"]) == 2
-    assert "holds no detector" in capsys.readouterr().err
+    assert "is not a detector" in capsys.readouterr().err
 
 
 def test_a_run_of_another_kind_is_named_and_its_report_is_kept(run, tmp_path, capsys):

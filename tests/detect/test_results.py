@@ -69,7 +69,7 @@ def test_an_outline_has_the_size_of_its_picture(tmp_path: Path, capsys: pytest.C
     }
     (tmp_path / "annotations.json").write_text(json.dumps(data))
     assert main(["detect", "score", str(tmp_path / "results.json"), str(tmp_path / "annotations.json")]) == 2
-    assert "results.json: detection 1 has an outline for [12, 16] pixels" in capsys.readouterr().err
+    assert "results.json: detection 1 has a mask of [12, 16] pixels" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "[]", "", '{"a": NaN}'])

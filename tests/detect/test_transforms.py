@@ -87,7 +87,7 @@ def test_annotations_of_the_upright_photograph_are_refused_with_the_remedy():
     upright, picture = scene((90, 140))
     photo = open_image(photographed(upright, 6))
     assert photo.size == (90, 140)
-    with pytest.raises(BrokenImageError, match=r"90 x 140.*for 140 x 90.*EXIF orientation: save the picture upright"):
+    with pytest.raises(BrokenImageError, match=r"90 x 140.*for 140 x 90.*EXIF orientation: save the image upright"):
         Fitting(64)((photo, picture))
 
 

@@ -52,7 +52,7 @@ def run(case: FuzzCase) -> bool:
     scenes = read_scenes(path, None, masks=masks)
     named = {(key, int(at)) for key, at in PROBLEM.findall(found.out)}
     counts = {key: len(entries) - sum(k == key for k, _ in named) for key, entries in given.items()}
-    kept = re.search(r"train: ([\d,]+) pictures, ([\d,]+) objects of ([\d,]+) classes", found.out)
+    kept = re.search(r"train: ([\d,]+) images, ([\d,]+) objects of ([\d,]+) classes", found.out)
     assert kept is not None, found.out
     numbers = dict(
         zip(("images", "annotations", "categories"), (int(n.replace(",", "")) for n in kept.groups()), strict=True)
@@ -69,7 +69,7 @@ def run(case: FuzzCase) -> bool:
         inside = (picture.boxes_N4 >= 0).all() and (picture.boxes_N4 <= [picture.width, picture.height] * 2).all()
         if not inside:
             raise silent(f"a box outside of {picture.name}")
-    if (found.status == 0) != (" 0 bad entries" in found.out and "cannot be used" not in found.out):
+    if (found.status == 0) != (" 0 invalid annotations" in found.out and "cannot be used" not in found.out):
         raise silent(f"exit status {found.status}: {found.out}")
     return True
 
