@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from math import nan
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 from rich.console import Console
@@ -34,6 +34,7 @@ from lambdanets.ops.choose import BACKENDS
 from lambdanets.options import BENCHES, check_positive, chosen_device, optional
 
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+Family = Literal["public", "convolution", "depthwise", "attention"]
 HOPELESS = 30  # a backend that is predicted to be so many times slower than the chosen one is not waited for
 LAUNCHES = 0.02  # seconds: a step that takes longer on a GPU does not wait for Python
 QUICK_SHAPES = (Shape(6, 6, 16),)
@@ -61,8 +62,9 @@ class BenchLayer:
     """Queries for each lambda."""
     key_depth: int = 16
     """Depth of queries and keys."""
-    against: tuple[Literal["public", "convolution", "attention"], ...] = ("public", "convolution", "attention")
-    """Whom whole layers are measured beside: public lambda layers, the 3x3 convolution, on a GPU attention."""
+    against: tuple[Family, ...] = get_args(Family)
+    """Baselines of whole layers: public lambda layers, the 3x3 convolution, a depthwise convolution as large as the
+    scope followed by a 1x1 convolution, and on a GPU attention."""
     pooled: bool = False
     """With average pooling by half after our layer, beside a convolution that strides: blocks that halve their map."""
     all_backends: bool = False

@@ -121,6 +121,14 @@ def convolution(case: BenchCase) -> nn.Sequential:
     return nn.Sequential(conv, nn.BatchNorm2d(channels))
 
 
+def large_depthwise(case: BenchCase) -> nn.Sequential:
+    """A depthwise convolution over the whole scope, and a 1x1 convolution that mixes channels."""
+    channels = case.shape.channels
+    scope = min(case.scopes)
+    spatial = nn.Conv2d(channels, channels, scope, padding=scope // 2, groups=channels, bias=False)
+    return nn.Sequential(spatial, nn.Conv2d(channels, channels, 1, bias=False), nn.BatchNorm2d(channels))
+
+
 def folded_convolution(case: BenchCase) -> nn.Module:
     conv, norm = convolution(case).eval()
     return fuse_conv_bn_eval(conv, norm)  # type: ignore[return-value]
@@ -244,6 +252,7 @@ def contenders(device: torch.device, all_backends: bool) -> list[Contender]:
         Contender("conv3x3 + BN", "convolution", convolution),
         Contender("conv3x3, BN folded", "convolution", folded_convolution, modes=("inference",)),
         Contender("conv3x3 + BN, compiled", "convolution", compiled_convolution, ("training",), why_not=compiles),
+        Contender("depthwise + 1x1 + BN", "depthwise", large_depthwise, why_not=odd_scope),
         *attentions(device),
     ]
 

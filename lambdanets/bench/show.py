@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lambdanets.bench.layers import LeftOut, Row
 
 MIB = 2**20
-FAMILIES = ("ours", "public", "convolution", "attention")
+FAMILIES = ("ours", "public", "convolution", "depthwise", "attention")
 
 
 def tables(rows: list[Row], left_out: list[LeftOut], console: Console) -> None:

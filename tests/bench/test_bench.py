@@ -231,8 +231,8 @@ def test_machine_without_git(monkeypatch):
 
 
 def test_commit_of_an_archive(monkeypatch, tmp_path):
-    package = tmp_path / "lambdanets" / "measure"
-    package.mkdir(parents=True)
+    package = tmp_path / "lambdanets"
+    package.mkdir()
     monkeypatch.setattr(machine, "__file__", str(package / "machine.py"))
     monkeypatch.setenv("PATH", "")
     (tmp_path / ".git_archival.txt").write_text("commit: $Format:%H$\n")
