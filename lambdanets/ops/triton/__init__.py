@@ -1,8 +1,8 @@
-"""The lambda operation as fused Triton kernels: lambdas are made and applied on the chip, never stored.
+"""The lambda operation as fused Triton kernels, which compute and apply lambdas on the chip without storing them.
 
 Letters: B batch, N queries, M context positions, H heads, K key depth, V value depth, U intra-depth.
-Importing this package imports neither Triton nor any kernel; the first call does.
-Derivation and layouts: README.md beside this file.
+Triton and the kernels are imported by the first call, not with this package. README.md has the derivation and the
+layouts.
 """
 
 import functools
@@ -21,14 +21,14 @@ TYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def constant_when_compiling(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.compiler.assume_constant_result`, which would import the compiler, and with it Triton, at once."""
+    """Mark a function like `torch.compiler.assume_constant_result`, without importing the compiler and Triton."""
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function
 
 
 @constant_when_compiling
 def interpreted() -> bool:
-    """Triton's interpreter runs the kernels on the CPU, for tests."""
+    """Return whether Triton's interpreter runs the kernels on the CPU, for tests."""
     return os.environ.get("TRITON_INTERPRET", "0").lower() in ("1", "true", "on", "yes")
 
 
@@ -47,7 +47,7 @@ def why_not(
     device: torch.device, dtype: torch.dtype, key_depth: int, value_depth: int, heads: int,
     intra_depth: int = 1, dims: int = 2, *, dilation: int = 1,
 ) -> str | None:  # fmt: skip
-    """None if the fused kernels can run this, else the reason."""
+    """Return the reason why the fused kernels cannot run this, or None."""
     if not has_triton():
         return "the fused kernels need Triton, which is not installed"
     if device.type == "cuda":
@@ -78,9 +78,9 @@ def why_not(
 
 
 def with_intra_depth(values: Tensor, embeddings: Tensor, position_dims: int) -> tuple[Tensor, Tensor]:
-    """values [B,M,V(,U)] -> [B,M*U,V]; embeddings [*positions,K(,U)] -> [*positions,K,U].
+    """Merge intra-depth into the context: values [B,M,V(,U)] -> [B,M*U,V], embeddings [*positions,K(,U)] -> [...,K,U].
 
-    A sum over u is a sum over context, so intra-depth is a context U times as long.
+    The sum over u is equivalent to a sum over a context that is U times longer.
     """
     if embeddings.dim() == position_dims + 1:
         embeddings = embeddings.unsqueeze(-1)
@@ -96,11 +96,21 @@ def fused_relative(
 ) -> Tensor:  # fmt: skip
     """Apply content and relative position lambdas to their queries.
 
-    queries [B,N,H,K], values [B,M,V(,U)], table [*scope,K(,U)] with one or two scope axes; grids give the shape of
-    queries (N) and context (M). Returns [B,N,H,V]. The content lambda [B,K,V], or None for none; or the keys [B,M,K] to
-    make it of, by a softmax over m (then U is 1).
-    table[i] is the embedding of context - query * stride = i - (scope - 1) // 2; what lies outside contributes nothing.
-    `pooled`: 3x3 average pooling of the output at every other position follows, with a border of zeros (2-d).
+    table[i] is the embedding of context - query * stride = i - (scope - 1) // 2. Context outside the grid contributes
+    nothing.
+
+    Args:
+        queries: [B,N,H,K].
+        values: [B,M,V(,U)].
+        content: the content lambda [B,K,V], or None.
+        table: [*scope,K(,U)] with one or two scope axes.
+        query_grid, context_grid: shapes of the queries (N) and of the context (M).
+        stride: distance between neighbouring queries, in context positions.
+        keys: keys [B,M,K] from which to compute the content lambda by a softmax over m (requires U = 1).
+        pooled: apply 3x3 average pooling with stride 2 and padding 1 to the output (2-d).
+
+    Returns:
+        The output [B,N,H,V], or [B,P,H,V] if pooled.
     """
     from . import operators
 
@@ -108,7 +118,7 @@ def fused_relative(
     if pooled and dims != 2:
         raise ValueError(f"windows of 3x3 need two axes, got a grid {tuple(query_grid)}")
     values, table = with_intra_depth(values, table, dims)
-    if dims == 1:  # a column of rows of width 1, so that the band of rows in reach is exact
+    if dims == 1:  # a map of width 1, so that the band of rows in reach is exact
         query_grid, context_grid, table = [query_grid[0], 1], [context_grid[0], 1], table.unsqueeze(1)
     arguments = (queries.flatten(2), values.to(queries.dtype), keys, content, table)
     output = operators.fused(*arguments, list(query_grid), list(context_grid), stride, pooled)[0]
@@ -118,7 +128,7 @@ def fused_relative(
 def fused_dense(
     queries: Tensor, values: Tensor, content: Tensor | None, embeddings: Tensor, *, keys: Tensor | None = None
 ) -> Tensor:
-    """As fused_relative, with an embedding for every pair: embeddings [N,M,K(,U)]."""
+    """Apply content and position lambdas like `fused_relative`, with an embedding for every pair, [N,M,K(,U)]."""
     from . import operators
 
     values, embeddings = with_intra_depth(values, embeddings, 2)
@@ -127,7 +137,7 @@ def fused_dense(
 
 
 def compiled_kernels() -> int:
-    """How many variants of the kernels this process compiled or loaded so far."""
+    """Return the number of kernel variants that this process has compiled or loaded."""
     from triton.runtime.jit import JITFunction
 
     modules = [module for name, module in sys.modules.items() if name.startswith(f"{__name__}.")]

@@ -1,4 +1,4 @@
-"""The fused kernels as one of the implementations that `choose.py` picks from: content and position in one pass.
+"""The fused kernels as a backend for `choose.py`: content and position part in one pass.
 
 Letters: B batch, N queries, M context positions, H heads, K key depth, V value depth, U intra-depth.
 """
@@ -15,6 +15,7 @@ from lambdanets.ops.problem import Problem
 
 
 def why_not(problem: Problem) -> str | None:
+    """Return the reason why this backend cannot run, or None."""
     positions = problem.positions
     if positions is None:
         return "without positions there is nothing to fuse"
@@ -34,20 +35,20 @@ def why_not(problem: Problem) -> str | None:
 
 
 def work(problem: Problem) -> tuple[float, float]:
-    """Multiply-adds, and elements read and written: what the cost model weighs."""
+    """Return the numbers of multiply-adds and of elements read and written, for the cost model."""
     B, N, M, H, K, V, U = problem.sizes
     pairs = N * M * U
-    if isinstance(problem.positions, Relative):  # whole rows of context, for the rows in reach
+    if isinstance(problem.positions, Relative):  # whole context rows, of the rows in reach
         _, axes = problem.positions.clipped()
         pairs = pairs * min(1.0, (axes[0].last - axes[0].first + 1) / axes[0].context)
     return B * K * V * (pairs + N * H), B * (N * H * (K + V) + M * U * V)
 
 
 def whole_output(problem: Problem, dtype: torch.dtype) -> Tensor:
-    """[B, N, H, V], summed in float32."""
+    """Return the sum of position and content output, [B, N, H, V], accumulated in float32."""
     positions, values, keys = problem.positions, problem.values_BMVU, problem.keys_BMKU
     content = None
-    if keys is not None:  # the kernels have softmax without a mask and without intra-depth
+    if keys is not None:  # the kernels support the softmax without mask and intra-depth
         if problem.key_norm == "softmax" and problem.context_mask_BM is None and keys.shape[3] == 1:
             keys = keys.squeeze(3)
         else:
@@ -63,5 +64,5 @@ def whole_output(problem: Problem, dtype: torch.dtype) -> Tensor:
 
 
 def position_output(problem: Problem) -> Tensor:
-    """The position part alone."""
+    """Return the position output alone."""
     return whole_output(replace(problem, keys_BMKU=None), torch.float32)

@@ -1,4 +1,4 @@
-"""Triton kernels for the content lambda: keys through a softmax over the context, times the values.
+"""Triton kernels for the content lambda: the softmax of the keys over the context, times the values.
 
 Letters: B batch, M context positions, K key depth, V value depth. Tile letters: C context positions per step,
 KP = K padded to a power of two, VT a tile of the value depth. "norm" is log(sum of exp(keys)) over the context.
@@ -10,7 +10,7 @@ import triton.language as tl
 
 @triton.jit
 def context_block(x_ptr, m, M, depth, DEPTH, stride, other):
-    """Rows [C, depth] of neighbouring context positions; `other` beyond the context and the depth."""
+    """Load rows [C, depth] of neighbouring context positions; `other` beyond the context and the depth."""
     mask = (m < M)[:, None] & (depth < DEPTH)[None, :]
     return tl.load(x_ptr + (m[:, None] * stride + depth[None, :]), mask=mask, other=other)
 
@@ -21,10 +21,10 @@ def content_forward(
     M, V, skb, skm, svb, svm,
     K: tl.constexpr, KP: tl.constexpr, VT: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """c [B, K, V] and norm [B, K]. Grid: (B, value tiles).
+    """Compute c [B, K, V] and norm [B, K]. Grid: (B, value tiles).
 
-    The largest keys first, then weights and sums: a running maximum would make all threads wait for each other in every
-    step. The second pass finds most keys in the cache, unless they are slices of something larger.
+    The first pass finds the maxima, the second computes weights and sums: a running maximum would synchronise all
+    threads in every step. The second pass reads most keys from the cache, unless they are slices of a larger tensor.
     """
     dtype: tl.constexpr = v_ptr.dtype.element_ty
     b = tl.program_id(0).to(tl.int64)
@@ -59,11 +59,11 @@ def content_backward(
     K: tl.constexpr, KP: tl.constexpr, VT: tl.constexpr, NV: tl.constexpr, C: tl.constexpr, WITH_V: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of keys [B, M, K] and values [B, M, V]. Grid: (blocks of C context positions, B).
+    """Compute the gradients of keys [B, M, K] and values [B, M, V]. Grid: (blocks of C context positions, B).
 
-    With p the normalised keys: dv = p dc, and dkeys = p (v dc^T - sum over v of dc c), as for any softmax. The
-    part of the positions is `before`, which may be dv itself, or have gaps between examples; this one is added.
-    Two warps where VT < 64: with four, products of 64 rows would take narrow operands from shared memory
+    With p the normalised keys: dv = p dc, and dkeys = p (v dc^T - sum over v of dc c), as for any softmax. dv is added
+    to `before`, the gradient from the positions, which may be dv itself or have gaps between examples. With VT < 64
+    only two warps are used: with four, products of 64 rows would read narrow operands from shared memory
     (expanded_kernels.py).
     """
     dtype: tl.constexpr = v_ptr.dtype.element_ty
@@ -75,7 +75,7 @@ def content_backward(
         v = tile * VT + tl.arange(0, VT)
         place = b * K * V + (k * V)[:, None] + v[None, :]
         exists = (k < K)[:, None] & (v < V)[None, :]
-        # Rounded as below: where one key takes all the weight, the two must cancel.
+        # Rounded as below: if one key has all the weight, the two terms must cancel.
         rounded = tl.load(dc_ptr + place, mask=exists, other=0.0).to(dtype).to(tl.float32)
         mean += tl.sum(rounded * tl.load(c_ptr + place, mask=exists, other=0.0), axis=1)
     m = tl.program_id(0) * C + tl.arange(0, C)

@@ -1,6 +1,7 @@
-"""The mode of small maps, and of everything that `tiled` refuses: E holds an embedding for every pair (tables.py).
+"""The expanded mode, for small maps and for problems that `tiled` does not support.
 
-Tiles depend on K, H, V, the type and the class of the map, never on the batch or the exact map.
+E has an embedding for every pair (tables.py). Tile sizes depend on K, H, V, the dtype and the class of the map size,
+not on the batch or the exact map size.
 Letters: B batch, N queries, M context positions (times intra-depth U), H heads, K key depth, V value depth.
 """
 # pyright: reportCallIssue=false, reportArgumentType=false
@@ -17,18 +18,25 @@ from .problem import Geometry, Gradients, Needs, Problem, ceil_div, on_device, p
 from .streams import ONE_BY_ONE, Sides
 
 POOLS, OVERLAPS = False, False
-SMALL_CONTEXT = {2: 256, 4: 0}  # bytes per element -> context that one block holds completely
-SHARED_MEMORY = 200 * 1024  # bytes that operands of a kernel may take (227 KiB on Hopper)
+SMALL_CONTEXT = {2: 256, 4: 0}  # bytes per element -> largest context that one block holds completely
+SHARED_MEMORY = 200 * 1024  # maximum bytes for the operands of a kernel (Hopper has 227 KiB)
 
 
 @dataclass(frozen=True)
 class Tile:
-    """What a kernel is compiled for.
+    """The compile-time constants of a kernel.
 
-    K, H: key depth and heads; KP, HP: padded. T queries, BB batch elements and VT values of a tile, NV tiles of values;
-    chunks: powers of two that add up to the context positions of a block; small: one block holds the whole context;
-    pipeline stages, warps, programs per multiprocessor (of kernels that divide an axis into shares); content: whether
-    there is a content part.
+    Attributes:
+        K, H: key depth and heads.
+        KP, HP: key depth and heads, padded to powers of two.
+        T, BB, VT: queries, batch elements and values of a tile.
+        NV: tiles of values.
+        chunks: powers of two whose sum is the number of context positions of a block.
+        small: whether one block holds the whole context.
+        stages, warps: pipeline stages and warps.
+        occupancy: programs per multiprocessor, for kernels that divide an axis into shares.
+        precision: precision of float32 products.
+        content: whether there is a content part.
     """
 
     K: int
@@ -65,11 +73,11 @@ class Tile:
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """Where the chunks of a block begin."""
+        """The first position of each chunk of a block."""
         return tuple(sum(self.chunks[:i]) for i in range(len(self.chunks)))
 
     def shared_memory(self, kernel: str, element_size: int) -> int:
-        """Bytes of shared memory that a kernel's operands take, about."""
+        """Return the approximate bytes of shared memory for the operands of a kernel."""
         values, heads, depth = self.columns, self.heads, max(16, self.KP)
         kept = 0
         if kernel == "forward_small":
@@ -86,19 +94,19 @@ class Tile:
 
 
 def chunks_of(context: int) -> tuple[int, ...]:
-    """One of four classes of small contexts, as a sum of powers of two (14x14: 128 + 64 + 16)."""
+    """Return one of four classes of small contexts as a sum of powers of two (14x14: 128 + 64 + 16)."""
     return next(chunks for chunks in ((64,), (128,), (128, 64, 16), (256,)) if context <= sum(chunks))
 
 
 @functools.cache
 def padded(K: int, H: int, V: int, element_size: int) -> tuple[int, int, int]:
-    """Queries of a tile at most, depth and heads with their padding: the same for all kernels of a problem."""
+    """Return the maximum queries of a tile, the padded depth and the padded heads, for all kernels of a problem."""
     half = element_size == 2
     depth, heads = max(4, power_of_two(K)), power_of_two(H)
     together = max(1, (64 if half else 32) // max(16, power_of_two(V)))  # batch elements that fill the value rows
-    # float32 takes smaller tiles: without tensor cores ("highest" precision) large ones compile for minutes.
+    # Smaller tiles for float32: without tensor cores ("highest" precision) large tiles take minutes to compile.
     queries = max(1, min((128 if half else 64) // depth, (256 if half else 64) // (heads * together)))
-    # Operands in shared memory have a least width: expanded_kernels.py.
+    # Operands in shared memory have a minimum width, see expanded_kernels.py.
     return queries, max(depth, (64 if half else 32) // queries), max(heads, (32 if half else 16) // queries)
 
 
@@ -106,7 +114,7 @@ def padded(K: int, H: int, V: int, element_size: int) -> tuple[int, int, int]:
 def tile_of(
     kernel: str, K: int, H: int, M: int, V: int, element_size: int, small: bool, content: bool, precision: str
 ) -> Tile:
-    """Fixed choices, from measurements on an H200 (HISTORY.md); never a function of batch or exact map size."""
+    """Return the tile of a kernel, from measurements on an H200 (HISTORY.md), for any batch and exact map size."""
     queries, KP, HP = padded(K, H, V, element_size)
     VT = min(128, max(16, power_of_two(V)))
     T, BB, stages, warps, occupancy = queries, max(1, 64 // VT), 3, 4, 1
@@ -118,7 +126,7 @@ def tile_of(
     elif small:
         chunks, occupancy = chunks_of(M), 2
         if kernel != "query_gradients_small":
-            if sum(chunks) > 64:  # else one program fills a multiprocessor
+            if sum(chunks) > 64:  # otherwise one program fills a multiprocessor
                 VT = min(VT, 64)
             warps = 8 if VT == 128 and kernel != "table_gradients" else 4
     elif kernel == "table_gradients":
@@ -147,7 +155,7 @@ def tile(kernel: str, problem: Problem, content: bool, small: bool) -> Tile:
 
 
 def band(geometry: Geometry, narrow: bool = True) -> tuple[int, int, int, int, int]:
-    """Flat positions of a context row (0: no band), query width, rows in reach backward and forward, stride."""
+    """Return the flat positions of a context row (0: no band), query width, rows in reach back and forward, stride."""
     if geometry.query_grid is None:
         return 0, 1, 0, 0, 1
     width, back = geometry.context_grid[1] * geometry.intra_depth, geometry.centre[0]
@@ -155,7 +163,7 @@ def band(geometry: Geometry, narrow: bool = True) -> tuple[int, int, int, int, i
 
 
 def expand(problem: Problem, table: Tensor) -> Tensor:
-    """E [context, (query, depth)], both padded to whole blocks."""
+    """Return E [context, (query, depth)], padded to whole blocks along both axes."""
     queries, depth, _ = padded(problem.K, problem.H, problem.V, problem.dtype.itemsize)
     block = 256 if problem.half else 32
     shape = (ceil_div(problem.M, block) * block, ceil_div(problem.N, queries) * queries * depth)
@@ -188,7 +196,7 @@ def backward(
     side: Sides = ONE_BY_ONE,
 ) -> Gradients:  # fmt: skip
     dq = dv = dc = dtable = None
-    # A block that holds the whole context sees every query, so the gradient of the content lambda is summed there too.
+    # A block with the whole context processes every query, so it can also sum the gradient of the content lambda.
     with_values = is_small(problem) and needs[1] and needs[2]
     with on_device(q):
         e = expand(problem, table) if needs[0] or needs[1] else q
@@ -227,7 +235,7 @@ def query_gradients(problem: Problem, dy: Tensor, v: Tensor, c: Tensor | None, e
 
 
 def value_gradients(problem: Problem, dy: Tensor, q: Tensor, v: Tensor, e: Tensor, dc: Tensor | None) -> Tensor:
-    """dv, and dc if it is given."""
+    """Compute and return dv; also write dc if it is given."""
     B, N, M, V, small = problem.B, problem.N, problem.M, problem.V, is_small(problem)
     use = tile("value_gradients", problem, dc is not None, small)
     dv = problem.new(B, M, V, dtype=v.dtype)

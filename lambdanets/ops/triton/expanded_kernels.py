@@ -1,24 +1,25 @@
 """Triton kernels of the expanded mode: lambdas are computed tile by tile and applied to their queries.
 
-Letters: B batch, N queries, M context positions (intra-depth already folded in: m*U+u), H heads, K key depth, V value
+Letters: B batch, N queries, M context positions (with intra-depth merged in: m*U+u), H heads, K key depth, V value
 depth. `tile` is an expanded.Tile: T queries, BB batch elements and VT values of a tile, KP / HP = K / H padded to a
 power of two.
   "nk" is a row (query of the tile, depth)          T*KP of them
   "nh" is a row (query of the tile, head)           T*HP
   "bv" is a row (batch element of the tile, value)  BB*VT
   "bnh" is a row (batch element, query, head)       BB*T*HP
-E is the expanded table, [ME, NK] with NK = (all queries, depth) contiguous, zero where nothing is in scope and in
-its padding (see table_kernels.py), so no load of E needs a mask.
+E is the expanded table, [ME, NK] with NK = (all queries, depth) contiguous. It is zero out of scope and in its padding
+(see table_kernels.py), so loads of E need no mask.
 
 With g_bn[k, v] = sum_h q[b,n,h,k] dy[b,n,h,v] (rank H, in registers), the gradients are
-  dq[b,n,h,k]  = sum_v dy[b,n,h,v] lambda_bn[k,v]        lambdas computed again
+  dq[b,n,h,k]  = sum_v dy[b,n,h,v] lambda_bn[k,v]        lambdas are recomputed
   dv[b,m,v]    = sum_{n,k} E[n,k,m] g_bn[k,v]
   dE[n,k,m]    = sum_{b,v} g_bn[k,v] v[b,m,v]            partial sums per batch split, folded by table_kernels.py
   dc[b,k,v]    = sum_n g_bn[k,v]
-No atomics: every output element has one writer, so results repeat bit for bit.
+There are no atomics: every output element has one writer, so results are bitwise reproducible.
 
-Every matrix that tensor cores read from shared memory is at least 64 half (32 float) elements wide in its contiguous
-axis: from Triton 3.6 on, narrower ones can be read out of bounds on Hopper (triton-lang/triton issue 11366).
+Every matrix that tensor cores read from shared memory is at least 64 half (32 float) elements wide along its
+contiguous axis. From Triton 3.6 on, narrower ones can be read out of bounds on Hopper (triton-lang/triton issue
+11366).
 """
 
 import triton
@@ -34,16 +35,16 @@ def zeros(ROWS: tl.constexpr, COLUMNS: tl.constexpr):
 
 @triton.jit
 def columns_bv(b0, v0, tile: tl.constexpr):
-    """Batch element and value of each column "bv"."""
+    """Return the batch element and the value of each column "bv"."""
     column = tl.arange(0, tile.columns)
     return b0 + column // tile.VT, v0 + column % tile.VT
 
 
 @triton.jit
 def diagonal_queries(q_ptr, b0, n0, B, N, sqb, sqn, sqh, tile: tl.constexpr):
-    """Queries as a matrix [bnh, nk] that is zero unless row and column belong to the same query.
+    """Load queries as a matrix [bnh, nk] that is zero unless row and column belong to the same query.
 
-    Multiplying by it applies (or spreads over) many queries' own lambdas with one tensor-core product.
+    So one tensor-core product applies the separate lambdas of many queries.
     """
     row = tl.arange(0, tile.heads)
     col = tl.arange(0, tile.rows)
@@ -54,7 +55,7 @@ def diagonal_queries(q_ptr, b0, n0, B, N, sqb, sqn, sqh, tile: tl.constexpr):
     col_k = col % tile.KP
     row_mask = (n0 + row_n < N) & (row_h < tile.H)
     offset = (n0 + row_n) * sqn + row_h * sqh
-    if tile.BB == 1:  # one scalar base and 32-bit offsets that do not change from step to step: far fewer registers
+    if tile.BB == 1:  # a scalar base and constant 32-bit offsets need far fewer registers
         q_ptr += tl.cast(b0, tl.int64) * sqb
     else:
         row_mask = row_mask & (row_b < B)
@@ -65,7 +66,7 @@ def diagonal_queries(q_ptr, b0, n0, B, N, sqb, sqn, sqh, tile: tl.constexpr):
 
 @triton.jit
 def context_values(v_ptr, b0, v0, m0, B, M, V, svb, svm, C: tl.constexpr, tile: tl.constexpr):
-    """Values [C, bv] of C neighbouring context positions; zero outside the context."""
+    """Load values [C, bv] of C neighbouring context positions; zero outside the context."""
     m = m0 + tl.arange(0, C)
     b, v = columns_bv(b0, v0, tile)
     mask = (m < M)[:, None] & (v < V)[None, :]
@@ -79,9 +80,10 @@ def context_values(v_ptr, b0, v0, m0, B, M, V, svb, svm, C: tl.constexpr, tile: 
 
 @triton.jit
 def add_content(lambdas, c_ptr, b0, v0, B, V, VALUE_ROWS: tl.constexpr, dtype: tl.constexpr, tile: tl.constexpr):
-    """Lambdas [bv, nk] (VALUE_ROWS) or [nk, bv] with the content lambda of each batch element added.
+    """Add the content lambda of each batch element to lambdas [bv, nk] (VALUE_ROWS) or [nk, bv].
 
-    It joins as KC further context positions, whose values are its rows and whose embeddings are unit vectors.
+    The content lambda acts as KC more context positions, whose values are its rows and whose embeddings are unit
+    vectors.
     """
     KC: tl.constexpr = tile.KP if tile.KP >= 16 else 16
     k = tl.arange(0, KC)
@@ -104,7 +106,7 @@ def add_content(lambdas, c_ptr, b0, v0, B, V, VALUE_ROWS: tl.constexpr, dtype: t
 
 @triton.jit
 def output_rows(y_ptr, b0, n0, v0, B, N, V, syb, syn, syh, tile: tl.constexpr):
-    """Gradients of the output [bnh, bv], zero unless row and column belong to the same batch element."""
+    """Load gradients of the output [bnh, bv], zero unless row and column belong to the same batch element."""
     row = tl.arange(0, tile.heads)
     row_n = n0 + (row // tile.HP) % tile.T
     row_h = row % tile.HP
@@ -122,14 +124,14 @@ def output_rows(y_ptr, b0, n0, v0, B, N, V, syb, syn, syh, tile: tl.constexpr):
 
 @triton.jit
 def table_block(e_ptr, m0, NK, C: tl.constexpr, tile: tl.constexpr):
-    """E [C, nk] of one query tile (e_ptr points at the tile's first column)."""
+    """Load E [C, nk] of one query tile (e_ptr points to the tile's first column)."""
     row = m0 + tl.arange(0, C)
     return tl.load(e_ptr + (row[:, None] * NK + tl.arange(0, tile.rows)[None, :]))
 
 
 @triton.jit
 def context_chunks(v_ptr, b0, v0, m0, B, M, V, svb, svm, TRANSPOSED: tl.constexpr, tile: tl.constexpr):
-    """Values of a block of context positions: [C, bv], or [bv, C], for each of its chunks."""
+    """Load the values of a block of context positions: [C, bv] or [bv, C] for each chunk."""
     x = ()
     for i in tl.static_range(len(tile.chunks)):
         chunk = context_values(v_ptr, b0, v0, m0 + tile.starts[i], B, M, V, svb, svm, tile.chunks[i], tile)
@@ -139,7 +141,7 @@ def context_chunks(v_ptr, b0, v0, m0, B, M, V, svb, svm, TRANSPOSED: tl.constexp
 
 @triton.jit
 def zero_chunks(ROWS: tl.constexpr, tile: tl.constexpr):
-    """Sums [ROWS, C] for each chunk of a block of context positions."""
+    """Return zeros [ROWS, C] for each chunk of a block of context positions."""
     x = ()
     for i in tl.static_range(len(tile.chunks)):
         x = x + (zeros(ROWS, tile.chunks[i]),)
@@ -148,7 +150,7 @@ def zero_chunks(ROWS: tl.constexpr, tile: tl.constexpr):
 
 @triton.jit
 def lambdas_of_block(lambdas, x, e_tile, NK, VALUE_ROWS: tl.constexpr, tile: tl.constexpr):
-    """Lambdas [bv, nk] (VALUE_ROWS) or [nk, bv] with the sum over one block of context added; x: its chunks."""
+    """Add the sum over one block of context, with chunks x, to lambdas [bv, nk] (VALUE_ROWS) or [nk, bv]."""
     for i in tl.static_range(len(tile.chunks)):
         e = table_block(e_tile, tile.starts[i], NK, tile.chunks[i], tile)
         if VALUE_ROWS:
@@ -162,7 +164,7 @@ def lambdas_of_block(lambdas, x, e_tile, NK, VALUE_ROWS: tl.constexpr, tile: tl.
 def lambdas_of_band(
     v_ptr, c_ptr, e_tile, b0, v0, low, high, B, M, V, NK, svb, svm, VALUE_ROWS: tl.constexpr, tile: tl.constexpr
 ):
-    """Lambdas [bv, nk] (VALUE_ROWS) or [nk, bv] of a query tile: a sum over blocks of context, and content."""
+    """Compute lambdas [bv, nk] (VALUE_ROWS) or [nk, bv] of a query tile: a sum over blocks of context, and content."""
     lambdas = zeros(tile.columns if VALUE_ROWS else tile.rows, tile.rows if VALUE_ROWS else tile.columns)
     for block in range(low, high):
         x = context_values(v_ptr, b0, v0, block * tile.context, B, M, V, svb, svm, tile.context, tile)
@@ -178,9 +180,9 @@ def lambdas_of_band(
 
 @triton.jit
 def band(n0, T: tl.constexpr, N, M, band_width, query_width, reach_back, reach_forward, stride, MT: tl.constexpr):
-    """Context blocks [low, high) of MT positions that a tile of T queries can see.
+    """Return the context blocks [low, high) of MT positions that a tile of T queries can reach.
 
-    band_width: flat positions per context row (width * intra-depth); 0 where there is no band (dense embeddings).
+    band_width is the number of flat positions per context row (width * intra-depth), 0 for no band (dense embeddings).
     """
     low = 0
     high = M
@@ -194,7 +196,7 @@ def band(n0, T: tl.constexpr, N, M, band_width, query_width, reach_back, reach_f
 
 @triton.jit
 def share_of(N, splits, axis: tl.constexpr, tile: tl.constexpr):
-    """Query tiles [low, high) of this program."""
+    """Return the query tiles [low, high) of this program."""
     tiles = (N + tile.T - 1) // tile.T
     share = (tiles + splits - 1) // splits
     low = tl.program_id(axis) * share
@@ -203,9 +205,9 @@ def share_of(N, splits, axis: tl.constexpr, tile: tl.constexpr):
 
 @triton.jit
 def apply_and_store(y_ptr, lambdas, queries, b0, n0, v0, B, N, V, tile: tl.constexpr):
-    """lambda^T [bv, nk] times the diagonal queries [bnh, nk] -> y [B, N, H, V], contiguous.
+    """Multiply lambda^T [bv, nk] by the diagonal queries [bnh, nk], and store to contiguous y [B, N, H, V].
 
-    The product pairs every batch element of the tile with every other; the equal ones are kept, in registers.
+    The product contains all pairs of batch elements of the tile; the equal ones are selected in registers.
     """
     dtype: tl.constexpr = y_ptr.dtype.element_ty
     y = tl.dot(lambdas.to(dtype), tl.trans(queries), input_precision=tile.precision)  # [bv, bnh]
@@ -231,18 +233,18 @@ def apply_and_store(y_ptr, lambdas, queries, b0, n0, v0, B, N, V, tile: tl.const
 def forward_small(
     q_ptr, v_ptr, c_ptr, e_ptr, y_ptr, B, N, M, V, NK, splits, sqb, sqn, sqh, svb, svm, tile: tl.constexpr
 ):
-    """Small contexts (M <= tile.context): one batch element's values stay in shared memory while tiles of E stream by.
+    """Compute the output for small contexts (M <= tile.context), with the values of a batch tile in shared memory.
 
-    lambda^T [bv, nk] = V^T E, rounded to the input type, then y^T [bv, nh] = lambda^T Q with Q block-diagonal.
+    lambda^T [bv, nk] = V^T E, rounded to the input dtype, then y^T [bv, nh] = lambda^T Q with Q block-diagonal.
     Grid: (batch tiles, value tiles, shares of the query tiles).
     """
     b0 = tl.program_id(0) * tile.BB
     v0 = tl.program_id(1) * tile.VT
     low, high = share_of(N, splits, 2, tile)
-    # Transposed before the loop: a transpose inside it makes Triton copy to shared memory in every step.
+    # Transposed before the loop: inside it Triton would copy to shared memory in every step.
     x = context_chunks(v_ptr, b0, v0, 0, B, M, V, svb, svm, True, tile)
     start = zeros(tile.columns, tile.rows)
-    if tile.content:  # every tile starts from the same content lambdas
+    if tile.content:  # the content lambdas are the same for every tile
         start = add_content(start, c_ptr, b0, v0, B, V, True, e_ptr.dtype.element_ty, tile)
     for block in tl.range(low, high, num_stages=tile.stages):
         n0 = block * tile.T
@@ -257,9 +259,10 @@ def forward_large(
     B, N, M, V, NK, band_width, query_width, reach_back, reach_forward, stride, sqb, sqn, sqh, svb, svm,
     tile: tl.constexpr,
 ):  # fmt: skip
-    """Large contexts: lambda^T [bv, nk] over the blocks of context in reach, then one product with Q [nk, bnh].
+    """Compute the output for large contexts: lambda^T [bv, nk] over the context blocks in reach, times Q [nk, bnh].
 
-    Grid: (batch tiles, query tiles, value tiles); batch tiles first, so that neighbours share E in the cache.
+    Grid: (batch tiles, query tiles, value tiles); batch tiles first, so that neighbouring programs share E in the
+    cache.
     """
     b0 = tl.program_id(0) * tile.BB
     n0 = tl.program_id(1) * tile.T
@@ -273,7 +276,7 @@ def forward_large(
 
 @triton.jit
 def store_query_gradients(dq_ptr, wide, b0, n0, B, N, tile: tl.constexpr):
-    """wide [nk, bnh] holds every pair of queries; keep the pairs of a query with itself and store them."""
+    """Select the pairs of a query with itself from wide [nk, bnh], which has all pairs, and store them."""
     wide = tl.reshape(wide, (tile.T, tile.KP, tile.BB, tile.T, tile.HP))
     left = tl.reshape(tl.arange(0, tile.T), (tile.T, 1, 1, 1, 1))
     right = tl.reshape(tl.arange(0, tile.T), (1, 1, 1, tile.T, 1))
@@ -291,7 +294,7 @@ def store_query_gradients(dq_ptr, wide, b0, n0, B, N, tile: tl.constexpr):
 def query_gradients_small(
     dy_ptr, v_ptr, c_ptr, e_ptr, dq_ptr, B, N, M, V, NK, splits, syb, syn, syh, svb, svm, tile: tl.constexpr
 ):
-    """Small contexts, V <= VT: values stay in shared memory, tiles of E stream by.
+    """Compute dq for small contexts and V <= VT, with the values in shared memory.
 
     lambda [nk, bv] = E^T V, then dq from lambda dy^T. Grid: (batch tiles, shares of the query tiles).
     """
@@ -316,7 +319,7 @@ def query_gradients_large(
     B, N, M, V, NK, band_width, query_width, reach_back, reach_forward, stride, syb, syn, syh, svb, svm,
     tile: tl.constexpr,
 ):  # fmt: skip
-    """Large contexts: lambda [nk, bv] over the blocks in reach, then one product with dy.
+    """Compute dq for large contexts: lambda [nk, bv] over the blocks in reach, then one product with dy.
 
     Grid: (batch tiles, query tiles).
     """
@@ -336,7 +339,7 @@ def query_gradients_large(
 
 @triton.jit
 def store_by_value(ptr, block, b0, v0, m0, B, M, V, C: tl.constexpr, tile: tl.constexpr):
-    """block [bv, C], of rows m0 to m0 + C -> [B, M, V], contiguous."""
+    """Store a block [bv, C] of rows m0 to m0 + C to contiguous [B, M, V]."""
     b, v = columns_bv(b0, v0, tile)
     m = m0 + tl.arange(0, C)
     mask = (m < M)[:, None] & ((b < B) & (v < V))[None, :]
@@ -350,7 +353,7 @@ def value_gradients(
     B, N, M, V, NK, band_width, query_width, reach_back, reach_forward, stride, sqb, sqn, sqh, syb, syn, syh,
     tile: tl.constexpr,
 ):  # fmt: skip
-    """dv^T [bv, m] = sum over query tiles of g^T [bv, nk] E [nk, m]; with dc when one block sees all queries.
+    """Compute dv^T [bv, m] = sum over query tiles of g^T [bv, nk] E [nk, m], and dc if one block has the whole context.
 
     Grid: (batch tiles, context blocks, value tiles).
     """
@@ -360,7 +363,7 @@ def value_gradients(
     low = 0
     high = (N + tile.T - 1) // tile.T
     if band_width > 0:
-        # Queries whose scope touches the context rows of this block.
+        # Queries whose scope includes context rows of this block.
         first_row = m0 // band_width
         last_row = tl.minimum(m0 + tile.context - 1, M - 1) // band_width
         first_query_row = tl.maximum(first_row - reach_forward, 0) // stride
@@ -374,7 +377,7 @@ def value_gradients(
         queries = diagonal_queries(q_ptr, b0, n0, B, N, sqb, sqn, sqh, tile)
         dy = output_rows(dy_ptr, b0, n0, v0, B, N, V, syb, syn, syh, tile)
         g = tl.dot(tl.trans(dy), queries, input_precision=tile.precision)  # [bv, nk]
-        if tile.content:  # a sum over the tile's queries, which one thread holds
+        if tile.content:  # sum over the queries of the tile, within a thread
             dc += tl.sum(tl.reshape(g, (tile.columns, tile.T, tile.KP)), axis=1)
         g = g.to(e_ptr.dtype.element_ty)
         e_tile = e_ptr + tl.cast(m0, tl.int64) * NK + n0 * tile.KP
@@ -395,9 +398,9 @@ def table_gradients(
     B, N, M, V, ME, rows, splits, band_width, query_width, reach_back, reach_forward, stride,
     sqb, sqn, sqh, syb, syn, syh, svb, svm, tile: tl.constexpr,
 ):  # fmt: skip
-    """dE [nk, m] of one query tile over a share of the batch: sum of g [nk, bv] V^T [bv, m].
+    """Compute dE [nk, m] of one query tile over a share of the batch: sum of g [nk, bv] V^T [bv, m].
 
-    Grid: (query tiles, context blocks, batch splits). Blocks out of reach are not written, and never read.
+    Grid: (query tiles, context blocks, batch splits). Blocks out of reach are neither written nor read.
     """
     n0 = tl.program_id(0) * tile.T
     m0 = tl.program_id(1) * tile.context

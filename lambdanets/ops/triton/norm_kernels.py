@@ -1,14 +1,14 @@
-"""Triton kernels for batch norm of queries and values, read from one projection and written apart.
+"""Triton kernels for batch norm of queries and values, which read one projection and write separate tensors.
 
-The projection is rows [R, S]: FIRST channels of queries, then values up to NORMED, then keys, which have no norm.
-A strip is up to COLS neighbouring channels of one of the three parts: strips of queries come first, then values, keys.
-Tile letters: ROWS x COLS a tile, P shares of the rows, each with its own sums; SHARES is the most there are.
+The projection has rows [R, S]: FIRST channels of queries, then values up to NORMED, then keys, which have no norm.
+A strip is up to COLS neighbouring channels of one of the three parts; strips of queries come first, then values, then
+keys. Tile letters: ROWS x COLS a tile, P shares of the rows, each with separate sums; SHARES is their maximum.
 """
 
 import triton
 import triton.language as tl
 
-# Vectors with a number a channel: one kernel for all of them, wherever they lie in somebody's flat buffer.
+# Vectors with one number per channel: not specialised, because they may be slices of a buffer with any alignment.
 PARAMETERS = ["weight_q", "weight_v", "bias_q", "bias_v"]
 STATISTICS = ["mean_q", "mean_v", "var_q", "var_v", "count_q", "count_v"]
 GRADIENTS = ["weight_q", "weight_v", "dweight_q", "dweight_v", "dbias_q", "dbias_v"]
@@ -16,8 +16,8 @@ GRADIENTS = ["weight_q", "weight_v", "dweight_q", "dweight_v", "dbias_q", "dbias
 
 @triton.jit
 def strip_of(FIRST: tl.constexpr, NORMED: tl.constexpr, S: tl.constexpr, COLS: tl.constexpr):
-    """The part (0 queries, 1 values, 2 keys) of this program's strip, its first channel and size, and the strip's
-    channels, counted within the part.
+    """Return the part (0 queries, 1 values, 2 keys) of this program's strip, the first channel and size of the part,
+    and the channels of the strip, counted within the part.
     """
     QUERY: tl.constexpr = (FIRST + COLS - 1) // COLS
     VALUE: tl.constexpr = QUERY + (NORMED - FIRST + COLS - 1) // COLS
@@ -31,7 +31,7 @@ def strip_of(FIRST: tl.constexpr, NORMED: tl.constexpr, S: tl.constexpr, COLS: t
 
 @triton.jit
 def one_of(part, first, second, third):
-    """A pointer: queries', values' or keys'."""
+    """Return the pointer for queries, values or keys."""
     found = first
     if part == 1:
         found = second
@@ -47,7 +47,7 @@ def channels(ptr, c, exists):
 
 @triton.jit
 def rows_of(ptr, r, exists, pitch, c, inside):
-    """Rows [ROWS, COLS] of a tensor with `pitch` channels, in float32; zero where there are none."""
+    """Load rows [ROWS, COLS] of a tensor with `pitch` channels in float32; zero outside the tensor."""
     place = r.to(tl.int64)[:, None] * pitch + c[None, :]
     return tl.load(ptr + place, mask=exists[:, None] & inside[None, :], other=0.0).to(tl.float32)
 
@@ -58,10 +58,10 @@ def batch_moments(
     FIRST: tl.constexpr, NORMED: tl.constexpr, S: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """For each share of the rows: mean [P, NORMED] and sum of squared distances from it. Grid: (normed strips, P).
+    """Compute mean [P, NORMED] and sum of squared deviations for each share of the rows. Grid: (normed strips, P).
 
-    Sums are of distances from the mean of the share's first tile, so no large squares are subtracted: that tile is part
-    of the share, and cannot lie further from its mean than sqrt(tiles) deviations.
+    The sums are of deviations from the mean of the first tile of a share, which avoids cancellation: the mean of that
+    tile is at most sqrt(tiles) standard deviations from the mean of the share.
     """
     _, start, size, c = strip_of(FIRST, NORMED, S, COLS)
     inside = c < size
@@ -70,7 +70,7 @@ def batch_moments(
     rows = tl.arange(0, ROWS)
     x = rows_of(x_ptr, first + rows, first + rows < last, S, start + c, inside)
     origin = tl.sum(x, axis=0) / tl.minimum(ROWS, last - first)
-    total = tl.zeros((ROWS, COLS), dtype=tl.float32)  # summed over rows at the end: threads wait for each other once
+    total = tl.zeros((ROWS, COLS), dtype=tl.float32)  # summed over rows at the end: one synchronisation of threads
     square = tl.zeros((ROWS, COLS), dtype=tl.float32)
     for low in tl.range(first, last, ROWS, num_stages=STAGES):
         r = low + rows
@@ -88,14 +88,14 @@ def batch_moments(
 
 @triton.jit
 def of_shares(x_ptr, c, exists, P, NORMED: tl.constexpr, SHARES: tl.constexpr):
-    """[P, NORMED] -> [SHARES, COLS], with 0 where there is no share."""
+    """Load [SHARES, COLS] of [P, NORMED], with 0 where there is no share."""
     p = tl.arange(0, SHARES)
     return tl.load(x_ptr + (p[:, None] * NORMED + c[None, :]), mask=(p < P)[:, None] & exists[None, :], other=0.0)
 
 
 @triton.jit
 def merged_moments(mean_ptr, square_ptr, c, exists, R, share, P, NORMED: tl.constexpr, SHARES: tl.constexpr):
-    """Mean and sum of squared distances of all rows, from those of the shares."""
+    """Combine the means and sums of squared deviations of the shares to those of all rows."""
     p = tl.arange(0, SHARES)
     count = tl.where(p < P, tl.minimum(share, R - p * share), 0).to(tl.float32)[:, None]
     means = of_shares(mean_ptr, c, exists, P, NORMED, SHARES)
@@ -112,9 +112,10 @@ def normalise_parts(
     FIRST: tl.constexpr, NORMED: tl.constexpr, S: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr, SHARES: tl.constexpr,
 ):  # fmt: skip
-    """Queries and values, normed, and keys, each a tensor of its own; running statistics on the way.
+    """Write normalised queries and values, and keys, to separate tensors, and update the running statistics.
 
-    moments [2, NORMED]: mean and 1 / deviation, for the backward. Grid: (strips, programs that share the rows).
+    moments [2, NORMED] gets mean and 1 / standard deviation for the backward pass. Grid: (strips, programs that share
+    the rows).
     """
     part, start, size, c = strip_of(FIRST, NORMED, S, COLS)
     inside = c < size
@@ -156,7 +157,7 @@ def gradient_moments(
     FIRST: tl.constexpr, NORMED: tl.constexpr, S: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """For each share of the rows: sums [P, NORMED] of dy and of dy times the normed x. Grid: (normed strips, P)."""
+    """Compute sums [P, NORMED] of dy and of dy * normalised x for each share of the rows. Grid: (normed strips, P)."""
     part, start, size, c = strip_of(FIRST, NORMED, S, COLS)
     inside = c < size
     mean = channels(moments_ptr + start, c, inside)
@@ -184,9 +185,10 @@ def gradients_of_parts(
     FIRST: tl.constexpr, NORMED: tl.constexpr, S: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr, SHARES: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of the whole projection, and of weights and biases. Grid: (strips, programs that share the rows).
+    """Compute the gradients of the whole projection, the weights and the biases.
 
-    dx = weight / deviation * (dy - mean of dy - normed x * mean of (dy * normed x)).
+    dx = weight / deviation * (dy - mean of dy - normalised x * mean of (dy * normalised x)). Grid: (strips, programs
+    that share the rows).
     """
     part, start, size, c = strip_of(FIRST, NORMED, S, COLS)
     inside = c < size

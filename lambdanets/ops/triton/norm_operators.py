@@ -1,7 +1,8 @@
 """Batch norm of queries and values as a registered operator: lambdanets::normed_parts and its backward.
 
-torch copies each part out of the projection, normalises it, and concatenates the gradients again: sixteen small kernels
-and five more passes over memory. Here two kernels run forward and two backward. Sums are in float32, in a fixed order.
+torch copies each part out of the projection, normalises it, and concatenates the gradients: sixteen small kernels and
+five more passes over memory. Here the forward and the backward pass are two kernels each. Sums are in float32, in a
+fixed order.
 
 Letters: B batch, N positions, R = B * N rows, S channels of the projection, P shares of the rows.
 `sizes`: channels of queries, values and keys (0: no keys).
@@ -19,21 +20,23 @@ from . import norm_kernels as kernels
 from .problem import ceil_div, multiprocessors, on_device
 from .register import differentiable, directly, operator
 
-ROWS, COLUMNS, STAGES = 128, 32, 4  # of a tile, and tiles on their way: README.md
-WIDE = 64  # rows and columns where gradients are summed: their rows are read whole
-SHARES = 64  # of the rows, at most: whoever norms reads the sums of all of them at once, before it begins
-PROGRAMS = 2  # per multiprocessor, each with STAGES tiles on their way
+ROWS, COLUMNS, STAGES = 128, 32, 4  # tile size, and tiles in flight: README.md
+WIDE = 64  # rows and columns of a tile where gradients are summed, so that whole cache lines are read
+SHARES = 64  # maximum shares of the rows: every normalising program first reads the sums of all shares
+PROGRAMS = 2  # per multiprocessor, each with STAGES tiles in flight
 STATISTICS = ("mean_q", "mean_v", "var_q", "var_v", "count_q", "count_v")
 
 
 def strips(sizes: Sequence[int], columns: int = COLUMNS) -> int:
-    """Tiles side by side that cover the channels of these parts, each part by its own."""
+    """Return the number of tiles that cover the channels of these parts; no tile spans two parts."""
     return sum(ceil_div(size, columns) for size in sizes)
 
 
 def shares_of(product: Tensor, sizes: Sequence[int]) -> tuple[int, int, int, tuple[Tensor, ...]]:
-    """R, rows of a share (a multiple of the tile), how many shares (as many as fill the chip, or SHARES), and memory
-    for two sums [P, normed]."""
+    """Return R, the rows of a share (a multiple of the tile), the number of shares P, and buffers for two sums.
+
+    The shares fill the GPU, but there are at most SHARES. The buffers are [P, normed].
+    """
     rows, device = product.shape[0] * product.shape[1], product.device
     programs = max(1, min(SHARES, multiprocessors(device) * PROGRAMS // strips(sizes[:2])))
     tiles = ceil_div(rows, ROWS)
@@ -44,7 +47,7 @@ def shares_of(product: Tensor, sizes: Sequence[int]) -> tuple[int, int, int, tup
 
 
 def programs_of(rows: int, sizes: Sequence[int], device: torch.device) -> tuple[int, int]:
-    """A grid for kernels that write all rows: (strips, programs that share the rows)."""
+    """Return the grid of kernels that write all rows: (strips, programs that share the rows)."""
     across = strips(sizes)
     return across, max(1, min(ceil_div(rows, ROWS), multiprocessors(device) * PROGRAMS // across))
 
@@ -62,7 +65,7 @@ def parts_shape(product_BNS: Tensor, *others) -> tuple[Tensor, Tensor, Tensor, T
 
 
 def gradients_shape(dq: Tensor, dv: Tensor, dk: Tensor, *kept) -> tuple[Tensor, ...]:
-    """Of all that was kept but the moments and the sizes."""
+    """Return empty gradients of all saved inputs except the moments and the sizes."""
     return tuple(one.new_empty(one.shape) for one in kept[:-2])
 
 
@@ -71,8 +74,11 @@ def forward(
     mean_q: Tensor, mean_v: Tensor, var_q: Tensor, var_v: Tensor, count_q: Tensor, count_v: Tensor,
     eps: Sequence[float], momentum: Sequence[float], sizes: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Queries, values, keys, and the moments [2, normed]: mean and 1 / deviation. Running statistics move in place."""
-    product = product.contiguous()  # already so, unless somebody calls the operator with another layout
+    """Return queries, values, keys, and the moments [2, normed], mean and 1 / standard deviation.
+
+    Running statistics are updated in place.
+    """
+    product = product.contiguous()  # a no-op for the layers of this package
     q, v, k, moments = parts_shape(product, sizes)
     (rows, share, shares, sums), tile = shares_of(product, sizes), tile_of(sizes)
     with on_device(product):
@@ -90,7 +96,7 @@ def backward(
     product: Tensor, weight_q: Tensor, weight_v: Tensor, bias_q: Tensor, bias_v: Tensor, moments: Tensor,
     sizes: Sequence[int],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of the projection, the weights and the biases."""
+    """Return the gradients of the projection, the weights and the biases."""
     product = product.contiguous()
     dq, dv, dk = (one.to(product.dtype).contiguous() for one in (dq, dv, dk))
     (rows, share, shares, sums), tile = shares_of(product, sizes), tile_of(sizes)
@@ -115,7 +121,7 @@ def plain_parts(
     product_BNS: Tensor, weight_q: Tensor, weight_v: Tensor, bias_q: Tensor, bias_v: Tensor, eps: Sequence[float],
     sizes: Sequence[int],
 ) -> list[Tensor]:  # fmt: skip
-    """What `normed_parts` returns, computed by torch, without running statistics."""
+    """Compute the parts of `normed_parts` with torch, without running statistics."""
     parts = list(product_BNS.split(list(sizes), dim=-1))
     for i, (weight, bias) in enumerate(((weight_q, bias_q), (weight_v, bias_v))):
         rows_RC = parts[i].flatten(0, 1)
@@ -125,7 +131,7 @@ def plain_parts(
 
 
 class NormedParts(torch.autograd.Function):
-    """Saves the projection, weights and biases, and mean and deviation of each channel."""
+    """Autograd function of `normed_parts`. It saves the projection, weights, biases and moments."""
 
     @staticmethod
     def forward(ctx, *inputs):
@@ -133,7 +139,7 @@ class NormedParts(torch.autograd.Function):
         ctx.save_for_backward(*inputs[:5], moments)
         ctx.eps, ctx.sizes = inputs[-3], inputs[-1]
         ctx.mark_non_differentiable(moments)
-        ctx.set_materialize_grads(False)  # there is none of the moments
+        ctx.set_materialize_grads(False)  # the moments have no gradient
         return *parts, moments
 
     @staticmethod
@@ -143,7 +149,7 @@ class NormedParts(torch.autograd.Function):
             inputs[0].new_zeros(*inputs[0].shape[:2], size) if one is None else one
             for one, size in zip(gradients, ctx.sizes, strict=False)
         ]
-        # create_graph=True, is_grads_batched=True, torch.vmap: by torch, which can differentiate again, in batches
+        # create_graph=True, is_grads_batched=True and torch.vmap need torch's own operations
         if torch.is_grad_enabled() or any(map(is_batched, gradients)):
             needs, create_graph = ctx.needs_input_grad[:5], torch.is_grad_enabled()
             with torch.enable_grad():

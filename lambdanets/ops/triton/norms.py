@@ -1,5 +1,5 @@
-"""Training batch norm of queries and values, read from the projection that holds both and the keys: when kernels do it,
-and the call. Launches, autograd and registration: norm_operators.py.
+"""Training-mode batch norm of queries and values, read from the merged projection: conditions for the kernels, and the
+call. norm_operators.py has launches, autograd and registration.
 """
 
 from collections.abc import Sequence
@@ -12,10 +12,10 @@ from . import constant_when_compiling, why_not
 
 
 def takes(inputs_BNC: Tensor, dtype: torch.dtype, norms: Sequence[nn.Module | None]) -> bool:
-    """Whether kernels norm the projection of these inputs, which has this type, as calling the norms would."""
+    """Return whether the kernels can replace calls of the norms, for a projection of these inputs with this dtype."""
     if len(norms) not in (2, 3) or (len(norms) == 3 and norms[2] is not None):
         return False
-    if norms[0] is norms[1]:  # it updates its running statistics twice, one after the other
+    if norms[0] is norms[1]:  # a shared norm updates its running statistics twice, in sequence
         return False
     if type(inputs_BNC) is not Tensor or only_torch() or inputs_BNC.shape[0] * inputs_BNC.shape[1] < 2:
         return False
@@ -24,24 +24,24 @@ def takes(inputs_BNC: Tensor, dtype: torch.dtype, norms: Sequence[nn.Module | No
     return why_not(inputs_BNC.device, dtype, 1, 1, 1) is None
 
 
-@constant_when_compiling  # in torch 2.11 is_exporting, traced by torch.compile, says yes there too
+@constant_when_compiling  # in torch 2.11 is_exporting is also True when traced by torch.compile
 def only_torch() -> bool:
-    """Whether this is for runtimes that know torch alone, or for transforms of which kernels have only gradients."""
+    """Return whether only torch operators may be used: during export, tracing, and transforms other than autograd."""
     transformed = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
     traced = not torch.compiler.is_dynamo_compiling() and torch._C._get_tracing_state() is not None
     return transformed or traced or torch.compiler.is_exporting()
 
 
 def is_plain(norm: nn.Module | None) -> bool:
-    """A batch norm that takes this batch's statistics, learns, and keeps a running average with a fixed momentum."""
+    """Return whether a norm is batch norm in training mode with parameters and running averages of fixed momentum."""
     if type(norm) is not nn.BatchNorm2d or not norm.training or norm.momentum is None or is_hooked(norm):
         return False
     vectors = (norm.weight, norm.bias, norm.running_mean, norm.running_var, norm.num_batches_tracked)
-    return all(one is not None and one.is_contiguous() for one in vectors)  # of functional_call they may be slices
+    return all(one is not None and one.is_contiguous() for one in vectors)  # functional_call may pass slices
 
 
 def types_of(norm: nn.Module | None) -> list[torch.dtype]:
-    """A kernel works on both norms, and takes the vectors of either for those of the other."""
+    """Return the dtypes of a norm's vectors, which must be the same for both norms of a kernel."""
     assert isinstance(norm, nn.BatchNorm2d)
     assert norm.running_mean is not None
     assert norm.running_var is not None
@@ -49,19 +49,19 @@ def types_of(norm: nn.Module | None) -> list[torch.dtype]:
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether somebody wants to know when this module is called, or has put a forward of their own on it."""
+    """Return whether a module has hooks or an instance attribute `forward`."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     return any(hooks) or "forward" in vars(module)
 
 
 def normed_parts(product_BNS: Tensor, norms: Sequence[nn.Module | None], sizes: Sequence[int]) -> list[Tensor]:
-    """Queries and values after their norms, and keys if there are any, each contiguous; updates running statistics."""
+    """Return normalised queries and values, and keys if any, each contiguous; update the running statistics."""
     from . import norm_operators as operators
 
     first, second = norms[:2]
     assert isinstance(first, nn.BatchNorm2d)
     assert isinstance(second, nn.BatchNorm2d)
-    # torch.compile traces the operator. Eager calls skip the dispatcher, which costs as much as a small kernel.
+    # torch.compile needs the operator. Eager calls skip the dispatcher, which takes as long as a small kernel.
     call = operators.normed_parts if torch.compiler.is_dynamo_compiling() else operators.NormedParts.apply
     parts = call(
         product_BNS, first.weight, second.weight, first.bias, second.bias,

@@ -1,12 +1,12 @@
 """The fused operation as registered operators: lambdanets::fused and lambdanets::fused_backward.
 
-`pooled`: 3x3 average pooling at every other position follows, with a border of zeros. The mode is chosen here, with the
-sizes at hand, so that compiled code does not compile again for each size.
+With `pooled` the output goes through 3x3 average pooling with stride 2 and padding 1. The mode is chosen at run time,
+with concrete sizes, so that new sizes do not recompile.
 
 Letters: B batch, N queries, M context positions (times intra-depth U), H heads, K key depth, V value depth.
-`embeddings` is a table [scope_y, scope_x, K, U] (query_grid given) or dense [N, M, K, U] (query_grid empty).
-Heads of queries and of the output are not an axis of their own: inductor takes every tensor with four axes for images,
-and copies those that the backward pass keeps into the channels-last layout where a convolution follows.
+`embeddings` is a table [scope_y, scope_x, K, U] (query_grid given) or dense [N, M, K, U] (query_grid empty). Queries
+and outputs have no separate head axis, because inductor treats tensors with four axes as images: before a convolution
+it would copy those that the backward pass saves to the channels-last layout.
 """
 
 from collections.abc import Sequence
@@ -23,16 +23,16 @@ from .pooling import pooled_side
 from .problem import Geometry, Problem, content_flops, count_flops, unit_stride
 from .register import below_autograd, differentiable, operator
 
-MODES = (pool_first, tiled, expanded)  # the first that can runs
+MODES = (pool_first, tiled, expanded)  # the first that can run is taken
 
 
 def mode_of(problem: Problem, backward: bool = False) -> ModuleType:
-    """Which kernels run. The two passes need not agree: the backward begins with the inputs."""
+    """Return the mode to run. Forward and backward may differ, because the backward starts from the inputs."""
     return next(mode for mode in MODES if mode.why_not(problem, backward) is None)
 
 
 def with_heads(joined: Tensor, depth: int) -> Tensor:
-    """[B, N, H * depth] -> [B, N, H, depth], with a last stride of 1."""
+    """Split the heads, [B, N, H * depth] -> [B, N, H, depth], with a last stride of 1."""
     return unit_stride(joined).unflatten(2, (-1, depth))
 
 
@@ -40,7 +40,7 @@ def problem_of(
     queries: Tensor, values: Tensor, content: Tensor | None, embeddings: Tensor,
     query_grid: Sequence[int], context_grid: Sequence[int], stride: int, pooled: bool,
 ) -> tuple[Problem, Tensor, Tensor, Tensor | None]:  # fmt: skip
-    """The sizes of one call, and queries, values and content lambda as modes take them."""
+    """Return the sizes of a call, and queries, values and content lambda in the form for the modes."""
     K, U = embeddings.shape[2:]
     if query_grid:
         (query_y, query_x), (context_y, context_x) = query_grid, context_grid
@@ -54,12 +54,12 @@ def problem_of(
 
 
 def images_of(joined: Tensor, grid: Sequence[int]) -> Tensor:
-    """[B, N, C] -> [B, C, height, width], channels-last."""
+    """View [B, N, C] as channels-last images [B, C, height, width]."""
     return joined.unflatten(1, (grid[0], grid[1])).permute(0, 3, 1, 2)
 
 
 def positions_of(images: Tensor) -> Tensor:
-    """[B, C, height, width] -> [B, N, C]."""
+    """Flatten images [B, C, height, width] to [B, N, C]."""
     return images.permute(0, 2, 3, 1).flatten(1, 2)
 
 
@@ -78,10 +78,10 @@ def fused(
     queries: Tensor, values: Tensor, keys: Tensor | None, content: Tensor | None, embeddings: Tensor,
     query_grid: Sequence[int], context_grid: Sequence[int], stride: int, pooled: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """queries [B,N,H*K], values [B,M*U,V] -> [B,N,H*V], or [B,P,H*V] pooled, and what the backward needs of the
-    content lambda.
+    """Compute the output [B,N,H*V] (pooled: [B,P,H*V]) of queries [B,N,H*K] and values [B,M*U,V].
 
-    That lambda is made of keys [B,M,K], or given, [B,K,V], or there is none.
+    The content lambda is computed from keys [B,M,K], or given as `content` [B,K,V], or absent. With keys, the second
+    and third result are the content lambda and its norm, for the backward pass.
     """
     where = (query_grid, context_grid, stride, pooled)
     problem, q_BNHK, v_BMV, c_BKV = problem_of(queries, values, content, embeddings, *where)
@@ -111,9 +111,9 @@ def fused_backward(
     norm: Tensor | None, embeddings: Tensor,
     query_grid: Sequence[int], context_grid: Sequence[int], stride: int, pooled: bool, needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of queries, values, keys, content, embeddings; an empty tensor for each that `needs` does not ask for.
+    """Compute the gradients of queries, values, keys, content and embeddings; empty tensors where `needs` is False.
 
-    With keys, `content` and `norm` are what `fused` made of them.
+    With keys, `content` and `norm` are the second and third result of `fused`.
     """
     where = (query_grid, context_grid, stride, pooled)
     problem, q_BNHK, v_BMV, c_BKV = problem_of(queries, values, content, embeddings, *where)
@@ -144,7 +144,7 @@ def plain_output(
     queries: Tensor, values: Tensor, keys: Tensor | None, content: Tensor | None, embeddings: Tensor,
     query_grid: Sequence[int], context_grid: Sequence[int], stride: int, pooled: bool,
 ) -> Tensor:  # fmt: skip
-    """What `fused` gives, by torch."""
+    """Compute the output of `fused` with torch operations."""
     from lambdanets.ops import Dense, Relative, lambda_op
 
     positions = Relative(embeddings, query_grid, context_grid, stride=stride) if query_grid else Dense(embeddings)
@@ -162,7 +162,7 @@ def plain_output(
 
 
 class Fused(torch.autograd.Function):
-    """Keeps its inputs, and of keys the content lambda and its norm, which are small."""
+    """Autograd function of `fused`. It saves the inputs, and with keys the small content lambda and its norm."""
 
     @staticmethod
     def forward(ctx, *inputs):
@@ -180,7 +180,7 @@ class Fused(torch.autograd.Function):
         if gradient is None:
             return (None,) * 9
         needs = list(ctx.needs_input_grad[:5])
-        if torch.is_grad_enabled():  # create_graph=True: by what torch can differentiate again
+        if torch.is_grad_enabled():  # create_graph=True needs operations that torch can differentiate again
             queries, values, keys, content, _, embeddings = ctx.saved_tensors
             inputs = (queries, values, keys, content if keys is None else None, embeddings)
             wanted = [one for one, need in zip(inputs, needs, strict=True) if need and one is not None]
@@ -200,6 +200,6 @@ def forward_flops(queries, values, keys, content, embeddings, *where, **kwargs) 
 
 @register_flop_formula(torch.ops.lambdanets.fused_backward)
 def backward_flops(gradient, queries, values, keys, content, norm, embeddings, *where, **kwargs) -> int:
-    """Each of dq, dv and the table's gradient repeats the forward's work; keys and values each the content lambda's."""
+    """Count dq, dv and the gradient of the table like the forward pass, and the two gradients of the content lambda."""
     whole, needs = count_flops(queries, values, embeddings, *where[:3]), where[4]
     return (needs[0] + needs[1] + needs[4]) * whole + (needs[1] + needs[2]) * content_flops(keys, values)

@@ -1,12 +1,12 @@
-"""The mode of lambdas and 3x3 average pooling at every other position in attention's order: pool first.
+"""The mode for lambdas followed by 3x3 average pooling with stride 2, computed like attention: pool first.
 
     z[p, h, v] = 1/9 sum_m s[p, h, m] v[m, v]        s[p, h, m] = sum over the places n of window p of q[n, h] . e_nm
 
-Without a softmax the order is free. Pooling leaves a quarter of the outputs, and s has H numbers for each pair of a
-window and a context position where lambdas have K: less work by far where maps are small. Both sums are plain matrix
-products, the first for each window with rows (head, example), the second for each example with rows (window, head);
-s in memory as [P, H, B, M] serves both. The content lambda is K more columns of s, which hold the windows' summed
-queries, and K more rows of values. README.md says what it costs.
+Without a softmax the order of the products is free. Pooling leaves a quarter of the outputs, and s has H numbers per
+pair of window and context position, where lambdas have K: far less work for small maps. Both sums are matrix products,
+the first for each window with rows (head, example), the second for each example with rows (window, head); the layout
+[P, H, B, M] of s serves both. The content lambda adds K columns to s, with the summed queries of the windows, and K
+rows to the values. README.md has the costs.
 
 Letters: B batch, N queries, M = N context positions, C columns of s, P windows, H heads, K key depth, V value depth.
 """
@@ -26,25 +26,28 @@ from .problem import Geometry, Gradients, Needs, Problem, ceil_div, on_device, p
 from .streams import ONE_BY_ONE, Sides
 
 POOLS, OVERLAPS = True, False
-PLACES = 9  # of a window
-WORKSPACE = 2**29  # bytes of s at a time, and of E, at most
-NUMBERS = 4096  # of queries in a tile
+PLACES = 9  # positions of a window
+WORKSPACE = 2**29  # maximum bytes of s at a time, and of E
+NUMBERS = 4096  # numbers of queries in a tile
 
 
 @dataclass(frozen=True)
 class Moves:
-    """Multiply-adds of lambdas that take as long as moving one number of s, or of E, in all passes over it."""
+    """Multiply-adds of lambdas that take as long as all memory accesses to one number of s (map) or E (embedding)."""
 
     map: int
     embedding: int
 
 
-# Of times with 1 to 256 images (maps-variants-cuda.json); lambdas are relatively faster forward than backward.
+# Fitted to times with 1 to 256 images (maps-variants-cuda.json).
 FORWARD, BACKWARD = Moves(550, 440), Moves(330, 150)
 
 
 def why_not(problem: Problem, backward: bool) -> str | None:
-    """This order sees all pairs of positions, where lambdas see those in scope."""
+    """Return the reason why this mode cannot run or is slower, or None.
+
+    It computes all pairs of positions, lambdas only those in scope.
+    """
     geometry, B, H, K, V = problem.geometry, problem.B, problem.H, problem.K, problem.V
     grid, scope = geometry.query_grid, geometry.scope
     if not problem.pooled:
@@ -70,19 +73,19 @@ def windows_of(grid: Sequence[int]) -> tuple[int, int]:
 
 
 def columns_of(context: int, depth: int) -> tuple[int, int]:
-    """Where the columns of content begin, and how many columns there are: whole 32 bytes, as fast products want."""
+    """Return the first column of the content and the number of columns, multiples of 32 bytes for fast products."""
     first = ceil_div(context, 16) * 16
     return first, ceil_div(first + depth, 16) * 16
 
 
 def parts_of(batch: int, bytes_each: int) -> list[slice]:
-    """The batch in parts whose maps fit into the workspace."""
+    """Split the batch into parts whose maps fit into the workspace."""
     size = max(1, WORKSPACE // bytes_each)
     return [slice(start, min(start + size, batch)) for start in range(0, batch, size)]
 
 
 def expand(table: Tensor, geometry: Geometry, dtype: torch.dtype) -> Tensor:
-    """table [scope_y, scope_x, K, 1] -> E [C, P, 9 * K]: embeddings of every window, then unit vectors for content."""
+    """Expand a table [scope_y, scope_x, K, 1] to E [C, P, 9 * K]: embeddings of windows, then units for content."""
     K, grid, windows = table.shape[2], geometry.context_grid, windows_of(geometry.context_grid)
     (first, columns), count = columns_of(grid[0] * grid[1], K), windows[0] * windows[1]
     expanded = torch.empty(columns, count, PLACES * K, device=table.device, dtype=dtype)
@@ -94,19 +97,19 @@ def expand(table: Tensor, geometry: Geometry, dtype: torch.dtype) -> Tensor:
 
 
 def fold(gradient: Tensor, table: Tensor, geometry: Geometry) -> Tensor:
-    """The gradient of E [P, 9 * K, C] -> that of the table, in float32."""
-    # Windows are queries of depth 9 K, with a scope two wider: place j of a window is shifted by j.
+    """Sum the gradient of E [P, 9 * K, C] to that of the table, in float32."""
+    # Windows are queries of depth 9 K with a scope that is wider by two: place j of a window is shifted by j.
     (height, width, K, _), grid = table.shape, geometry.context_grid
     around = Geometry(windows_of(grid), grid, (height + 2, width + 2), stride=2)
     like = torch.empty(*around.scope, PLACES * K, 1, device=table.device, dtype=torch.float32)
     shifted = tables.fold(gradient.flatten(0, 1)[None], like, around, PLACES * K)
     down, right = (width + 2) * PLACES * K, PLACES * K
-    strides = (down, right, down + 3 * K, right + K, 1)  # the third axis: a row further and a place further
+    strides = (down, right, down + 3 * K, right + K, 1)  # third axis: the next row and the next row of places
     return shifted.as_strided((height, width, 3, 3, K), strides).sum((2, 3)).unsqueeze(3)
 
 
 def gather(q: Tensor, grid: Sequence[int]) -> Tensor:
-    """q [B, N, H, K] -> the queries of every window [P, H * B, 9 * K]."""
+    """Gather the queries of every window, q [B, N, H, K] -> [P, H * B, 9 * K]."""
     (B, _, H, K), (rows, across) = q.shape, windows_of(grid)
     gathered = torch.empty(rows * across, H * B, PLACES * K, device=q.device, dtype=q.dtype)
     depth = power_of_two(PLACES * K)
@@ -118,7 +121,7 @@ def gather(q: Tensor, grid: Sequence[int]) -> Tensor:
 
 
 def scatter(gathered: Tensor, dq: Tensor, grid: Sequence[int]) -> None:
-    """Gradients of the windows' queries [P, H * B, 9 * K] -> those of the queries, dq [B, N, H, K], contiguous."""
+    """Sum gradients of the queries of windows [P, H * B, 9 * K] to those of the queries, contiguous dq [B, N, H, K]."""
     B, N, H, K = dq.shape
     joined = power_of_two(H * K)
     block = max(1, min(64, NUMBERS // joined))
@@ -128,13 +131,13 @@ def scatter(gathered: Tensor, dq: Tensor, grid: Sequence[int]) -> None:
 
 
 def maps_of(gathered: Tensor, expanded: Tensor, heads: int) -> tuple[Tensor, Tensor]:
-    """s by window, [P, H * B, C], and the same memory by example, [B, P * H, C]."""
+    """Return s by window, [P, H * B, C], and a view of it by example, [B, P * H, C]."""
     s = torch.bmm(gathered, expanded.permute(1, 2, 0))
     return s, s.view(s.shape[0] * heads, -1, s.shape[2]).transpose(0, 1)
 
 
 def gradient_of_embeddings(gathered: Tensor, ds: Tensor) -> Tensor:
-    """[P, 9 * K, C], sums over heads and examples, which can exceed the range of float16."""
+    """Return the gradient of E, [P, 9 * K, C]. Its sums over heads and examples can exceed the range of float16."""
     if ds.dtype != torch.float16:
         return torch.bmm(gathered.mT, ds)
     if ds.is_cuda:
@@ -143,7 +146,7 @@ def gradient_of_embeddings(gathered: Tensor, ds: Tensor) -> Tensor:
 
 
 def with_content(v: Tensor, c: Tensor | None, depth: int) -> Tensor:
-    """Values [B, M, V] and content lambda [B, K, V], if there is one, as rows [B, C, V] that fit the columns of s."""
+    """Stack values [B, M, V] and the optional content lambda [B, K, V] to rows [B, C, V], as the columns of s."""
     (B, M, V), (first, columns) = v.shape, columns_of(v.shape[1], depth)
     rows = torch.empty(B, columns, V, device=v.device, dtype=v.dtype)
     rows[:, :M] = v
@@ -157,7 +160,7 @@ def with_content(v: Tensor, c: Tensor | None, depth: int) -> Tensor:
 
 
 def forward(problem: Problem, q: Tensor, v: Tensor, c: Tensor | None, table: Tensor) -> Tensor:
-    """The pooled output [B, P, H, V]."""
+    """Return the pooled output [B, P, H, V]."""
     B, H, V, grid = problem.B, problem.H, problem.V, problem.geometry.context_grid
     with on_device(q), without_autocast(q):
         expanded, values = expand(table, problem.geometry, q.dtype), with_content(v, c, problem.K)
@@ -173,7 +176,7 @@ def backward(
     problem: Problem, dz: Tensor, q: Tensor, v: Tensor, c: Tensor | None, table: Tensor, needs: Needs,
     side: Sides = ONE_BY_ONE,
 ) -> Gradients:  # fmt: skip
-    """dz [B, P, H, V] is the gradient of the pooled output. That of v has gaps between examples."""
+    """Return the gradients, given that of the pooled output, dz [B, P, H, V]. dv has gaps between examples."""
     B, M, K, V, H, geometry = problem.B, problem.M, problem.K, problem.V, problem.H, problem.geometry
     grid, P, (first, columns) = geometry.context_grid, dz.shape[1], columns_of(M, K)
     dq = problem.new(*q.shape) if needs[0] else None
@@ -187,7 +190,7 @@ def backward(
             by_window, by_example = maps_of(gathered, expanded, H)
             if d_values is not None:
                 d_values[part].baddbmm_(by_example.mT, dz[part], beta=0, alpha=1 / PLACES)
-            if dq is not None or dtable is not None:  # the gradient of s takes its place
+            if dq is not None or dtable is not None:  # the gradient of s overwrites s
                 by_example.baddbmm_(dz[part], values[part].mT, beta=0, alpha=1 / PLACES)
             if dq is not None:
                 scatter(torch.bmm(by_window, expanded.transpose(0, 1)), dq[part], grid)

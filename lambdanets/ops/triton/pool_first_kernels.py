@@ -1,7 +1,7 @@
-"""Triton kernels around the products of attention's order (pool_first.py): embeddings and queries of windows.
+"""Triton kernels for the mode "pool first" (pool_first.py): embeddings and queries of windows.
 
-Letters: B batch, N = height x width queries and as many context positions, P = rows x across windows, H heads, K key
-depth. A window stands at every other position and has 3 x 3 places: place (j_y, j_x) of window (p_y, p_x) is query
+Letters: B batch, N = height x width queries and context positions, P = rows x across windows, H heads, K key depth.
+Windows have stride 2 and 3 x 3 places: place (j_y, j_x) of window (p_y, p_x) is query
 (2 p_y + j_y - 1, 2 p_x + j_x - 1).
 """
 
@@ -11,7 +11,7 @@ import triton.language as tl
 
 @triton.jit
 def place_of(p, j, across):
-    """Row and column of place j of window p; beyond the map at its edges."""
+    """Return row and column of place j of window p, which may lie outside the map."""
     return p // across * 2 + j // 3 - 1, p % across * 2 + j % 3 - 1
 
 
@@ -20,13 +20,15 @@ def expand_windows(
     table_ptr, e_ptr, P, height, width, across, scope_y, scope_x, centre_y, centre_x, first,
     K: tl.constexpr, ROW_BLOCK: tl.constexpr, COLUMN_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """table [scope_y, scope_x, K] -> E [rows, P, 9, K]: in row m the embedding of that context position for each place,
-    zero out of scope; from row `first` on unit vectors of the depth. Grid: (column blocks, row blocks).
+    """Expand a table [scope_y, scope_x, K] to E [rows, P, 9, K]. Grid: (column blocks, row blocks).
+
+    Row m has the embeddings of context position m for each place, zero out of scope. Rows from `first` on are unit
+    vectors of the depth.
     """
     row = tl.program_id(1) * ROW_BLOCK + tl.arange(0, ROW_BLOCK)
     column = tl.program_id(0) * COLUMN_BLOCK + tl.arange(0, COLUMN_BLOCK)
     k = column % K
-    p = column // K // 9  # in this order Triton sees that K neighbours share it
+    p = column // K // 9  # in this order Triton infers that K neighbours share it
     y, x = place_of(p, column // K % 9, across)
     i_y = (row // width)[:, None] - y[None, :] + centre_y
     i_x = (row % width)[:, None] - x[None, :] + centre_x
@@ -43,9 +45,9 @@ def gather(
     q_ptr, w_ptr, B, height, width, across, sqb, sqn,
     H: tl.constexpr, K: tl.constexpr, JK: tl.constexpr, RB: tl.constexpr,
 ):  # fmt: skip
-    """q [B, N, H, K] -> w [P, H, B, 9, K], zero beyond the map. Grid: (P, blocks of RB rows (head, example)).
+    """Gather q [B, N, H, K] to w [P, H, B, 9, K], zero outside the map.
 
-    JK: 9 * K padded to a power of two.
+    JK is 9 * K padded to a power of two. Grid: (P, blocks of RB rows (head, example)).
     """
     p = tl.program_id(0)
     rows = tl.program_id(1) * RB + tl.arange(0, RB)
@@ -65,10 +67,10 @@ def scatter(
     dw_ptr, dq_ptr, B, width, rows, across,
     H: tl.constexpr, K: tl.constexpr, HK: tl.constexpr, BB: tl.constexpr,
 ):  # fmt: skip
-    """dw [P, H, B, 9, K] -> dq [B, N, H, K], sums over the windows that a query lies in. Grid: (N, blocks of BB of B).
+    """Sum dw [P, H, B, 9, K] over the windows of each query to dq [B, N, H, K]. Grid: (N, blocks of BB of B).
 
-    Along an axis an even position lies in one window, in its middle; an odd one is the last of a window and the first
-    of the next. HK: H * K padded to a power of two.
+    Along an axis, an even position is the centre of one window; an odd position is the last of one window and the first
+    of the next. HK is H * K padded to a power of two.
     """
     n = tl.program_id(0)
     y, x = n // width, n % width

@@ -1,4 +1,4 @@
-"""Average pooling by half of channels-last images: when kernels do it, and the call. Kernels: pooling_operators.py."""
+"""Average pooling with stride 2 of channels-last images: conditions for the kernels, and the call."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from .norms import only_torch
 
 
 def takes(x_BCHW: Tensor) -> bool:
-    """Whether the kernels may pool these images."""
+    """Return whether the kernels can pool these images."""
     if not (x_BCHW.is_cuda or interpreted()) or type(x_BCHW) is not Tensor or x_BCHW.ndim != 4 or only_torch():
         return False
     last = x_BCHW.is_contiguous(memory_format=torch.channels_last)
@@ -16,10 +16,10 @@ def takes(x_BCHW: Tensor) -> bool:
 
 
 def average_pool(x_BCHW: Tensor, kernel: int) -> Tensor:
-    """Channels-last images [B, C, P, Q], rounded once. `kernel`: 3, with a border of zeros, or 2."""
+    """Average-pool images with stride 2 to [B, C, P, Q], channels-last. `kernel` is 3, with zero padding of 1, or 2."""
     from . import pooling_operators as operators
 
-    # The compiler needs the operator, which ends in the function too; for eager calls the dispatcher is a detour.
+    # torch.compile needs the operator. Eager calls skip the dispatcher.
     call = operators.average_pool if torch.compiler.is_dynamo_compiling() else operators.AveragePool.apply
     return call(x_BCHW, kernel)
 

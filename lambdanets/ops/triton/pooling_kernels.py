@@ -1,9 +1,9 @@
-"""Triton kernels for average pooling by half: windows of 3x3 with a border of zeros, or 2x2, at every other position.
+"""Triton kernels for average pooling with stride 2: windows of 3x3 with zero padding of 1, or 2x2.
 
 Letters: B batch, H x W the map, P x Q the pooled map, C channels; images are [B, H, W, C], channels innermost.
-Tile letters: ROWS x COLS neighbouring positions of the pooled map, one row after the other, and CH channels.
-A row's address is 64 bits wide, what is added to it within the row 32. Only C is a size that compiles anew, by its
-class (where 16 divides it, loads and stores take 16 bytes a thread) and by the tile that fits it.
+Tile letters: ROWS x COLS neighbouring positions of the pooled map, row by row, and CH channels.
+Addresses of rows have 64 bits, offsets within a row 32 bits. Of the sizes only C compiles new variants: by its
+divisibility by 16 (then a thread loads and stores 16 bytes at a time) and by the tile for it.
 """
 
 import triton
@@ -14,9 +14,9 @@ SIZES = ["H", "W", "P", "Q"]
 
 @triton.jit
 def tile_of(rows, columns, C, ROWS: tl.constexpr, COLS: tl.constexpr, CH: tl.constexpr):
-    """The image, first row, columns [COLS] and channels [CH] of this program, in a grid of one dimension.
+    """Return the image, first row, columns [COLS] and channels [CH] of this program of a one-dimensional grid.
 
-    Channels come first, then columns, rows, images: programs that run together read and write neighbouring memory.
+    Channels vary fastest, then columns, rows and images, so that concurrent programs access neighbouring memory.
     """
     tile = tl.program_id(0)
     strips, across, down = tl.cdiv(C, CH), tl.cdiv(columns, COLS), tl.cdiv(rows, ROWS)
@@ -29,7 +29,7 @@ def tile_of(rows, columns, C, ROWS: tl.constexpr, COLS: tl.constexpr, CH: tl.con
 
 @triton.jit
 def pixels(image_ptr, i, j, height, width, c, C):
-    """[COLS, CH] of row i, columns j, in float32; zero outside of the map."""
+    """Load pixels [COLS, CH] of row i and columns j in float32; zero outside the map."""
     end = tl.where((i >= 0) & (i < height), width, 0)
     mask = ((j >= 0) & (j < end))[:, None] & (c < C)[None, :]
     row_ptr = image_ptr + i.to(tl.int64) * width * C
@@ -38,7 +38,7 @@ def pixels(image_ptr, i, j, height, width, c, C):
 
 @triton.jit
 def sum_along_row(image_ptr, i, q, H, W, c, C, KERNEL: tl.constexpr):
-    """[COLS, CH]: of the two or three pixels of row i that lie in the windows q."""
+    """Sum the two or three pixels of row i that lie in the windows q: [COLS, CH]."""
     total = pixels(image_ptr, i, 2 * q, H, W, c, C) + pixels(image_ptr, i, 2 * q + 1, H, W, c, C)
     if KERNEL == 3:
         total += pixels(image_ptr, i, 2 * q - 1, H, W, c, C)
@@ -50,7 +50,7 @@ def pool_forward(
     x_ptr, y_ptr, H, W, P, Q, C,
     KERNEL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, CH: tl.constexpr,
 ):  # fmt: skip
-    """y [B, P, Q, C]: window p has rows 2p and 2p + 1, and with 3x3 row 2p - 1, which window p - 1 has too."""
+    """Compute y [B, P, Q, C]. Window p has rows 2p and 2p + 1, with 3x3 also row 2p - 1, shared with window p - 1."""
     b, first, q, c = tile_of(P, Q, C, ROWS, COLS, CH)
     image_ptr, pooled_ptr = x_ptr + b * H * W * C, y_ptr + b * P * Q * C
     above = tl.zeros((COLS, CH), dtype=tl.float32)
@@ -70,7 +70,7 @@ def pool_forward(
 
 @triton.jit
 def gradients_along_row(image_ptr, p, q, P, Q, c, C, KERNEL: tl.constexpr):
-    """[COLS, CH] for columns 2q and 2q + 1, of the windows of row p: the odd one lies in two windows of 3x3."""
+    """Return gradients [COLS, CH] of columns 2q and 2q + 1 from windows of row p; with 3x3 odd columns are in two."""
     even = pixels(image_ptr, p, q, P, Q, c, C)
     odd = even
     if KERNEL == 3:
@@ -80,7 +80,7 @@ def gradients_along_row(image_ptr, p, q, P, Q, c, C, KERNEL: tl.constexpr):
 
 @triton.jit
 def store_pair(image_ptr, i, even, odd, q, H, W, c, C, KERNEL: tl.constexpr):
-    """Columns 2q and 2q + 1 of row i."""
+    """Store columns 2q and 2q + 1 of row i."""
     scale = 1.0 / (KERNEL * KERNEL)
     dtype: tl.constexpr = image_ptr.dtype.element_ty
     row_ptr = image_ptr + i.to(tl.int64) * W * C
@@ -95,8 +95,10 @@ def pool_backward(
     dy_ptr, dx_ptr, H, W, P, Q, C,
     KERNEL: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, CH: tl.constexpr,
 ):  # fmt: skip
-    """dx [B, H, W, C], four pixels for each p and q. Row 2p lies in the windows of row p alone; so does row 2p + 1 with
-    2x2, while with 3x3 those of row p + 1 have it too. Where no window is (at an odd edge with 2x2), dx is zero.
+    """Compute dx [B, H, W, C], four pixels for each p and q.
+
+    Rows 2p and 2p + 1 lie in the windows of row p; with 3x3, row 2p + 1 also lies in those of row p + 1. Pixels outside
+    all windows (at an odd edge with 2x2) get zero.
     """
     b, first, q, c = tile_of(tl.cdiv(H, 2), tl.cdiv(W, 2), C, ROWS, COLS, CH)
     image_ptr, pooled_ptr = dx_ptr + b * H * W * C, dy_ptr + b * P * Q * C

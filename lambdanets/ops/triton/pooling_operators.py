@@ -1,9 +1,9 @@
-"""Average pooling by half as registered operators: lambdanets::average_pool and lambdanets::average_pool_backward.
+"""Average pooling with stride 2 as registered operators, lambdanets::average_pool and its backward.
 
-Pooling waits for memory: the kernels read every map about once, 16 bytes at a time, and sum in float32. It is linear,
-so each operator is the other's gradient, as often as anybody differentiates.
+Pooling is bound by memory bandwidth: the kernels read every map about once, 16 bytes at a time, and sum in float32.
+Pooling is linear, so each operator is the gradient of the other.
 
-Letters: B batch, H x W the map, P x Q the pooled map, C channels. `kernel`: 3, with a border of zeros, or 2.
+Letters: B batch, H x W the map, P x Q the pooled map, C channels. `kernel` is 3, with zero padding of 1, or 2.
 """
 # pyright: reportCallIssue=false, reportArgumentType=false
 # Triton adds num_warps and num_stages to the arguments of kernels.
@@ -18,8 +18,8 @@ from .pooling import pooled_side
 from .problem import ceil_div, on_device, power_of_two
 from .register import differentiable, directly, operator
 
-CHANNELS = (256, 128, 64)  # of a tile: whichever leaves the fewest of its last one unused
-NUMBERS, COLUMNS, ROWS, WARPS = 1024, 32, 2, 4  # of a tile: numbers of a row, columns at most, rows one after another
+CHANNELS = (256, 128, 64)  # channels of a tile: the size that leaves the fewest unused
+NUMBERS, COLUMNS, ROWS, WARPS = 1024, 32, 2, 4  # of a tile: numbers per row, maximum columns, rows, warps
 
 
 def tile_of(channels: int, kernel: int) -> dict[str, Any]:
@@ -29,13 +29,15 @@ def tile_of(channels: int, kernel: int) -> dict[str, Any]:
 
 
 def programs(batch: int, rows: int, columns: int, channels: int, tile: dict[str, Any]) -> tuple[int]:
-    """One dimension: the others of a grid are limited to 65,535."""
+    """Return a grid with one dimension, because the others are limited to 65,535 programs."""
     return (batch * ceil_div(rows, tile["ROWS"]) * ceil_div(columns, tile["COLS"]) * ceil_div(channels, tile["CH"]),)
 
 
 def images(like: Tensor, *shape: int) -> Tensor:
-    """Channels-last ones [B, C, H, W], not filled. The compiler, which lays out as channels-last what a convolution
-    follows, would copy [B, H, W, C]."""
+    """Return uninitialised channels-last images [B, C, H, W].
+
+    The compiler would copy an output [B, H, W, C] to this layout before a convolution.
+    """
     return torch.empty(shape, device=like.device, dtype=like.dtype, memory_format=torch.channels_last)
 
 
@@ -49,8 +51,8 @@ def whole_images(gradient: Tensor, height: int, width: int, kernel: int) -> Tens
 
 
 def forward(x: Tensor, kernel: int) -> Tensor:
-    """x [B, C, H, W] -> [B, C, P, Q], channels-last."""
-    x = x.contiguous(memory_format=torch.channels_last)  # already so, unless somebody calls the operator
+    """Pool x [B, C, H, W] to channels-last [B, C, P, Q]."""
+    x = x.contiguous(memory_format=torch.channels_last)  # a no-op for the layers of this package
     y = pooled_images(x, kernel)
     (B, C, P, Q), tile = y.shape, tile_of(x.shape[1], kernel)
     with on_device(x):
@@ -59,7 +61,7 @@ def forward(x: Tensor, kernel: int) -> Tensor:
 
 
 def backward(gradient: Tensor, height: int, width: int, kernel: int) -> Tensor:
-    """gradient [B, C, P, Q] -> [B, C, H, W], channels-last."""
+    """Return the gradient of the images, channels-last [B, C, H, W], from that of the pooled images [B, C, P, Q]."""
     gradient = gradient.contiguous(memory_format=torch.channels_last)
     dx = whole_images(gradient, height, width, kernel)
     (B, C, P, Q), tile = gradient.shape, tile_of(gradient.shape[1], kernel)

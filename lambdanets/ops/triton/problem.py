@@ -1,14 +1,13 @@
-"""One call of the fused operation: its sizes, and what all modes need to launch kernels.
+"""The sizes of a call of the fused operation, and helpers to launch kernels.
 
 A mode is a module with two constants and three functions:
-    POOLS       whether its output is pooled already where pooling follows
+    POOLS       whether its output is already pooled
     OVERLAPS    whether its backward runs kernels on several streams
     why_not(problem, backward) -> str | None      the reason why it does not run this problem, or None
     forward(problem, q, v, c, table) -> y
     backward(problem, dy, q, v, c, table, needs, side) -> dq, dv, dc, dtable
 with q [B,N,H,K], v [B,M,V], the content lambda c [B,K,V] in float32 or None, the table [scope_y,scope_x,K,U] or dense
-embeddings [N,M,K,U], y [B,N,H,V]; `needs`: which of the four gradients are wanted;
-`side`: streams.py.
+embeddings [N,M,K,U], and y [B,N,H,V]. `needs` selects the gradients to compute; `side`: see streams.py.
 
 Letters: B batch, N queries, M context positions (times intra-depth U), H heads, K key depth, V value depth.
 """
@@ -26,7 +25,7 @@ Needs = tuple[bool, bool, bool, bool]
 
 @dataclass(frozen=True)
 class Geometry:
-    """Where queries and context positions lie. Dense embeddings: query_grid is None."""
+    """The grids of queries and context. query_grid is None for dense embeddings."""
 
     query_grid: tuple[int, int] | None
     context_grid: tuple[int, int]
@@ -39,23 +38,23 @@ class Geometry:
         return (self.scope[0] - 1) // 2, (self.scope[1] - 1) // 2
 
     def extent(self) -> tuple[int, ...]:
-        """Query grid, context grid, reach backward and forward along each axis, as the kernels take them."""
+        """Return query grid, context grid, and reach backward and forward along each axis, as kernel arguments."""
         assert self.query_grid is not None
         (back_y, back_x), (scope_y, scope_x) = self.centre, self.scope
         return (*self.query_grid, *self.context_grid, back_y, back_x, scope_y - 1 - back_y, scope_x - 1 - back_x)
 
 
 def pairs_in_scope(queries: int, context: int, scope: int, stride: int) -> int:
-    """Pairs (n, m) of one axis that lie in scope and inside the context."""
+    """Return the number of pairs (n, m) of one axis that lie in scope and inside the context."""
     back = (scope - 1) // 2
     first = range(-back, queries * stride - back, stride)  # positions in the scopes of the queries
     return sum(max(min(low + scope, context) - max(low, 0), 0) for low in first)
 
 
 def count_flops(queries, values, embeddings, query_grid, context_grid, stride) -> int:
-    """Multiply-adds times two, work in scope only: lambdas b*pairs*u*k*v, and applying them b*n*h*k*v; of shapes.
+    """Return the FLOPs for given shapes: 2 * (b*pairs*u*k*v for the lambdas + b*n*h*k*v to apply them).
 
-    Counted alike where pooling follows: what the operation is, not the order in which it is done.
+    Only pairs in scope count. Pooling does not change the count, although other kernels may run.
     """
     (batch, length, joined), depth = queries, embeddings[2]
     if query_grid:
@@ -72,7 +71,7 @@ def content_flops(keys, values) -> int:
 
 @dataclass(frozen=True)
 class Problem:
-    """Sizes and types of one call. `pooled`: 3x3 average pooling at every other position follows."""
+    """Sizes and dtype of a call. `pooled`: followed by 3x3 average pooling with stride 2."""
 
     geometry: Geometry
     B: int
@@ -92,7 +91,7 @@ class Problem:
 
     @property
     def work(self) -> float:
-        """Operations of one product of the size of the forward, about."""
+        """The approximate number of operations of the forward pass, and of each product of the backward pass."""
         scope = self.geometry.scope
         return 2.0 * self.B * self.N * min(self.M, scope[0] * scope[1]) * self.K * self.V
 
@@ -105,7 +104,7 @@ class Problem:
         return precision_of(self.dtype)
 
     def content_gradient(self, q_BNHK: Tensor, dy_BNHV: Tensor) -> Tensor:
-        """dc [B, K, V], rounded to the type of q."""
+        """Return dc [B, K, V], rounded to the dtype of q."""
         return torch.bmm(q_BNHK.reshape(self.B, -1, self.K).mT, dy_BNHV.reshape(self.B, -1, self.V))
 
     def new(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -116,9 +115,10 @@ class Problem:
 
 
 def precision_of(dtype: torch.dtype) -> str:
-    """How products of float32 are computed; those of half types have one way only.
+    """Return the precision of float32 products for Triton; it has no effect for half-precision types.
 
-    "highest" is three TF32 products of split operands, added in float32: as exact as IEEE products (HISTORY.md).
+    torch's "highest" becomes three TF32 products of split operands, added in float32, which are as accurate as IEEE
+    products (HISTORY.md).
     """
     return "tf32x3" if dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest" else "tf32"
 
@@ -137,7 +137,7 @@ def multiprocessors(device: torch.device) -> int:
 
 
 def shares(device: torch.device, programs: int, divisible: int, per_processor: int) -> int:
-    """Shares of an axis of `divisible` steps such that the grid fills the GPU about once."""
+    """Return into how many shares to split an axis of `divisible` steps, so that the grid fills the GPU about once."""
     return max(1, min(divisible, multiprocessors(device) * per_processor // max(programs, 1)))
 
 
@@ -146,10 +146,10 @@ def on_device(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
 
 
 def without_autocast(tensor: Tensor) -> torch.autocast:
-    """Products have the types of their operands, in a backward pass under autocast too."""
+    """Return a context manager that disables autocast, so that products keep the dtype of their operands."""
     return torch.autocast("cuda" if tensor.is_cuda else "cpu", enabled=False)
 
 
 def unit_stride(tensor: Tensor) -> Tensor:
-    """Kernels take any strides but the last, which must be 1 (slices of one projection qualify)."""
+    """Return a tensor whose last stride is 1, as the kernels require; slices of a projection need no copy."""
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()

@@ -1,7 +1,7 @@
-"""Operators with little between the caller and the kernel.
+"""Registration of operators with low call overhead.
 
-`torch.library.custom_op` with `register_autograd` checks and repacks all arguments several times in each call, which
-takes longer than a small kernel runs. Here the dispatcher calls the function itself.
+`torch.library.custom_op` with `register_autograd` checks and repacks all arguments several times per call, which takes
+longer than a small kernel. Here the dispatcher calls the function directly.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,18 +12,21 @@ from torch import Tensor
 
 NAMESPACE = "lambdanets"
 LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
-FUNCTIONS: dict[Any, Callable[..., Any]] = {}  # operator -> what was registered
+FUNCTIONS: dict[Any, Callable[..., Any]] = {}  # operator -> registered function
 
 
 def operator(name: str, shape: Callable[..., Any], mutates: Sequence[str] = ()) -> Callable[[Callable[..., Any]], Any]:
-    """Registers the decorated function as lambdanets::name; `shape` makes empty results like its own.
+    """Register the decorated function as the operator lambdanets::name.
 
-    `mutates`: the arguments that it writes to, which the compiler must know of.
+    Args:
+        name: the name of the operator.
+        shape: a function with the same arguments that returns empty results (the fake implementation).
+        mutates: names of the arguments that the function writes to.
     """
 
     def register(function: Callable[..., Any]) -> Any:
         LIBRARY.define(name + torch.library.infer_schema(function, mutates_args=mutates))
-        # The compiler, which calls the operator, must not look into it.
+        # The compiler must not trace into the operator.
         LIBRARY.impl(name, torch.compiler.disable(function), "CompositeExplicitAutograd")
         torch.library.register_fake(f"{NAMESPACE}::{name}", shape, lib=LIBRARY)
         call = getattr(getattr(torch.ops, NAMESPACE), name).default
@@ -34,7 +37,7 @@ def operator(name: str, shape: Callable[..., Any], mutates: Sequence[str] = ()) 
 
 
 def differentiable(call: Any, function: type[torch.autograd.Function]) -> None:
-    """Gradients of an operator by an autograd function, whose forward calls `below_autograd`."""
+    """Register an autograd function, whose forward calls `below_autograd`, for the gradients of an operator."""
 
     def autograd(*arguments: Any) -> Any:
         if torch.is_grad_enabled() and any(isinstance(one, Tensor) and one.requires_grad for one in arguments):
@@ -45,13 +48,13 @@ def differentiable(call: Any, function: type[torch.autograd.Function]) -> None:
 
 
 def below_autograd(call: Any, *arguments: Any) -> Any:
-    """The operator without its gradients."""
+    """Call an operator without its gradients."""
     with torch._C._AutoDispatchBelowAutograd():
         return call(*arguments)
 
 
 def directly(call: Any, *arguments: Any) -> Any:
-    """As `below_autograd`; past the dispatcher, which takes as long as a small kernel, if nobody traces or counts."""
+    """Call like `below_autograd`, but skip the slow dispatcher if no dispatch mode (tracing, counting) is active."""
     if type(arguments[0]) is Tensor and torch._C._len_torch_dispatch_stack() == 0:
         return FUNCTIONS[call](*arguments)
     return below_autograd(call, *arguments)

@@ -1,9 +1,9 @@
-"""Expanding a table of relative positions (or dense embeddings) to E, and folding gradients of E back.
+"""Triton kernels that expand a table of relative positions (or dense embeddings) to E and fold gradients of E back.
 
 Letters: N queries, M context positions, K key depth, U intra-depth, R relative positions.
-E [ME, NK] holds in row m*U + u and column n*KP + k the embedding of the pair (n, m), or zero where the pair is out
-of scope and in the padding. It depends on neither batch nor value depth; at 14x14 it lives in the L2 cache.
-Larger maps expand the table for one tile and its window only, as if that were the map (README.md, windows).
+E [ME, NK] has in row m*U + u and column n*KP + k the embedding of the pair (n, m), and zero out of scope and in the
+padding. It depends on neither batch nor value depth; at 14x14 it fits into the L2 cache. For larger maps the table is
+expanded only for one tile and its window, as if that were the map (README.md, windows).
 """
 
 import triton
@@ -20,10 +20,10 @@ def expand(
     K: tl.constexpr, U: tl.constexpr, KP: tl.constexpr, DENSE: tl.constexpr,
     ROW_BLOCK: tl.constexpr, COLUMN_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """table [scope_y, scope_x, K, U], or embeddings [N, M, K, U] if DENSE -> E, and copies of it.
+    """Expand a table [scope_y, scope_x, K, U], or embeddings [N, M, K, U] if DENSE, to copies of E.
 
-    Grid: (column blocks, row blocks, copies). E has whole blocks of rows: a mask for them would hide that there are a
-    multiple of eight, and where E is stored by columns, stores would shrink from 16 bytes to 2.
+    Grid: (column blocks, row blocks, copies). E has whole blocks of rows. A mask for rows would hide from the compiler
+    that their number is a multiple of eight, and stores of E by columns would have 2 bytes instead of 16.
     """
     row = tl.program_id(1) * ROW_BLOCK + tl.arange(0, ROW_BLOCK)
     column = tl.program_id(0) * COLUMN_BLOCK + tl.arange(0, COLUMN_BLOCK)
@@ -56,11 +56,11 @@ def fold(
     K: tl.constexpr, U: tl.constexpr, KP: tl.constexpr, R: tl.constexpr, NX: tl.constexpr, D: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Partial dE [splits, nk, ME] -> dtable [blocks, scope_y, scope_x, K, U]: sums along equal relative positions.
+    """Sum partial dE [splits, nk, ME] over equal relative positions to dtable [blocks, scope_y, scope_x, K, U].
 
-    Every load is of pairs with the program's D relative columns, for NX columns of queries and R (split, row of
-    queries) a turn: what is summed stands in one lane. A fixed order of summation, so the result repeats exactly.
-    Grid: (scope_y * blocks of D relative columns * blocks of NX columns of queries, K*U).
+    Each step loads pairs with the program's D relative columns, for NX columns of queries and R pairs (split, row of
+    queries), so that sums need no exchange between threads. The order of summation is fixed, so results are
+    reproducible. Grid: (scope_y * blocks of D relative columns * blocks of NX columns of queries, K*U).
     """
     across = (scope_x + D - 1) // D
     i_y = tl.program_id(0) % scope_y

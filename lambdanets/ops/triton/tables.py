@@ -1,6 +1,6 @@
-"""Expanding a table of relative positions (or dense embeddings) to E, and folding gradients of E back to the table.
+"""Expansion of a table of relative positions (or dense embeddings) to E, and folding of gradients of E to the table.
 
-Letters: N queries, M context positions, K key depth, U intra-depth. E: table_kernels.py.
+Letters: N queries, M context positions, K key depth, U intra-depth. For E see table_kernels.py.
 """
 # pyright: reportCallIssue=false, reportArgumentType=false
 # Triton adds num_warps and num_stages to the arguments of kernels.
@@ -11,22 +11,26 @@ from torch import Tensor
 from . import table_kernels as kernels
 from .problem import Geometry, ceil_div
 
-ROWS, COLUMNS = 16, 128  # of E that one program writes
+ROWS, COLUMNS = 16, 128  # of the block of E that one program writes
 RELATIVE = 32  # relative columns whose gradients one program sums
-FOLDED = 128  # (row, column) pairs of queries that it adds in one step
+FOLDED = 128  # (row, column) pairs of queries that a program adds in one step
 
 
 def expand(
     table: Tensor, geometry: Geometry, depth: int, shape: tuple[int, ...], dtype: torch.dtype,
     centre: tuple[int, int] | None = None, copies: int = 1, transposed: bool = False,
 ) -> Tensor:  # fmt: skip
-    """table [scope_y, scope_x, K, U] or embeddings [N, M, K, U] -> E [copies, context, (query, depth)].
+    """Expand a table [scope_y, scope_x, K, U] or embeddings [N, M, K, U] to E [copies, context, (query, depth)].
 
     Args:
+        table: the table or the embeddings.
+        geometry: the grids.
         depth: K with its padding.
-        shape: rows and columns of E, a multiple of ROWS and one of `depth`; what exceeds `geometry` is zero.
-        centre: of the table, if not the scope's.
-        transposed: E is stored as [copies, (query, depth), context].
+        shape: rows and columns of E, multiples of ROWS and `depth`; entries outside `geometry` are zero.
+        dtype: the dtype of E.
+        centre: index of relative position 0 in the table; by default the centre of the scope.
+        copies: number of copies of E.
+        transposed: store E as [copies, (query, depth), context].
     """
     table = table.contiguous()
     (rows, columns), query_grid = shape, geometry.query_grid
@@ -48,9 +52,9 @@ def fold(
     partial: Tensor, table: Tensor, geometry: Geometry, depth: int, centre: tuple[int, int] | None = None,
     into: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Partial sums of dE [splits, (query, depth), context] -> the gradient of the table, or of dense embeddings.
+    """Sum partial dE [splits, (query, depth), context] to the gradient of the table or of dense embeddings.
 
-    `into`: memory for it, like the table; for at most four columns of queries, which need no other.
+    `into` is memory for the result, with the shape and dtype of the table; only for at most four columns of queries.
     """
     K, U = table.shape[-2:]
     if geometry.query_grid is None:
@@ -58,7 +62,7 @@ def fold(
         summed = partial.sum(0).view(-1, depth, partial.shape[2])[:N, :K, : M * U]
         return summed.reshape(N, K, M, U).permute(0, 2, 1, 3).to(table.dtype).contiguous()
     query_width = geometry.query_grid[1]
-    columns = 4 if query_width <= 4 else 16  # few compiled variants: tiles and sequences, or maps
+    columns = 4 if query_width <= 4 else 16  # only two variants to compile: tiles and sequences, or maps
     blocks, across = ceil_div(query_width, columns), ceil_div(geometry.scope[1], RELATIVE)
     dtype = table.dtype if blocks == 1 else torch.float32
     assert into is None or (blocks == 1 and into.dtype == dtype)

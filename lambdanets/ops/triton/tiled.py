@@ -1,4 +1,4 @@
-"""The mode of larger maps: every tile of queries reads one small table and the part of the map around it (README.md).
+"""The tiled mode, for larger maps: all tiles of queries share one small expanded table (README.md).
 
 Letters: B batch, N queries, M context positions, H heads, K key depth, V value depth. g is the gradient of the lambdas.
 """
@@ -19,25 +19,34 @@ from .problem import Geometry, Gradients, Needs, Problem, ceil_div, on_device, p
 from .streams import ONE_BY_ONE, Sides
 
 POOLS, OVERLAPS = False, True
-SMALL_CONTEXT = 256  # up to here E is faster: it stays in the L2 cache
-MOST_HEADS = 16  # more heads would need more registers than there are
-COPIES, COPIED = 4, 2**20  # copies of tables of at most so many bytes, which neighbouring programs read
-THREE_PROGRAMS = 168  # registers a thread with which three programs of 4 warps fit a multiprocessor
-MANY_VALUES = 64  # values of a batch element from which on tiles of one element run next to each other
-WIDE = 32  # maps with more columns take other tiles of context positions
-WORKSPACE = 512 * 2**20  # bytes of g that the backward holds at a time, at most
-SPREAD_ELEMENTS = 2048  # of g that a program computes in one step
-SPREAD_PROGRAMS = 8  # per multiprocessor
+SMALL_CONTEXT = 256  # context positions up to which the expanded mode is faster, because E stays in the L2 cache
+MOST_HEADS = 16  # more heads need too many registers
+COPIES, COPIED = 4, 2**20  # number of copies of a table for neighbouring programs, for tables of at most these bytes
+THREE_PROGRAMS = 168  # registers per thread that let three programs of 4 warps fit a multiprocessor
+MANY_VALUES = 64  # values of a batch element from which tiles of one element are neighbours in the grid
+WIDE = 32  # maps with more columns use other tiles of context positions
+WORKSPACE = 512 * 2**20  # maximum bytes of g that the backward stores at a time
+SPREAD_ELEMENTS = 2048  # elements of g that a program computes in one step
+SPREAD_PROGRAMS = 8  # programs per multiprocessor for g
 
 
 @dataclass(frozen=True)
 class Tile:
-    """What a kernel is compiled for.
+    """The compile-time constants of a kernel.
 
-    K, H: key depth and heads; KP, HP, VP: K, H and V padded. rows x width positions of a tile (queries; in dv context
-    positions) by `columns` (batch element, value); `block`: the length of one product; pipeline stages, warps, programs
-    per multiprocessor; NV tiles of values; `halves`: dv goes by halves of a tile; `tiles_first`: neighbouring tiles of
-    one batch element run next to each other, not one tile of many batch elements; whether there is a content part.
+    Attributes:
+        K, H: key depth and heads.
+        KP, HP, VP: K, H and V, padded to powers of two.
+        rows, width: positions of a tile (queries; in dv context positions).
+        columns: pairs (batch element, value) of a tile.
+        block: inner length of one product.
+        stages, warps: pipeline stages and warps.
+        occupancy: programs per multiprocessor.
+        precision: precision of float32 products.
+        NV: tiles of values.
+        halves: compute dv by halves of a tile.
+        tiles_first: neighbouring programs have tiles of one batch element, not one tile of many batch elements.
+        content: whether there is a content part.
     """
 
     K: int
@@ -64,12 +73,12 @@ class Tile:
 
     @property
     def VT(self) -> int:
-        """Values of a batch element."""
+        """The number of values of a batch element."""
         return min(self.columns, self.VP)
 
     @property
     def BB(self) -> int:
-        """Batch elements."""
+        """The number of batch elements."""
         return self.columns // self.VT
 
     def across(self, grid: tuple[int, int]) -> int:
@@ -79,12 +88,12 @@ class Tile:
         return ceil_div(grid[0], self.rows) * self.across(grid)
 
     def reach(self, geometry: Geometry) -> tuple[int, int]:
-        """Size of the window of a tile: all positions within the scope of one of its own."""
+        """Return the size of the window of a tile: all positions within the scope of its positions."""
         return self.rows + geometry.scope[0] - 1, self.width + geometry.scope[1] - 1
 
 
 def split_tile(positions: int, one_wide: bool) -> tuple[int, int]:
-    """A tile of `positions` (a power of two) as rows x width, about square; a column where the map is one."""
+    """Split `positions` (a power of two) into rows and width, about square; a column if the map has one column."""
     if one_wide:
         return positions, 1
     width = 1 << ((positions.bit_length()) // 2)
@@ -93,7 +102,7 @@ def split_tile(positions: int, one_wide: bool) -> tuple[int, int]:
 
 @functools.cache
 def tile_of(kernel: str, K: int, H: int, V: int, width: int, half: bool, precision: str) -> Tile:
-    """Fixed choices, from measurements on an H200 (HISTORY.md); of the map only the class of its width matters."""
+    """Return the tile of a kernel, from measurements on an H200 (HISTORY.md), for a class of map widths."""
     KP, VP, HP = (max(16, power_of_two(size)) for size in (K, V, H))
     queries = split_tile(max(1, (128 if half else 64) // KP), width == 1)
     rows, columns = split_tile(128 if half else 64, width == 1)
@@ -101,14 +110,14 @@ def tile_of(kernel: str, K: int, H: int, V: int, width: int, half: bool, precisi
     if kernel == "value_gradients":
         if not half:
             return Tile(*sizes, rows, columns, 128, 32, 3, 4, 2, precision)
-        if width > WIDE:  # the long side down
+        if width > WIDE:  # tall tiles
             return Tile(*sizes, columns, rows, 128, 32, 4, 4, 2, precision, halves=True)
         if width > 16 and VP < MANY_VALUES:  # whole rows
             return Tile(*sizes, 4, 32, 128, 64, 3, 4, 2, precision)
         return Tile(*sizes, rows, columns, 128, 32, 4, 4, 2, precision, halves=True)
     if kernel == "table_gradients":
         return Tile(*sizes, *queries, 64 if half else 32, 128 if half else 64, 3, 4, 2, precision)
-    if kernel == "lambda_gradients":  # several batch elements next to each other, so that whole lines are written
+    if kernel == "lambda_gradients":  # several batch elements, so that whole cache lines are written
         tile = Tile(K, H, KP, HP, VP, 1, 1, 128 if half or VP <= 32 else 32, 0, 1, 4, SPREAD_PROGRAMS, precision)
         together = tile.columns * KP
         turn = max(1, min(8, SPREAD_ELEMENTS // together))
@@ -119,7 +128,10 @@ def tile_of(kernel: str, K: int, H: int, V: int, width: int, half: bool, precisi
 
 
 def why_not(problem: Problem, backward: bool) -> str | None:
-    """Relative positions on larger maps; not scopes wider than the map, whose tables would be larger than the map."""
+    """Return the reason why this mode cannot run or is slower, or None.
+
+    It needs relative positions on larger maps, and a scope that is smaller than the map.
+    """
     geometry, (scope_y, scope_x) = problem.geometry, problem.geometry.scope
     depth, values = max(16, power_of_two(problem.K)), max(16, power_of_two(problem.V))
     if geometry.query_grid is None or geometry.stride != 1 or geometry.intra_depth != 1:
@@ -142,7 +154,7 @@ def variant(tile: Tile, content: bool, tiles_first: bool) -> Tile:
 
 def tile(kernel: str, problem: Problem, content: bool = False) -> Tile:
     grid = problem.geometry.context_grid if kernel == "value_gradients" else grid_of(problem)
-    width = min(grid[1], WIDE + 1)  # its class
+    width = min(grid[1], WIDE + 1)  # reduced to its class
     width = width if width in (1, WIDE + 1) else 17 if width > 16 else 16
     use = tile_of(kernel, problem.K, problem.H, problem.V, width, problem.half, problem.precision)
     return variant(use, content, False)
@@ -154,7 +166,7 @@ def grid_of(problem: Problem) -> tuple[int, int]:
 
 
 def launch_grid(problem: Problem, use: Tile) -> tuple[Tile, tuple[int, int]]:
-    """Batch tiles and query tiles, in the order that is faster; the second dimension holds fewer than 2**16."""
+    """Return the numbers of batch and query tiles in the faster order; the second one must be less than 2**16."""
     batch_tiles, query_tiles = ceil_div(problem.B, use.BB), use.count(grid_of(problem))
     if query_tiles >= 2**16 or (use.VT >= MANY_VALUES and batch_tiles < 2**16):
         return variant(use, use.content, True), (query_tiles, batch_tiles)
@@ -165,7 +177,7 @@ def expand(
     problem: Problem, table: Tensor, queries: tuple[int, int], context: tuple[int, int],
     centre: tuple[int, int] = (0, 0), transposed: bool = False,
 ) -> Tensor:  # fmt: skip
-    """The table of one tile: [copies, context positions, (query, depth)], or transposed (for dv)."""
+    """Return the expanded table of one tile, [copies, context positions, (query, depth)], or transposed (for dv)."""
     depth, geometry = max(16, power_of_two(problem.K)), Geometry(queries, context, problem.geometry.scope)
     rows, columns = ceil_div(context[0] * context[1], tables.ROWS) * tables.ROWS, queries[0] * queries[1] * depth
     copies = COPIES if not transposed and rows * columns * problem.dtype.itemsize <= COPIED else 1
@@ -174,7 +186,7 @@ def expand(
 
 def forward(problem: Problem, q: Tensor, v: Tensor, c: Tensor | None, table: Tensor) -> Tensor:
     use, grid = launch_grid(problem, tile("forward", problem, c is not None))
-    # Four more registers without a limit; with it three programs fit. Other depths and odd sizes would spill.
+    # Without the limit the kernel uses four more registers; with it three programs fit. Other sizes would spill.
     usual = problem.half and problem.K == 16 and problem.H <= 8 and problem.V % 16 == 0
     registers = {"maxnreg": THREE_PROGRAMS} if usual else {}
     y = problem.new(problem.B, problem.N, problem.H, problem.V)
@@ -188,9 +200,10 @@ def forward(problem: Problem, q: Tensor, v: Tensor, c: Tensor | None, table: Ten
 
 
 class Work(NamedTuple):
-    """A result whose memory is allocated, and how to compute it: `start` for each part of the batch, then `finish`.
+    """An allocated result and the functions that compute it: `start` for each part of the batch, then `finish`.
 
-    Memory belongs to the stream on which it was allocated, and kernels run on several (streams.py).
+    Allocation is separate because memory belongs to the stream that allocates it, and kernels run on several streams
+    (streams.py).
     """
 
     result: Tensor
@@ -202,19 +215,19 @@ def backward(
     problem: Problem, dy: Tensor, q: Tensor, v: Tensor, c: Tensor | None, table: Tensor, needs: Needs,
     side: Sides = ONE_BY_ONE,
 ) -> Gradients:  # fmt: skip
-    """The gradients of v and c are ready on the side of values.
+    """Return the gradients. Those of v and c are ready on the side stream `values`.
 
-    dv and dT are products with g, which is written for as much of the batch as WORKSPACE holds. dq needs no g: its
-    programs fill the room that those of g, dv and dT leave.
+    dv and dT are products with g, which is stored for as much of the batch as fits into WORKSPACE. dq does not need g;
+    its programs run where those of g, dv and dT leave multiprocessors idle.
     """
     g_bytes = problem.N * max(16, power_of_two(problem.K)) * max(16, power_of_two(problem.V)) * problem.dtype.itemsize
     most = min(problem.B, 2**16 - 1, max(1, WORKSPACE // g_bytes))
     part = ceil_div(problem.B, ceil_div(problem.B, most))  # equal parts of the batch
     queries = lambdas = values = positions = dc = None
     with on_device(q):
-        if needs[1] or needs[3]:  # first of all: g waits for nothing that is launched here later
+        if needs[1] or needs[3]:  # first, so that g does not wait for later kernels of this stream
             dc, lambdas = lambda_gradients(problem, dy, q, part, needs[2])
-            side.wait("values", "here")  # new memory is filled here, if torch is to be deterministic
+            side.wait("values", "here")  # deterministic mode fills new memory on this stream
         if needs[0]:
             queries = query_gradients(problem, dy, q, v, c, table)
         if lambdas is None:
@@ -232,12 +245,12 @@ def backward(
         side.keep(lambdas, values, positions)
 
         for b_first in range(0, problem.B, part):
-            side.wait("values", "table")  # which may read g of the part before
+            side.wait("values", "table")  # which may still read g of the previous part
             with side("values"):
                 lambdas.start(b_first)
             side.wait("table", "values")
             if b_first == 0:
-                side.wait("values", "here")  # for dv's table; not for dq
+                side.wait("values", "here")  # for the table of dv; dq is launched later
                 side.wait("table", "here")
                 if queries is not None:
                     queries.start(0)
@@ -272,11 +285,11 @@ def query_gradients(problem: Problem, dy: Tensor, q: Tensor, v: Tensor, c: Tenso
 def lambda_gradients(
     problem: Problem, dy: Tensor, q: Tensor, part: int, with_content: bool
 ) -> tuple[Tensor | None, Work]:
-    """g [(n, k), (b, v)] of a part of the batch, and dc, its sum over queries, taken while it is in registers."""
+    """Prepare g [(n, k), (b, v)] of a part of the batch, and dc, its sum over queries, computed in registers."""
     B, N, K, V, use = problem.B, problem.N, problem.K, problem.V, tile("lambda_gradients", problem, with_content)
     g = problem.new(N * use.KP, part * use.VP)
     batch_tiles = ceil_div(part, use.BB)
-    most = min(ceil_div(N, use.T), max(1, N * part // (16 * B)))  # dc's parts: an eighth of g, or less
+    most = min(ceil_div(N, use.T), max(1, N * part // (16 * B)))  # the partial sums of dc take at most 1/8 of g
     query_shares = shares(q.device, batch_tiles * use.NV, most, use.occupancy)
     dc = problem.new_float32(B, K, V) if with_content else None
     parts = problem.new_float32(query_shares, B, K, V) if with_content else g
@@ -307,7 +320,7 @@ def value_gradients(problem: Problem, v: Tensor, table: Tensor, g: Tensor) -> Wo
 
 
 def table_gradients(problem: Problem, v: Tensor, table: Tensor, g: Tensor) -> Work:
-    """Parts of dT [splits, columns of tiles, nk, clipped positions of their windows], summed and folded at the end."""
+    """Prepare partial dT [splits, columns of tiles, nk, clipped positions of their windows], which `finish` sums."""
     geometry, use, grid = problem.geometry, tile("table_gradients", problem), grid_of(problem)
     across, reach = use.across(grid), use.reach(geometry)
     blocks, programs = table_blocks(geometry, use)
@@ -338,7 +351,7 @@ def table_gradients(problem: Problem, v: Tensor, table: Tensor, g: Tensor) -> Wo
 
 @functools.cache
 def table_blocks(geometry: Geometry, use: Tile) -> tuple[int, int]:
-    """Blocks of the window of a column of query tiles in dT, at most, and how many there are in all columns."""
+    """Return the maximum number of blocks of the window of a column of query tiles in dT, and their total number."""
     assert geometry.query_grid is not None
     back, height, limit = geometry.centre[1], use.rows + geometry.scope[0] - 1, geometry.context_grid[1]
     forward = geometry.scope[1] - 1 - back
@@ -350,7 +363,7 @@ def table_blocks(geometry: Geometry, use: Tile) -> tuple[int, int]:
 
 
 def even_shares(device: torch.device, programs: int, divisible: int, per_processor: int) -> int:
-    """As `shares`, but up to three times around the GPU, whichever leaves the least of it idle."""
+    """Return shares like `shares`, but for one to three rounds on the GPU, whichever leaves the least of it idle."""
     return max(
         (shares(device, programs, divisible, per_processor * rounds) for rounds in (1, 2, 3)),
         key=lambda splits: splits * programs / -(-splits * programs // shares(device, 1, 2**30, per_processor)),

@@ -1,8 +1,8 @@
 """Triton kernels of the tiled mode. Letters as in expanded_kernels.py; `tile` is a tiled.Tile.
 
-Every tile of rows x width queries reads the same small table T [positions of a tile's window, nk] (README.md);
-y0, x0 is a tile's first query, back and forward are how far the scope reaches. QH x QW is the grid of queries,
-CH x CW that of the context.
+All tiles of rows x width queries read the same small table T [positions of a tile's window, nk] (README.md). y0, x0 is
+the first query of a tile; back and forward are the reach of the scope. QH x QW is the grid of queries, CH x CW that of
+the context.
 """
 
 import triton
@@ -10,20 +10,20 @@ import triton.language as tl
 
 from .expanded_kernels import add_content, zeros
 
-# Sizes that do not compile another variant.
+# Sizes that do not compile new variants.
 EXTENT = ["QH", "QW", "CH", "CW", "back_y", "back_x", "forward_y", "forward_x"]
 
 
 @triton.jit
 def tile_origin(tile, query_width, TY: tl.constexpr, TX: tl.constexpr):
-    """First row and column of a tile of TY x TX queries."""
+    """Return the first row and column of a tile of TY x TX queries."""
     across = (query_width + TX - 1) // TX
     return (tile // across) * TY, (tile % across) * TX
 
 
 @triton.jit
 def tile_query(t, y0, x0, query_height, query_width, TX: tl.constexpr):
-    """Flat position of query t of a tile, and whether it exists."""
+    """Return the flat position of query t of a tile, and whether it exists."""
     y = y0 + t // TX
     x = x0 + t % TX
     return y * query_width + x, (y < query_height) & (x < query_width)
@@ -31,7 +31,7 @@ def tile_query(t, y0, x0, query_height, query_width, TX: tl.constexpr):
 
 @triton.jit
 def window(origin, size: tl.constexpr, limit, back, forward):
-    """First position within reach of `size` neighbours from `origin` on, and how many; clipped to [0, limit)."""
+    """Return the first position in reach of `size` neighbours from `origin`, and the count, clipped to [0, limit)."""
     low = tl.maximum(origin - back, 0)
     high = tl.minimum(origin + size + forward, limit)
     return low, tl.maximum(high - low, 0)
@@ -39,16 +39,16 @@ def window(origin, size: tl.constexpr, limit, back, forward):
 
 @triton.jit
 def row_column(j, width):
-    """j // width and j % width without an integer division (exact below 2**22)."""
+    """Return j // width and j % width without an integer division (exact below 2**22)."""
     row = ((j.to(tl.float32) + 0.5) * (1.0 / width.to(tl.float32))).to(tl.int32)
     return row, j - row * width
 
 
 @triton.jit
 def values_at(v_ptr, m, exists, b0, v0, B, V, svb, svm, tile: tl.constexpr):
-    """Values [m, bv] of any context positions; zero where they do not exist.
+    """Load values [m, bv] of any context positions; zero where they do not exist.
 
-    A scalar base and 32-bit offsets: pointers of 64 bits take twice the registers and instructions.
+    A scalar base and 32-bit offsets need half of the registers and instructions of 64-bit pointers.
     """
     col = tl.arange(0, tile.columns)
     v = v0 + col % tile.VT
@@ -62,9 +62,9 @@ def tile_lambdas(
     v_ptr, c_ptr, t_ptr, b0, v0, y0, x0, B, V, CH, CW, back_y, back_x, forward_y, forward_x, svb, svm,
     VALUE_ROWS: tl.constexpr, tile: tl.constexpr,
 ):  # fmt: skip
-    """lambda^T [bv, nk] (VALUE_ROWS) or lambda [nk, bv] of a tile of queries.
+    """Compute lambda^T [bv, nk] (VALUE_ROWS) or lambda [nk, bv] of a tile of queries.
 
-    A sum over the part of the tile's window that lies on the map, packed without gaps.
+    The sum runs over the part of the tile's window that lies on the map, packed without gaps.
     """
     ROWS: tl.constexpr = tile.T * tile.KP
     low_y, height = window(y0, tile.rows, CH, back_y, forward_y)
@@ -76,7 +76,7 @@ def tile_lambdas(
     lambdas = zeros(tile.columns if VALUE_ROWS else ROWS, ROWS if VALUE_ROWS else tile.columns)
     for start in range(0, count, tile.block):
         j = start + tl.arange(0, tile.block)
-        row, _ = row_column(j, width)  # j % width + row * pitch, of the map or the table, is j + row * (pitch - width)
+        row, _ = row_column(j, width)  # j % width + row * pitch of map or table equals j + row * (pitch - width)
         exists = j < count
         x = values_at(v_ptr, m0 + j + row * (CW - width), exists, b0, v0, B, V, svb, svm, tile)
         line = tl.where(exists, t0 + j + row * (span - width), 0)
@@ -94,7 +94,7 @@ def tile_lambdas(
 def small_matrices(
     ptr, b, n, d0, exists, limit, heads, sb, sn, sh, R: tl.constexpr, W: tl.constexpr, TRANSPOSED: tl.constexpr
 ):
-    """For every (b, n, d0) of three vectors a matrix of R heads by W depths from d0 on, or its transpose."""
+    """Load a matrix of R heads by W depths from d0 on, or its transpose, for every (b, n, d0) of three vectors."""
     h = tl.arange(0, R)
     d = tl.arange(0, W)
     base = b.to(tl.int64) * sb + n * sn + d0
@@ -113,10 +113,10 @@ def forward_window(
     B, V, QH, QW, CH, CW, back_y, back_x, forward_y, forward_x, copies, copy, sqb, sqn, sqh, svb, svm,
     tile: tl.constexpr,
 ):  # fmt: skip
-    """Output y [B, N, H, V].
+    """Compute the output y [B, N, H, V].
 
-    There are copies of T, `copy` numbers apart, for neighbouring programs: one would be asked for by all at once.
-    Grid: (batch tiles, query tiles, value tiles), or with tile.tiles_first query tiles before batch tiles.
+    Neighbouring programs read different copies of T, `copy` numbers apart, to avoid contention. Grid: (batch tiles,
+    query tiles, value tiles), with tile.tiles_first (query tiles, batch tiles, value tiles).
     """
     dtype: tl.constexpr = t_ptr.dtype.element_ty
     t_ptr += tl.program_id(0) % copies * copy
@@ -127,7 +127,7 @@ def forward_window(
         v_ptr, c_ptr, t_ptr, b0, v0, y0, x0, B, V, CH, CW, back_y, back_x, forward_y, forward_x, svb, svm, True, tile
     )
     # One small product [16 values, k] [k, h] per query and group of 16 rows. In this order (queries outside, groups
-    # inside) every warp already holds its left operands: nothing moves between threads.
+    # inside) every warp already has its left operands in registers.
     G: tl.constexpr = tile.columns // 16
     own = tl.permute(tl.reshape(lambdas.to(dtype), (G, 16, tile.T, tile.KP)), (2, 0, 1, 3))
     index = tl.arange(0, tile.T * G)
@@ -154,9 +154,9 @@ def query_gradients_window(
     B, V, QH, QW, CH, CW, back_y, back_x, forward_y, forward_x, copies, copy, syb, syn, syh, svb, svm,
     tile: tl.constexpr,
 ):  # fmt: skip
-    """The forward's lambdas again, then dq^T [k, h] = lambda [k, 16 values] dy^T [16 values, h] per query.
+    """Recompute the lambdas, then dq^T [k, h] = lambda [k, 16 values] dy^T [16 values, h] per query.
 
-    Grid: (batch tiles, query tiles), or with tile.tiles_first the other way round.
+    Grid: (batch tiles, query tiles), with tile.tiles_first (query tiles, batch tiles).
     """
     T: tl.constexpr = tile.T
     KP: tl.constexpr = tile.KP
@@ -202,10 +202,10 @@ def query_gradients_window(
 def lambda_gradients(
     q_ptr, dy_ptr, g_ptr, dc_ptr, B, V, N, b_first, columns, splits, sqb, sqn, sqh, syb, syn, syh, tile: tl.constexpr
 ):
-    """g [(n, k), (b, v)] of the batch elements from b_first on: [k, h] [h, v] per query, v with its padding.
+    """Compute g [(n, k), (b, v)] of the batch elements from b_first on: [k, h] [h, v] per query, v with its padding.
 
-    tile.content: also its sum over the queries of this program's share, dc [splits, B, K, V].
-    Grid: (shares of the queries, batch tiles, value tiles); T queries in one step.
+    With tile.content also its sum over the queries of this program's share, dc [splits, B, K, V]. Grid: (shares of the
+    queries, batch tiles, value tiles); T queries per step.
     """
     T: tl.constexpr = tile.T
     BB: tl.constexpr = tile.BB
@@ -215,7 +215,7 @@ def lambda_gradients(
     b_local = tl.program_id(1) * BB + index % BB
     b = b_first + b_local
     v0 = tl.program_id(2) * VT
-    col = tl.program_id(1) * (BB * tile.VP) + v0 + tl.arange(0, BB * VT)  # several batch elements: VT is VP
+    col = tl.program_id(1) * (BB * tile.VP) + v0 + tl.arange(0, BB * VT)  # with several batch elements VT equals VP
     total = tl.zeros((T * BB, KP, VT), dtype=tl.float32)
     for block in range(tl.program_id(0), (N + T - 1) // T, splits):
         n = block * T + index // BB
@@ -226,7 +226,7 @@ def lambda_gradients(
         g = tl.dot(queries, dy, input_precision=tile.precision)
         if tile.content:
             total += g
-        # Batch elements next to each other: whole lines of memory, not 32 bytes here and there.
+        # Neighbouring batch elements, so that whole cache lines are written instead of 32 bytes at a time.
         g = tl.permute(tl.reshape(g.to(g_ptr.dtype.element_ty), (T, BB, KP, VT)), (0, 2, 1, 3))
         line = block * (T * KP) + tl.arange(0, T * KP)
         mask = (line < N * KP)[:, None] & (col < columns)[None, :]
@@ -246,7 +246,7 @@ def lambda_gradients(
 def add_products(
     acc, g_ptr, d_ptr, col, columns, first, last, n0, d0, width, QW, span, MT: tl.constexpr, tile: tl.constexpr
 ):
-    """acc [bv, m] with g^T D of rows first to last of a window of queries; as many columns of D, of MT, as acc has."""
+    """Add g^T D of rows first to last of a window of queries to acc [bv, m]. D has MT columns, acc may have fewer."""
     KP: tl.constexpr = tile.KP
     for start in range(first * width * KP, last * width * KP, tile.block):
         line = start + tl.arange(0, tile.block)
@@ -263,7 +263,7 @@ def add_products(
 
 @triton.jit
 def store_values(dv_ptr, acc, col, columns, b_first, y0, x0, B, V, CH, CW, tile: tl.constexpr):
-    """dv^T [bv, m] of the context positions from y0, x0 on."""
+    """Store dv^T [bv, m] of the context positions from y0, x0 on."""
     b = b_first + col // tile.VP
     v = col % tile.VP
     m, inside = tile_query(tl.arange(0, acc.shape[1]), y0, x0, CH, CW, tile.width)
@@ -277,11 +277,11 @@ def value_gradients_window(
     g_ptr, d_ptr, dv_ptr,
     B, V, QH, QW, CH, CW, back_y, back_x, forward_y, forward_x, b_first, columns, tile: tl.constexpr,
 ):  # fmt: skip
-    """dv^T [bv, m] of a tile of context positions: a sum of g^T [bv, nk] D [nk, m] over the queries in reach.
+    """Compute dv^T [bv, m] of a tile of context positions: the sum of g^T [bv, nk] D [nk, m] over the queries in reach.
 
-    D [(window of queries, K), positions] is the table, expanded for one tile of context. tile.halves: the first rows of
-    the window see the upper half of the tile alone, the last ones the lower half, and multiply no more than that.
-    Grid: (blocks of columns of g, context tiles).
+    D [(window of queries, K), positions] is the table, expanded for one tile of context. With tile.halves, the first
+    rows of the window, which reach only the upper half of the tile, and the last rows, which reach only the lower half,
+    are multiplied with that half. Grid: (blocks of columns of g, context tiles).
     """
     MT: tl.constexpr = tile.T
     BV: tl.constexpr = tile.columns
@@ -295,8 +295,8 @@ def value_gradients_window(
     acc = tl.zeros((BV, MT), dtype=tl.float32)
     if tile.halves:
         HALF: tl.constexpr = tile.rows // 2
-        both = tl.minimum(tl.maximum(y0 + HALF - forward_y - low_y, 0), height)  # first row that sees the lower half
-        lower = tl.minimum(tl.maximum(y0 + HALF + back_y - low_y, 0), height)  # first that no longer sees the upper one
+        both = tl.minimum(tl.maximum(y0 + HALF - forward_y - low_y, 0), height)  # first row that reaches the lower half
+        lower = tl.minimum(tl.maximum(y0 + HALF + back_y - low_y, 0), height)  # first row beyond the upper half
         acc = add_products(acc, g_ptr, d_ptr, col, columns, both, lower, n0, d0, width, QW, span, MT, tile)
         up, down = tl.split(tl.permute(tl.reshape(acc, (BV, 2, MT // 2)), (0, 2, 1)))
         up = add_products(up, g_ptr, d_ptr, col, columns, 0, both, n0, d0, width, QW, span, MT, tile)
@@ -315,12 +315,12 @@ def table_gradients_window(
     B, V, QH, QW, CH, CW, back_y, back_x, forward_y, forward_x, splits, b_first, columns, blocks, svb, svm,
     tile: tl.constexpr,
 ):  # fmt: skip
-    """dT [nk, C positions of the window] of one column of query tiles over a share of (its tiles, columns of g).
+    """Compute dT [nk, C positions of the window] of a column of query tiles over a share of (its tiles, columns of g).
 
-    A sum of g [nk, bv] V^T [bv, C]. Tiles of one column see the same columns of the map, so only those positions are
-    packed into blocks of C; rows of tiles whose window has this block off the map are skipped. All that a step adds
-    to addresses are scalars. Programs that run together want the same g in the same order, so it comes from the cache.
-    Grid: (columns of tiles * blocks of the window, splits). Each program adds to what it summed for earlier parts of
+    It is a sum of g [nk, bv] V^T [bv, C]. Tiles of one column reach the same columns of the map, so only those
+    positions are packed into blocks of C; rows of tiles for which this block of the window is outside the map are
+    skipped. A step adds only scalars to addresses. Concurrent programs read the same g in the same order, from the
+    cache. Grid: (columns of tiles * blocks of the window, splits). Each program adds to its sums for earlier parts of
     the batch.
     """
     TY: tl.constexpr = tile.rows
@@ -352,12 +352,12 @@ def table_gradients_window(
 
     nk = tl.arange(0, T * KP)
     col = tl.arange(0, BV)
-    query_y = tl.where(x0 + nk // KP % TX < QW, nk // KP // TX, QH)  # no row of the map where the query does not exist
+    query_y = tl.where(x0 + nk // KP % TX < QW, nk // KP // TX, QH)  # outside the map if the query does not exist
     g_offset = ((nk // KP // TX * QW + nk // KP % TX) * KP + nk % KP) * columns
     context_y = tl.where(j < count, row - back_y, -QH)
     v_offset = ((row - back_y) * CW + low_x + column) * svm
     g_ptr += x0 * KP * columns
-    # [splits, columns of tiles, nk, blocks, C]: a block is written as it was packed; sum_table_parts takes it apart.
+    # [splits, columns of tiles, nk, blocks, C]: blocks are written as packed; sum_table_parts unpacks them.
     de_ptr += (tl.program_id(1) * (tl.num_programs(0) // blocks) + x0 // TX).to(tl.int64) * (T * KP) * blocks * C
     de_block = de_ptr + (nk[:, None] * (blocks * C) + j[None, :])
     later = tl.full((T * KP, C), b_first, dtype=tl.int32) > 0
@@ -369,7 +369,7 @@ def table_gradients_window(
         g = tl.load(g_tile + (g_offset[:, None] + col[None, :]), mask=mask, other=0.0)
         b0 = b_first + block * BV // VP
         v0 = block % PER_ELEMENT * BV
-        # One comparison: rows above the map are large numbers without a sign.
+        # One comparison is enough: as unsigned numbers, rows above the map are large.
         inside = tl.cast(context_y + y0, tl.uint32, bitcast=True) < tl.cast(CH, tl.uint32, bitcast=True)
         mask = inside[:, None] & ((b0 + col // VP < B) & (v0 + col % VP < V))[None, :]
         v_tile = v_ptr + tl.cast(b0, tl.int64) * svb + (y0 * CW * svm + v0)
@@ -386,9 +386,9 @@ def sum_table_parts(
     part_ptr, de_ptr, width, back, forward, positions, part_columns, splits, across,
     TX: tl.constexpr, S: tl.constexpr, C: tl.constexpr,
 ):  # fmt: skip
-    """dT [nk, positions of the window]: the sum of what all columns of tiles and all splits found for a position.
+    """Sum the parts of all columns of tiles and splits to dT [nk, positions of the window].
 
-    Grid: (nk, blocks of C positions). S parts a turn, in a fixed order.
+    Grid: (nk, blocks of C positions). S parts per step, in a fixed order.
     """
     place = tl.program_id(1) * C + tl.arange(0, C)
     row, column = row_column(place, TX + back + forward)
