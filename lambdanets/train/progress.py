@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from lambdanets.report.show import rounded
 
 Record = dict[str, Any]
+FEW_CLASSES = 5  # top-5 accuracy is always 100% for as many classes or fewer
 SILENCE = 10.0  # without a bar: print a line after this many seconds
 LEAST = 3  # steps that an estimate needs
 MARK, MARKS = 1.0, 60  # seconds between two measurements of the pace; number of measurements to keep
@@ -58,7 +59,7 @@ class Watcher:
             disable=not self.console.is_terminal,
         )
         self.task = self.bar.add_task("steps", total=1, numbers="")
-        self.steps, self.epochs = 1, 0.0
+        self.steps, self.epochs, self.few_classes = 1, 0.0, False
 
     def __enter__(self) -> Self:
         self.bar.start()
@@ -86,6 +87,7 @@ class Watcher:
 
     def start(self, record: Record) -> None:
         self.steps = record["steps"]
+        self.few_classes = record.get("classes", FEW_CLASSES + 1) <= FEW_CLASSES
         self.bar.update(self.task, total=self.steps)
         config = record["config"]
         model = config.get("model", {})
@@ -138,6 +140,7 @@ class Watcher:
     def evaluation(self, record: Record) -> None:
         self.evaluating_took, self.paused = self.clock() - self.paused, self.clock()
         skipped = ("event", "time", "step", "epoch", "weights", "split", "examples")
+        skipped += ("top5",) if self.few_classes else ()
         numbers = {name: value for name, value in record.items() if name not in skipped}
         shown = "  ".join(
             f"{name} {value:.1%}" if name.startswith("top") else f"{name} {value:.4g}"

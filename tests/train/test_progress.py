@@ -94,6 +94,19 @@ def test_an_evaluation_is_announced_where_it_may_take_long():
     assert lines == ["evaluating at step 10", "evaluating at step 30"]
 
 
+@pytest.mark.parametrize(("classes", "shown"), [(5, False), (6, True)])
+def test_top_5_is_shown_where_it_says_something(classes, shown):
+    console = Console(file=StringIO(), width=200)
+    watcher = Watcher(console)
+    start = {"event": "start", "steps": 9, "config": {"batch_size": 8}, "accumulation": 1, "micro_batch": 8}
+    watcher({**start, "processes": 1, "examples": 8, "parameters": 5, "peak_rate": 0.1, "note": "", "classes": classes})
+    scores = {"top1": 0.5, "top5": 0.9}
+    watcher({"event": "evaluation", "step": 9, "epoch": 1.0, "split": "held_out", "weights": "ema", **scores})
+    line = console.file.getvalue().splitlines()[-1]
+    assert "top1 50.0%" in line
+    assert ("top5" in line) is shown
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0.4, "0 s"), (42.4, "42 s"), (128.0, "2 min 10 s"), (1300.0, "22 min"), (7300.0, "2 h 2 min")],
