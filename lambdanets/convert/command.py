@@ -1,4 +1,4 @@
-"""`lambdanets convert`."""
+"""The command `lambdanets convert`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,29 +13,29 @@ from lambdanets.options import optional
 
 @dataclass(frozen=True)
 class Convert:
-    """Weights of other implementations as ours, with equal outputs.
+    """Convert weights of other implementations to this package, with equal outputs.
 
-    Lambda layers of lucidrains, timm and d-li14; d-li14's LambdaResNet and timm's lambda networks; ResNets and
-    ResNet-RS of torchvision and timm, and torchvision's MobileNet-v2. Networks are known by their parameters: one that
-    differs in what has none (blurred pooling, another activation) is taken for the usual one; Keras' ResNets with
-    torchvision's names need --format resnet-keras. Pickles load only if they hold tensors and nothing that could run
-    code.
+    Supported are the lambda layers of lucidrains, timm and d-li14, d-li14's LambdaResNet, timm's lambda networks,
+    ResNet and ResNet-RS of torchvision and timm, and torchvision's MobileNet-v2. Networks are recognised by their
+    parameters, so variants without parameters of their own (blurred pooling, another activation) are converted to the
+    standard network; Keras' ResNets with torchvision's names need --format resnet-keras. Pickle files are read safely:
+    only tensors are loaded, and no code runs.
     """
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
-    """A state dict: .safetensors, or .pt, .pth and the like from torch.save."""
+    """File with a state dict: .safetensors, or .pt, .pth, .bin or .tar written by torch.save."""
     target: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET")]
-    """A .safetensors file; for networks also a folder, as save_pretrained writes it."""
+    """Output .safetensors file; for a network also a folder like those of save_pretrained."""
     format: Annotated[
         str | None,
         tyro.conf.arg(
             metavar="FORMAT",
             help_behavior_hint="",
-            help=f"{', '.join(FORMATS)}; by default seen from the names inside.",
+            help=f"Source format: {', '.join(FORMATS)}. Default: detected from the names of the parameters.",
         ),
     ] = None
     class_names: Annotated[str | None, optional("NAMES")] = None
-    """The names of a network's classes, to be stored with its weights: a .txt file with a name on each line, imagenet
+    """Class names of a network, stored with its weights: a .txt file with one name per line, imagenet
     (WordNet ids such as n01440764) or imagenet-words (English names)."""
 
     def run(self) -> int:
@@ -46,5 +46,5 @@ class Convert:
         except ValueError as error:
             raise ValueError(f"{self.source}: {error}") from error
         written = save_converted(converted, self.target, self.source, names)
-        print(f"{self.source} ({converted.source_format}) is {converted.description}: written to {written}")
+        print(f"converted {self.source} ({converted.source_format}) to {converted.description}, written to {written}")
         return 0

@@ -1,4 +1,4 @@
-"""Reading other people's files, where nothing can run code, and writing ours."""
+"""Safe reading of weights of other implementations, and writing of converted weights."""
 
 import json
 from dataclasses import replace
@@ -15,14 +15,29 @@ from lambdanets.models import Network
 from lambdanets.models.pretrained import KEY, WEIGHTS, default_card, save_weights
 from lambdanets.models.stored import check_finite, load_exactly, read_description_of, read_state, within_size_of
 
-LAYER = "layer"  # in the place where networks say their name
+LAYER = "layer"  # key of the class name in the header, where networks have their name
 LAYER_ARGUMENTS = frozenset(
     {"channels", "out_channels", "heads", "key_depth", "intra_depth", "scope", "input_size", "position_bias"}
 )
 
 
 def read_source(path: Path) -> dict[str, Tensor]:
-    """The tensors of a .safetensors file, or of a .pt, .pth, .bin or .tar file that torch.save wrote."""
+    """Read a state dict without running code from the file.
+
+    Args:
+        path: a .safetensors file, or a .pt, .pth, .bin or .tar file written by `torch.save`.
+
+    Raises:
+        ValueError: if the file has other objects than tensors, or NaN or infinite values.
+
+    >>> import tempfile, torch
+    >>> from pathlib import Path
+    >>> from lambdanets.convert import read_source
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     torch.save({"weight": torch.zeros(2, 3)}, Path(folder) / "weights.pt")
+    ...     read_source(Path(folder) / "weights.pt")["weight"].shape
+    torch.Size([2, 3])
+    """
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a file")
     state = read_state(path)
@@ -31,7 +46,7 @@ def read_source(path: Path) -> dict[str, Tensor]:
 
 
 def chosen_names(names: str | None) -> tuple[str, ...]:
-    """The names that --class-names lists; none without it."""
+    """Return the class names that --class-names lists; none without it."""
     if names is None:
         return ()
     found = listed_names(names)
@@ -43,22 +58,30 @@ def chosen_names(names: str | None) -> tuple[str, ...]:
 
 
 def save_converted(converted: Converted, target: Path, source: Path, class_names: tuple[str, ...] = ()) -> Path:
-    """Write safetensors with what they are in their header; for a network also a folder, if `target` is no file.
+    """Write converted weights as a safetensors file with a description in its header, and return the file.
 
     Args:
-        converted: the module.
-        target: a .safetensors file, or a folder.
-        source: the file that it came from.
-        class_names: of a network, to be stored.
+        converted: the result of `convert_state`.
+        target: a name that ends in .safetensors; for a network also a folder, written like `save_pretrained` does.
+        source: the file that the weights come from; its name is stored in the header.
+        class_names: class names of a network, stored with its weights.
 
-    Returns:
-        The file of weights.
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> from timm.layers.lambda_layer import LambdaLayer
+    >>> from lambdanets.convert import convert_state, load_layer, save_converted
+    >>> converted = convert_state(LambdaLayer(64, r=9).state_dict())
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = save_converted(converted, Path(folder) / "layer.safetensors", Path("timm.pt"))
+    ...     layer = load_layer(path)
+    >>> layer.channels
+    64
     """
     recipe = {"source_format": converted.source_format, "source": source.name}
     module = converted.module
     is_file = target.suffix == ".safetensors"
     if is_file and target.resolve() == source.resolve():
-        raise ValueError(f"{target} is the source itself: give another name")
+        raise ValueError(f"{target} is the source file itself: choose another name")
     if isinstance(module, Network):
         card = replace(module.card or default_card(module), recipe=recipe, class_names=class_names)
         if not is_file:
@@ -67,7 +90,7 @@ def save_converted(converted: Converted, target: Path, source: Path, class_names
     if class_names:
         raise ValueError("--class-names is for networks, and this is a layer")
     if not is_file:
-        raise ValueError(f"{target}: a layer becomes one file, give a name that ends in .safetensors")
+        raise ValueError(f"cannot write a layer to {target}: choose a file name that ends in .safetensors")
     return save_layer(module, target, recipe)
 
 
@@ -83,7 +106,7 @@ def save_layer(layer: LambdaLayer2d, target: Path, recipe: dict[str, str]) -> Pa
 
 
 def layer_arguments(layer: LambdaLayer2d) -> dict[str, Any]:
-    """What a converted layer was built with."""
+    """Return the constructor arguments of a converted layer."""
     assert layer.positions is not None
     return {
         "channels": layer.channels,
@@ -98,17 +121,26 @@ def layer_arguments(layer: LambdaLayer2d) -> dict[str, Any]:
 
 
 def load_layer(path: str | Path) -> LambdaLayer2d:
-    """The layer of a file that `lambdanets convert` wrote."""
+    """Load a layer from a file that `lambdanets convert` or `save_converted` wrote.
+
+    Args:
+        path: a .safetensors file with one layer.
+
+    Raises:
+        ValueError: if the file has no converted layer, or its description is damaged.
+
+    See `save_converted` for an example.
+    """
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not a file")
     header = read_description_of(path, KEY) or {}
     if LAYER not in header:
-        raise ValueError(f"{path} does not hold a converted layer; for networks use lambdanets.models.from_pretrained")
+        raise ValueError(f"{path} has no converted layer; load networks with lambdanets.models.from_pretrained")
     arguments = as_object(header.get("arguments"), f"the arguments in the header of {path}")
     unknown = arguments.keys() - LAYER_ARGUMENTS
     if unknown:
-        raise ValueError(f"{path} has arguments of a layer that it cannot have: {', '.join(sorted(unknown))}")
+        raise ValueError(f"{path} has unknown arguments of a layer: {', '.join(sorted(unknown))}")
     state = read_state(path)
     like = state.get("to_queries.weight")
     try:

@@ -1,4 +1,4 @@
-"""Which formats there are, and which one a state dict has."""
+"""The supported formats, and detection of the format of a state dict."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,7 +22,13 @@ def layer(names: LayerNames, state: Mapping[str, Tensor]) -> LambdaLayer2d:
 
 @dataclass(frozen=True)
 class Format:
-    """A format, and the name of a parameter that only it has; None if it must be named."""
+    """A source format.
+
+    Attributes:
+        what: the module that its weights belong to, for messages.
+        mark: name of a parameter that only this format has; None if the format cannot be detected.
+        convert: builds our module from a state dict.
+    """
 
     what: str
     mark: str | None
@@ -43,20 +49,42 @@ FORMATS = {
 
 @dataclass(frozen=True, eq=False)
 class Converted:
-    """Our module with somebody else's weights."""
+    """A module of this package with weights of another implementation.
+
+    Attributes:
+        module: the layer or network.
+        source_format: the format of the weights, a key of `FORMATS`.
+    """
 
     module: Module
     source_format: str
 
     @property
     def description(self) -> str:
+        """The module in one line."""
         if isinstance(self.module, Network):
             return f"{self.module.name}, {type(self.module).__name__}"
         return str(self.module).partition("\n")[0] + ")"
 
 
 def convert_state(state: Mapping[str, Tensor], source_format: str | None = None) -> Converted:
-    """Our module for a state dict of one of FORMATS; which one is seen from its names if it is not said."""
+    """Build the module of this package that has the weights of a state dict.
+
+    Args:
+        state: the state dict, for example from `read_source`.
+        source_format: a key of `FORMATS`; None detects the format from the parameter names.
+
+    Raises:
+        ValueError: if the format is unknown, or the names or shapes do not match it.
+
+    >>> from timm.layers.lambda_layer import LambdaLayer
+    >>> from lambdanets.convert import convert_state
+    >>> converted = convert_state(LambdaLayer(64, r=9).state_dict())
+    >>> converted.source_format
+    'timm-layer'
+    >>> converted.module.positions.scope
+    (9, 9)
+    """
     state = unwrapped(state)
     name = source_format or recognise(state)
     if name not in FORMATS:
@@ -69,14 +97,14 @@ def convert_state(state: Mapping[str, Tensor], source_format: str | None = None)
     try:
         with Budget(elements + SPARE, 2 * len(state) + SPARE_TENSORS, what):
             return Converted(FORMATS[name].convert(state), name)
-    except (IndexError, RuntimeError, TypeError, ZeroDivisionError) as error:  # sizes are read from any tensor
+    except (IndexError, RuntimeError, TypeError, ZeroDivisionError) as error:  # tensors of unexpected shapes
         text = str(error).partition("\n")[0]
-        raise ValueError(f"this is not {what}: its tensors have other shapes ({text})") from error
+        raise ValueError(f"this is not {what}: its tensors have unexpected shapes ({text})") from error
 
 
 def recognise(state: Mapping[str, Tensor]) -> str:
     found = next((name for name, known in FORMATS.items() if known.mark in state), None)
     if found is None:
         known = "; ".join(f"{known.what} ({known.mark})" for known in FORMATS.values() if known.mark)
-        raise ValueError(f"no known format: it has {shorten(sorted(state))}. Known by one of their names: {known}")
+        raise ValueError(f"unknown format: it has {shorten(sorted(state))}. Each known format has a parameter: {known}")
     return found

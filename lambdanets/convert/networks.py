@@ -1,4 +1,4 @@
-"""Other people's networks as ours: which one it is follows from the names and shapes of its weights."""
+"""Conversion of networks of other implementations, recognised by the names and shapes of their weights."""
 
 import re
 from collections.abc import Mapping
@@ -22,15 +22,15 @@ LAMBDA_SUFFIX = "to_queries.weight"
 
 
 def resnet(state: Mapping[str, Tensor]) -> Network:
-    """torchvision's and timm's ResNets, -D and -RS: their names are ours."""
+    """Convert ResNet, ResNet-D and ResNet-RS of torchvision and timm, whose parameters have our names."""
     return build(dict(state), {}, WHAT)
 
 
 def keras_resnet(state: Mapping[str, Tensor]) -> Network:
-    """Keras' ResNet-50, -101 and -152 with torchvision's names, which are for images in the order blue, green, red.
+    """Convert Keras' ResNet-50, -101 and -152 with torchvision's names, which take images in BGR order.
 
-    The first 1x1 of a block strides, and batch norm has an eps of 1e-3. The channels of the first convolution are
-    turned round, so that ordinary preprocessing fits: red, green, blue, (x - mean) / std with std 1 / 255.
+    The first 1x1 convolution of a block has the stride, and batch norm an eps of 1e-3. The input channels of the first
+    convolution are reversed, so that the network takes RGB images: (x - mean) / std with std 1 / 255.
     """
     if "conv1.weight" not in state:
         raise ValueError(f"this is not {KERAS}: missing conv1.weight")
@@ -44,7 +44,7 @@ def keras_resnet(state: Mapping[str, Tensor]) -> Network:
 
 
 def lambda_resnet(state: Mapping[str, Tensor]) -> Network:
-    """d-li14's LambdaResNet."""
+    """Convert d-li14's LambdaResNet."""
     prefixes = sorted({m[1] for name in state if (m := re.match(r"(layer\d\.\d+\.conv2\.)\w+\.\w+$", name))})
     if not prefixes:
         raise ValueError("this is not d-li14's LambdaResNet: missing layer1.0.conv2.conv_qkv.weight")
@@ -68,7 +68,7 @@ def lambda_resnet(state: Mapping[str, Tensor]) -> Network:
 
 
 def timm_lambda_resnet(state: Mapping[str, Tensor]) -> Network:
-    """timm's networks with lambda layers; their activation is that of the named network with the same blocks."""
+    """Convert timm's lambda networks. The activation is that of the named network with the same depths."""
     what = "one of timm's lambda networks"
     found = from_byobnet(state)
     tables = sorted(name for name in found if name.endswith(".conv2.positions.table"))
@@ -82,7 +82,7 @@ def timm_lambda_resnet(state: Mapping[str, Tensor]) -> Network:
     options |= {"block_pool": "2x2", "position_bias": tables[0].replace("positions.table", "position_bias") in found}
     if options["position_bias"]:
         options["scope"] = table.shape[0] if table.shape[0] == table.shape[1] else tuple(table.shape[:2])
-    else:  # for one size of images: that of the layer's input, times how much smaller it is
+    else:  # for one image size: the size of the layer's input times its reduction
         stage, block = map(int, re.findall(r"\d+", tables[0])[:2])
         reduction = 2 ** (stage if block == 0 and stage > 1 else stage + 1)
         sides = tuple((side + 1) // 2 * reduction for side in table.shape[:2])
@@ -91,7 +91,7 @@ def timm_lambda_resnet(state: Mapping[str, Tensor]) -> Network:
 
 
 def build(state: State, options: dict[str, Any], what: str) -> Network:
-    """The network of a state with our names; `options` are those of its lambda layers."""
+    """Build the network of a state dict with our names; `options` are those of its lambda layers."""
     inferred = {**resnet_fields(state, what), **options}
     name, arguments = nearest_row(inferred)
     network = create_model(name, **arguments).to(state["conv1.weight" if is_plain(state) else "conv1.0.weight"].dtype)
@@ -104,7 +104,7 @@ def is_plain(state: Mapping[str, Tensor]) -> bool:
 
 
 def resnet_fields(state: Mapping[str, Tensor], what: str) -> dict[str, Any]:
-    """Fields of ResNetConfig that the weights show."""
+    """Return the fields of ResNetConfig that follow from the weights."""
 
     def tensor(name: str) -> Tensor:
         if name not in state:
@@ -119,7 +119,10 @@ def resnet_fields(state: Mapping[str, Tensor], what: str) -> dict[str, Any]:
     if "maxpool.0.weight" in state:
         stem = "strided"
     if "layer1.0.conv1.weight" in state and "layer1.0.conv3.weight" not in state:
-        raise ValueError(f"this is not {what}: its blocks have two convolutions (ResNet-18 or -34), ours have three")
+        raise ValueError(
+            f"this is not {what}: its blocks have two convolutions (ResNet-18 or -34) instead of three, "
+            "which is not supported"
+        )
     depths, widths, placement, se = [], [], [], []
     for i in range(1, STAGES + 1):
         blocks = {int(m[1]) for name in state if (m := re.match(rf"layer{i}\.(\d+)\.", name))}
@@ -129,7 +132,7 @@ def resnet_fields(state: Mapping[str, Tensor], what: str) -> dict[str, Any]:
         placement.append("C" if not lambdas else "L" if len(lambdas) == len(blocks) else lambdas)
         se.append(f"layer{i}.0.se.fc1.weight" in state)
     fields: dict[str, Any] = {
-        "activation": "relu",  # weights do not show the first four
+        "activation": "relu",  # the first four fields cannot be inferred from weights
         "block_pool": "3x3",
         "stride_in": "3x3",
         "norm_eps": 1e-5,
@@ -149,7 +152,7 @@ def resnet_fields(state: Mapping[str, Tensor], what: str) -> dict[str, Any]:
 
 
 def nearest_row(fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The named network with the fewest fields to change, and the changes."""
+    """Return the named network with the fewest different fields, and these differences."""
     options = {
         name: changes(name, replace(row, **fields))
         for name, row in ROWS.items()
@@ -160,7 +163,7 @@ def nearest_row(fields: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def mobilenet(state: Mapping[str, Tensor]) -> Network:
-    """torchvision's MobileNet-v2: one name differs."""
+    """Convert torchvision's MobileNet-v2, in which one name differs."""
     found = {re.sub(r"^classifier\.1\.", "classifier.", name): tensor for name, tensor in state.items()}
     what = "torchvision's MobileNet-v2"
     for name in ("features.0.0.weight", "classifier.weight"):

@@ -1,5 +1,6 @@
-"""Networks for other runtimes: ONNX, torch.export, AOTInductor, and the hub's layout; each compared before it counts.
+"""Export of networks to ONNX, OpenVINO, torch.export, AOTInductor and the hub; each file is loaded and compared.
 
 from lambdanets.export.formats import export
+
 export(model, "exported", formats=("onnx", "program"), size="fixed")
 """

@@ -1,4 +1,4 @@
-"""Top-1 of exported networks on labelled images, and images to calibrate int8 activations with."""
+"""Top-1 accuracy of exported networks on labelled images, and images to calibrate int8 activations."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from lambdanets.models.pretrained import Card
 from lambdanets.train.inference.evaluate import Images, match_classes
 
 BATCH = 32
-CALIBRATED = 64  # images
+CALIBRATED = 64  # number of images for calibration
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,11 @@ class LabelledImages:
     """Labelled images as inputs of a network.
 
     Args:
-        images: what `find_images` found.
-        card: of the network: preprocessing, with the exported size, and class names.
-        channels: of its input.
-        classes: how many it has.
-        most: use at most this many, evenly spaced.
+        images: the result of `find_images`.
+        card: preprocessing (with the exported size) and class names of the network.
+        channels: number of input channels.
+        classes: number of classes.
+        most: maximum number of images, evenly spaced.
     """
 
     images: Images
@@ -36,10 +36,10 @@ class LabelledImages:
     most: int
 
     def batches(self, most: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Inputs [B, C, height, width] and the network's number of each label; images that cannot be read are left out.
+        """Yield inputs [B, C, height, width] and class indices of the network [B], without unreadable images.
 
         Args:
-            most: at most this many images, evenly spaced; `self.most` if None.
+            most: maximum number of images, evenly spaced; `self.most` if None.
         """
         source = self.images.source
         indices = self.images.indices[np.asarray(source.labels)[self.images.indices] >= 0]
@@ -62,7 +62,7 @@ class LabelledImages:
 
     @torch.no_grad()
     def accuracies(self, runners: Mapping[str, Callable[[Tensor], Tensor]]) -> tuple[dict[str, float], int]:
-        """Top-1 of each, between 0 and 1, and on how many images."""
+        """Return the top-1 accuracy (0 to 1) of each runner, and the number of images."""
         right, total = dict.fromkeys(runners, 0), 0
         for images, labels in self.batches():
             total += len(labels)

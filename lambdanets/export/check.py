@@ -1,4 +1,4 @@
-"""Whether an exported network is the original, and how long each takes."""
+"""Comparison of exported networks with the original: outputs and latency."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -8,22 +8,27 @@ from statistics import median
 import torch
 from torch import Tensor
 
-TOLERANCE = 1e-4  # float32: the largest difference, relative to the largest score of the original
-ROUNDINGS = 4  # or so many times the difference that float32 makes to the original itself
-SIZES = 4  # random image sizes that a dynamic export is compared on
+TOLERANCE = 1e-4  # largest difference in float32, relative to the largest score of the original
+ROUNDINGS = 4  # or this multiple of the original's difference between float32 and float64, if larger
+SIZES = 4  # number of random image sizes on which a dynamic export is compared
 SEED = 0
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Milliseconds for one image, medians. On a machine with other work wall time says more about that work."""
+    """Median latency of one image in milliseconds.
+
+    Attributes:
+        wall: wall-clock time; other load on the machine affects it strongly.
+        cpu: CPU time of all threads of the process.
+    """
 
     wall: float
-    cpu: float  # process time of all threads
+    cpu: float
 
 
 def shapes_to_compare(shape: tuple[int, int, int, int], dynamic: bool, smallest: int) -> list[tuple[int, ...]]:
-    """Batches of 1, 2 and 3 at the size; for open sizes also random ones, rectangles and odd sides among them."""
+    """Return shapes with batches of 1, 2 and 3; with `dynamic` also random, rectangular and odd sizes."""
     _, channels, height, width = shape
     shapes: list[tuple[int, ...]] = [(batch, channels, height, width) for batch in (1, 2, 3)]
     if dynamic:
@@ -39,7 +44,7 @@ def shapes_to_compare(shape: tuple[int, int, int, int], dynamic: bool, smallest:
 def compare(
     original: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor], shapes: Sequence[tuple[int, ...]]
 ) -> float:
-    """The largest difference on noise of these shapes, relative to the largest score of the original."""
+    """Return the largest difference on random images of these shapes, relative to the original's largest score."""
     generator = torch.Generator().manual_seed(SEED)
     worst = 0.0
     for shape in shapes:
@@ -47,7 +52,7 @@ def compare(
         expected = original(images).double()
         found = other(images).double()
         if found.shape != expected.shape:
-            raise ValueError(f"images {list(shape)} gave {list(found.shape)} and not {list(expected.shape)}")
+            raise ValueError(f"images {list(shape)} gave scores {list(found.shape)}, expected {list(expected.shape)}")
         difference = float((found - expected).abs().max() / expected.abs().max().clamp_min(1e-12))
         worst = max(worst, difference) if difference == difference else float("nan")
         if worst != worst:
@@ -59,7 +64,7 @@ def compare(
 def latencies(
     runners: Mapping[str, Callable[[Tensor], Tensor]], shape: tuple[int, ...], rounds: int
 ) -> dict[str, Latency]:
-    """Round-robin, so that what disturbs the machine disturbs all of them; the first round does not count."""
+    """Measure in turn, so that other load affects all runners alike; the first round is a warmup."""
     images = torch.randn(shape, generator=torch.Generator().manual_seed(SEED))
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in runners}
     for turn in range(rounds + 1):

@@ -1,4 +1,4 @@
-"""`lambdanets export`."""
+"""The command `lambdanets export`."""
 
 import json
 import sys
@@ -20,40 +20,41 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Export:
-    """A trained network for other runtimes: ONNX, OpenVINO, torch.export, AOTInductor, or a folder for the hub.
+    """Export a trained network to ONNX, OpenVINO, torch.export, AOTInductor, or a folder for the hub.
 
-    Each is loaded again and compared with the original in float32 on batches (and, with --size dynamic, image sizes)
-    of its own before it gets its name. Then all are timed beside eager PyTorch, on the CPU, and evaluated with --data.
+    Each exported file is loaded again and compared with the original in float32 on several batches (and, with --size
+    dynamic, image sizes). Then the latency of all formats and of eager PyTorch is measured on the CPU, and with --data
+    their top-1 accuracy.
     """
 
     what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WHAT")]
-    """The folder of a run, a .safetensors file, a model folder, or the name of a network (with --pretrained)."""
+    """Folder of a run, .safetensors file, model folder, or network name (with --pretrained or --untrained)."""
     output: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")]
-    """Where the files go; made if it is not there."""
+    """Output folder; created if it does not exist."""
     formats: tuple[Literal["onnx", "onnx-int8", "openvino", "program", "aoti", "safetensors"], ...] = (
         "onnx",
         "program",
         "safetensors",
     )
     """onnx: model.onnx. onnx-int8: int8 convolutions and projections, calibrated with --data, model_int8.onnx.
-    openvino: model.xml and model.bin. program: torch.export, model.pt2. aoti: compiled for this machine's kind of
-    processor, in minutes, model_aoti.pt2. safetensors: config.json, README.md and model.safetensors."""
+    openvino: model.xml and model.bin. program: torch.export, model.pt2. aoti: model_aoti.pt2, compiled for this type of
+    CPU, which takes minutes. safetensors: config.json, README.md and model.safetensors."""
     size: Literal["fixed", "dynamic"] = "fixed"
-    """fixed: images of one size, faster. dynamic: any size; lambda layers with a global scope have none to offer."""
+    """fixed: one image size, faster. dynamic: any image size; not available for lambda layers with a global scope."""
     using: Annotated[Weights, tyro.conf.arg(name="")] = field(default_factory=Weights)
-    """--image-size is the fixed size, and the one that is timed."""
+    """--image-size is the fixed size, which is also timed."""
     untrained: bool = False
-    """Where WHAT is the name of a network: new weights, to see sizes and times before there are trained ones."""
+    """Export the network named by WHAT with random weights, to see file sizes and latency before training."""
     threads: int = 1
-    """Of every runtime, where they are timed."""
+    """Number of CPU threads of each runtime."""
     rounds: int = 10
-    """How often each is timed; the median is shown."""
+    """Number of timed runs of each format; the median is printed."""
     data: Annotated[str | None, optional("DATA")] = None
-    """Labelled images, as `lambdanets evaluate` takes them: top-1 of each format is measured on them."""
+    """Labelled images in a form that `lambdanets evaluate` accepts, to measure top-1 accuracy of each format."""
     split: Split = "auto"
-    """Of --data: auto is validation if there is such, else all."""
+    """Split of --data to use; auto means validation if there is such a split, otherwise all images."""
     images: int = 1000
-    """Use at most this many of --data, evenly spaced."""
+    """Maximum number of images of --data, evenly spaced."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -64,7 +65,7 @@ class Export:
         from lambdanets.machine import describe, threads
 
         if self.rounds < 1:
-            raise ValueError(f"--rounds {self.rounds}: at least 1")
+            raise ValueError(f"--rounds must be at least 1, got {self.rounds}")
         check_numbers(self, "--", images=(1, 10**9))
         images = None
         if self.data is not None:
@@ -105,7 +106,7 @@ class Export:
 
 
 def new_network(name: str, using: Weights) -> "Network":
-    """Random weights whose norms fit, so that scores are numbers of a usual size."""
+    """Create a network with random weights and matching norm statistics, so that its scores have a usual size."""
     import torch
 
     from lambdanets.models.registry import create_model
@@ -118,7 +119,7 @@ def new_network(name: str, using: Weights) -> "Network":
     torch.manual_seed(0)
     try:
         network = create_model(name, **arguments)
-    except TypeError as error:  # an argument that it does not have
+    except TypeError as error:  # unknown arguments
         raise ValueError(f"--options: {error}") from error
     height, width = network.config.image_grid
     settle(network, (16, network.config.in_chans, height, width))
@@ -130,11 +131,11 @@ def show(done: "Done", threads: int, console: Console) -> None:
     from lambdanets.models.pretrained import WEIGHTS
     from lambdanets.report.show import percent, some
 
-    measured, eager = done.top1 is not None, done.eager  # with top-1, the files' names would not fit into 80 columns
+    measured, eager = done.top1 is not None, done.eager  # 80 columns have room for either top-1 or file names
     table = Table("format")
     if not measured:
         table.add_column("file", no_wrap=True)
-    for column in ("MB", "off by", "ms", "CPU ms", "speed-up", *(["top-1"] if measured else [])):
+    for column in ("MB", "difference", "ms", "CPU ms", "speed-up", *(["top-1"] if measured else [])):
         table.add_column(column, justify="right")
     last = [percent(done.top1)] if measured else []
     table.add_row("eager", *([] if measured else [""]), "", "", f"{eager.wall:.1f}", f"{eager.cpu:.1f}", "1.00", *last)
@@ -153,13 +154,14 @@ def show(done: "Done", threads: int, console: Console) -> None:
     console.print(table)
     sides = sorted({shape[2:] for shape in done.shapes})
     rounded = [one.format for one in done.files if FORMATS[one.format].rounds]
-    others = f"Each but {', '.join(rounded)} (rounded on purpose)" if rounded else "Each"
+    others = f"All formats except {', '.join(rounded)} (quantised)" if rounded else "All formats"
     console.print(
-        f"{others} was loaded again and is equal to the original within {done.tolerance:.0e} of its largest score, on "
-        f"{len(done.shapes)} batches of noise ({', '.join(f'{down}x{across}' for down, across in sides)} pixels); "
-        f"float32 itself changes the original by {done.rounding:.0e}.\n"
-        f"Times: one image, {some(threads, 'CPU thread', 'CPU threads')}, medians. The speed-up is over eager PyTorch "
-        f"and of the CPU time, which other work on the machine disturbs less.\n{done.folder}",
+        f"{others} equal the original within {done.tolerance:.0e} of its largest score, on {len(done.shapes)} batches "
+        f"of noise ({', '.join(f'{down}x{across}' for down, across in sides)} pixels). The original itself changes by "
+        f"{done.rounding:.0e} between float32 and float64.\n"
+        f"Latency: one image, {some(threads, 'CPU thread', 'CPU threads')}, medians. The speed-up compares CPU time "
+        f"with eager PyTorch, since other load on the machine affects CPU time less.\n"
+        f"Written to {done.folder}",
         highlight=False,
     )
     if measured:
@@ -168,7 +170,7 @@ def show(done: "Done", threads: int, console: Console) -> None:
         console.print("int8 activations were calibrated with noise: pass --data to use images.", highlight=False)
     if done.left:
         console.print(
-            f"Not written now, but there from before: {', '.join(done.left)}. If that was another network, remove "
-            f"{'it' if len(done.left) == 1 else 'them'} or export these formats too.",
+            f"Files of earlier exports in this folder: {', '.join(done.left)}. If they are of another network, remove "
+            f"{'it' if len(done.left) == 1 else 'them'} or export these formats again.",
             highlight=False,
         )

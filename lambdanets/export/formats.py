@@ -1,4 +1,4 @@
-"""Writes a network in a format, reads it again, compares it with the original, and only then gives it its name."""
+"""Export of a network to several formats. Each file is loaded and compared with the original before it is kept."""
 
 import copy
 import importlib.util
@@ -39,38 +39,60 @@ if TYPE_CHECKING:
     from lambdanets.export.accuracy import LabelledImages
     from lambdanets.train.inference.evaluate import Images
 
-MOST_IMAGES, MOST_PIXELS = 1024, 4096  # of an open batch, and of an open side
+MOST_IMAGES, MOST_PIXELS = 1024, 4096  # largest dynamic batch and side
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-NOISE_BATCHES = 4  # of two images, to calibrate int8 activations where there are no images
+NOISE_BATCHES = 4  # batches of two noise images to calibrate int8 activations without --data
 Runner = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Exported:
-    """One file or folder, and what was seen when it was loaded again."""
+    """One exported file or folder.
+
+    Attributes:
+        format: a key of `FORMATS`.
+        path: the file, or the folder for "safetensors".
+        bytes: total file size.
+        difference: largest difference of the scores, relative to the largest score of the original.
+        latency: median latency of one image.
+        top1: top-1 accuracy on the labelled images (0 to 1), or None without images.
+    """
 
     format: str
     path: Path
     bytes: int
-    difference: float  # the largest, relative to the largest score of the original
+    difference: float
     latency: Latency
-    top1: float | None = None  # on the labelled images
+    top1: float | None = None
 
 
 @dataclass(frozen=True)
 class Export:
-    """What an export made, beside the network that it was made from."""
+    """The result of an export.
+
+    Attributes:
+        files: the exported files and folders.
+        eager: latency of the original network in eager PyTorch.
+        size: "fixed" or "dynamic".
+        shapes: shapes of the images on which the outputs were compared.
+        folder: the output folder.
+        rounding: relative difference of the original's scores between float32 and float64.
+        tolerance: largest allowed relative difference: `TOLERANCE`, or `ROUNDINGS * rounding` if that is larger.
+        left: files of other formats from earlier exports in the folder, possibly of another network.
+        images: number of images on which top-1 was measured.
+        top1: top-1 accuracy of the original (0 to 1), or None without images.
+    """
 
     files: tuple[Exported, ...]
     eager: Latency
     size: str
-    shapes: tuple[tuple[int, ...], ...]  # of the images that all were compared on
+    shapes: tuple[tuple[int, ...], ...]
     folder: Path
-    rounding: float  # how far the original in float32 is from itself in float64, relative too
-    tolerance: float  # TOLERANCE, or ROUNDINGS * rounding where that is larger
-    left: tuple[str, ...] = ()  # files of other formats that were there before, maybe of another network
-    images: int = 0  # that top-1 was measured on
-    top1: float | None = None  # of the original
+    rounding: float
+    tolerance: float
+    left: tuple[str, ...] = ()
+    images: int = 0
+    top1: float | None = None
 
 
 def export(
@@ -84,35 +106,50 @@ def export(
     images: "Images | None" = None,
     most_images: int = 1000,
 ) -> Export:
-    """Writes `network` into `folder` for inference on the CPU in float32; the batch is always open.
+    """Export a network for CPU inference in float32, and compare and time the exported files.
+
+    The input of an exported network is [batch, channels, height, width]: 1 to 1024 normalised images. Its output is
+    [batch, classes], before the softmax.
 
     Args:
-        network: what `create_model` or `from_pretrained` made.
-        folder: made if it is not there. Files of earlier exports are replaced, but for those of other formats, which
-            stay and are named in the result's `left`.
-        formats: of FORMATS: "onnx" (model.onnx), "onnx-int8" (convolutions and projections with int8 weights and
-            activations, model_int8.onnx), "openvino" (model.xml and model.bin), "program" (torch.export, model.pt2),
-            "aoti" (compiled by AOTInductor, model_aoti.pt2) and "safetensors" (config.json, README.md and
+        network: a network from `create_model` or `from_pretrained`.
+        folder: output folder, created if it does not exist. Files of earlier exports in the same formats are replaced;
+            those of other formats are kept and listed in the result's `left`.
+        formats: keys of `FORMATS`: "onnx" (model.onnx), "onnx-int8" (convolutions and projections with int8 weights
+            and activations, model_int8.onnx), "openvino" (model.xml and model.bin), "program" (torch.export,
+            model.pt2), "aoti" (compiled by AOTInductor, model_aoti.pt2) and "safetensors" (config.json, README.md and
             model.safetensors, for the hub).
-        size: "fixed" for images of one size, which is faster, or "dynamic" for any.
-        image_size: the fixed size, and the one that is timed; by default what the weights were trained with.
-        rounds: how often each is timed.
-        images: labelled images, of `find_images`: top-1 is measured on them, and int8 activations are calibrated with
-            a few of them. Without them the calibration uses noise, and the accuracy of int8 may be poor.
-        most_images: of them, evenly spaced.
+        size: "fixed" for one image size, which is faster, or "dynamic" for any image size.
+        image_size: the fixed size, which is also timed; an int or (height, width). Default: that of the weights.
+        rounds: number of timed runs.
+        images: labelled images from `find_images`, to measure top-1 accuracy and to calibrate int8 activations.
+            Without them the calibration uses noise, and int8 may be inaccurate.
+        most_images: maximum number of images, evenly spaced.
 
-    Raises a ValueError where a result differs by more than the tolerance, and leaves no such file behind: TOLERANCE, or
-    where the network makes much of rounding (untrained ones do) ROUNDINGS times what float32 does to the original.
-    The int8 format rounds on purpose: it must be finite, and its difference and accuracy are reported.
+    Raises:
+        ValueError: if a format cannot be exported, or its scores differ from the original by more than the tolerance:
+            `TOLERANCE`, or `ROUNDINGS` times the original's own difference between float32 and float64 if that is
+            larger, as in untrained networks. The file is then deleted. int8 scores only have to be finite.
+
+    >>> import tempfile
+    >>> from lambdanets import create_model
+    >>> from lambdanets.export.formats import export
+    >>> model = create_model("lambda_resnet_tiny", num_classes=10).eval()
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     done = export(model, folder, formats=("safetensors",), rounds=1)
+    >>> [one.path.name == done.folder.name for one in done.files]
+    [True]
+    >>> done.files[0].difference <= done.tolerance
+    True
     """
     folder = Path(folder)
     check_request(network, formats, size, folder)
     card = network.card or default_card(network)
     height, width = as_pair(card.preprocessing.size if image_size is None else image_size)
     original = network.eval().to("cpu", torch.float32)
-    smallest = original.feature_info[-1]["reduction"] + 1  # the last map has more than one position
+    smallest = original.feature_info[-1]["reduction"] + 1  # so that the last map has more than one position
     if size == "dynamic" and min(height, width) < smallest:
-        raise ValueError(f"--size dynamic takes images from {smallest} pixels on, and {height} x {width} is smaller")
+        raise ValueError(f"--size dynamic needs images of at least {smallest} pixels per side, got {height} x {width}")
     shape = (1, original.config.in_chans, height, width)
     shapes = shapes_to_compare(shape, size == "dynamic", smallest)
     labelled = None
@@ -121,7 +158,7 @@ def export(
 
         sized = replace(card, preprocessing=replace(card.preprocessing, size=(height, width)))
         labelled = LabelledImages(images, sized, original.config.in_chans, original.num_classes, most_images)
-        next(labelled.batches(1), None)  # classes that do not match are seen before anything takes time
+        next(labelled.batches(1), None)  # raises an error early if the classes do not match
     request = Request(original, shape, size == "dynamic", smallest, labelled)
     exact = copy.deepcopy(original).double()
     rounding = compare(lambda images: exact(images.double()), original, shapes)
@@ -165,7 +202,7 @@ def export(
 
 @dataclass(frozen=True)
 class Request:
-    """A network to export, and for which images."""
+    """A network to export and the shape of its images."""
 
     network: Network
     shape: tuple[int, int, int, int]
@@ -174,15 +211,15 @@ class Request:
     labelled: "LabelledImages | None" = None
 
     def program(self) -> torch.export.ExportedProgram:
-        """The network in plain torch operators, with norms folded, its batch open."""
+        """Return the network as a program of plain torch operators, with folded norms and a dynamic batch."""
         copied = plain_network(self.network, self.shape, fixed=not self.dynamic)
-        example = torch.zeros(2, *self.shape[1:])  # a batch of one would be taken for a constant
+        example = torch.zeros(2, *self.shape[1:])  # torch.export would specialise on a batch of one
         with torch.no_grad():
             return torch.export.export(copied, (example,), dynamic_shapes=(self.open_sizes(),))
 
     @cached_property
     def onnx(self) -> "torch.onnx.ONNXProgram":
-        """The same in ONNX, with preprocessing and class names in its metadata."""
+        """The ONNX program, with preprocessing and class names in its metadata."""
         program = torch.onnx.export(
             self.program(),
             input_names=["images"],
@@ -197,11 +234,11 @@ class Request:
         return program
 
     def description(self) -> str:
-        """Preprocessing, class names and so on, as JSON that travels with a file."""
+        """Return preprocessing, class names and the configuration as JSON for the metadata of a file."""
         return json.dumps(describe_network(self.network, self.network.card or default_card(self.network)))
 
     def calibration(self) -> Iterator[Tensor]:
-        """Batches that show which values activations have."""
+        """Yield batches of images to calibrate the range of activations."""
         if self.labelled is not None:
             from lambdanets.export.accuracy import CALIBRATED
 
@@ -222,7 +259,7 @@ class Request:
 def check_request(network: nn.Module, formats: Sequence[str], size: str, folder: Path) -> None:
     """Refuses what cannot work, before anything takes time."""
     if not isinstance(network, Network):
-        raise ValueError(f"export takes a network of create_model or from_pretrained, got {type(network).__name__}")
+        raise ValueError(f"network must come from create_model or from_pretrained, got {type(network).__name__}")
     unknown = [name for name in formats if name not in FORMATS]
     if unknown or not formats:
         said = f"unknown format {', '.join(unknown)}" if unknown else "no format"
@@ -231,7 +268,7 @@ def check_request(network: nn.Module, formats: Sequence[str], size: str, folder:
         raise ValueError(f"unknown size {size!r}; choose fixed or dynamic")
     there = next((place for place in (folder, *folder.parents) if place.exists()), folder)
     if there.exists() and not there.is_dir():
-        raise ValueError(f"{there} is a file: exports go into a folder, give the name of one or of a new one")
+        raise ValueError(f"{there} is a file: exports go into a folder, choose another path")
     for name in formats:
         missing = [package for package in FORMATS[name].packages if importlib.util.find_spec(package) is None]
         if missing:
@@ -255,13 +292,13 @@ def check_request(network: nn.Module, formats: Sequence[str], size: str, folder:
 
 @dataclass(frozen=True)
 class Format:
-    """How to write one, and how to read it again as a function of images."""
+    """A format: functions to write a network, and to load it as a function of images."""
 
     write: Callable[[Request, Path], Path]
     read: Callable[[Path], Runner]
-    files: tuple[str, ...]  # that it may write
-    packages: tuple[str, ...] = ()  # that it needs
-    rounds: bool = False  # its results differ on purpose
+    files: tuple[str, ...]  # files that it may write
+    packages: tuple[str, ...] = ()  # packages that it needs
+    rounds: bool = False  # whether it is quantised, so that results differ
 
 
 def write_onnx(request: Request, folder: Path) -> Path:
@@ -271,7 +308,7 @@ def write_onnx(request: Request, folder: Path) -> Path:
 
 
 def name_sizes(model: Any, sizes: dict[int, Any]) -> None:
-    """Open sizes by what they are ("batch"), where the exporter has letters and numbers of its own."""
+    """Rename dynamic sizes to "batch", "height" and "width" instead of the exporter's symbols."""
     import onnx_ir
 
     letters = {str(model.graph.inputs[0].shape[axis]): dim.__name__ for axis, dim in sizes.items()}
@@ -285,15 +322,15 @@ def read_onnx(path: Path) -> Runner:
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # CPU time is then work alone
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # CPU time without busy waiting
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     return lambda images: torch.from_numpy(session.run(None, {"images": images.numpy()})[0])
 
 
 def write_onnx_int8(request: Request, folder: Path) -> Path:
-    """Convolutions and projections with int8 weights (one scale for each channel) and activations.
+    """Write ONNX with int8 weights (one scale per channel) and activations for convolutions and projections.
 
-    Position tables and the products of lambdas with queries stay float: their values differ by orders of magnitude.
+    Position tables and the products of lambdas with queries stay float32: their values differ by orders of magnitude.
     """
     import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, quantize_static
@@ -332,7 +369,7 @@ def write_onnx_int8(request: Request, folder: Path) -> Path:
 def write_openvino(request: Request, folder: Path) -> Path:
     import openvino  # pyright: ignore[reportMissingImports]
 
-    with tempfile.TemporaryDirectory() as place:  # read from ONNX: openvino.convert_model may report its use to Intel
+    with tempfile.TemporaryDirectory() as place:  # from ONNX, because openvino.convert_model may send telemetry
         model = openvino.Core().read_model(write_onnx(request, Path(place)))
         if request.network.name is not None:
             model.set_rt_info(request.description(), [KEY])
@@ -350,7 +387,7 @@ def read_openvino(path: Path) -> Runner:
 
 def write_program(request: Request, folder: Path) -> Path:
     path = folder / "model.pt2"
-    file = io.BytesIO()  # torch's writer of files aborts the process where the disk is full
+    file = io.BytesIO()  # torch's file writer aborts the process if the disk is full
     torch.export.save(request.program(), file)
     path.write_bytes(file.getbuffer())
     return path
@@ -395,7 +432,7 @@ def as_pair(size: int | tuple[int, int]) -> tuple[int, int]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Exporters speak of their own affairs; what is wrong with a result, the comparison says."""
+    """Silence warnings of the exporters; wrong results are detected by comparison."""
     loggers = [
         logging.getLogger(name)
         for name in ("torch.onnx", "torch.export", "torch.utils", "onnxscript", "onnx_ir", "root")

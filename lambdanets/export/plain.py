@@ -1,9 +1,10 @@
-"""A network in a form that other runtimes run well: norms folded, no branch that depends on the size.
+"""Networks in a form that other runtimes execute efficiently: folded norms, and no branches that depend on the size.
 
 Letters: B batch, C channels, N queries, M context positions, H heads, K key depth, V value depth, U intra-depth.
 
-For an image size that is known, what a lambda layer makes from its table on every call is a constant: the embeddings of
-all pairs, or their Fourier transform. Everything stays [B, channels, positions]: nothing large is transposed.
+For a fixed image size, the tensors that a lambda layer computes from its table in each call become constants: the
+embeddings of all pairs, or their Fourier transform. Tensors stay [B, channels, positions], so no large one is
+transposed.
 """
 
 from functools import partial
@@ -19,11 +20,11 @@ from lambdanets.layers.projection import is_plain
 from lambdanets.models.fold import fold_batch_norm
 from lambdanets.ops.reference import normalise
 
-MOST_EMBEDDINGS = 2**22  # written out in the file for one layer (16 MiB); larger maps go by frequency
+MOST_EMBEDDINGS = 2**22  # largest constant embeddings of a layer (16 MiB); larger maps use the Fourier transform
 
 
 def plain_network(network: nn.Module, shape: tuple[int, int, int, int], fixed: bool) -> nn.Module:
-    """A copy for inference on images of `shape`, or (not `fixed`) of any size; the results are equal."""
+    """Return a copy for inference with equal results, for images of `shape`, or of any size if not `fixed`."""
     copied, _ = fold_batch_norm(network, shape)
     copied = copied.to(memory_format=torch.contiguous_format).requires_grad_(False)  # type: ignore[call-overload]
     grids = input_grids(copied, shape) if fixed else {}
@@ -38,7 +39,7 @@ def plain_network(network: nn.Module, shape: tuple[int, int, int, int], fixed: b
 
 
 def input_grids(network: nn.Module, shape: tuple[int, ...]) -> dict[str, tuple[int, int]]:
-    """The map that each lambda layer sees; without those that are called in other ways, or several times."""
+    """Return the input size of each lambda layer that is called exactly once with one positional argument."""
     found: dict[str, list[tuple[int, int] | None]] = {}
 
     def record(name: str, module: nn.Module, arguments: tuple[Tensor, ...], options: dict[str, Tensor]) -> None:
@@ -62,7 +63,7 @@ def input_grids(network: nn.Module, shape: tuple[int, ...]) -> dict[str, tuple[i
 
 
 def can_be_fixed(layer: nn.Module) -> bool:
-    """Whether `FixedLambda2d` does what this layer does; the others stay as they are."""
+    """Return whether `FixedLambda2d` can replace this layer; other layers are kept."""
     if not isinstance(layer, LambdaLayer2d) or layer.multi_head or layer.causal or set(layer.stride) != {1}:
         return False
     if layer.fused_projection is None or any(norm is not None for norm in layer.fused_projection.norms):
@@ -71,7 +72,7 @@ def can_be_fixed(layer: nn.Module) -> bool:
 
 
 class FixedLambda2d(nn.Module):
-    """A lambda layer for maps of one size."""
+    """A lambda layer for maps of one size: [B, C, height, width] -> [B, H V, height, width]."""
 
     weight: Tensor
     bias: Tensor | None
@@ -95,7 +96,7 @@ class FixedLambda2d(nn.Module):
         self.register_buffer("position_bias", None)
         if layer.positions is not None:
             placed = layer.positions(grid, grid, layer.stride)
-            if layer.intra_depth == 1:  # U written out
+            if layer.intra_depth == 1:  # add the axis U
                 placed = placed.with_table(placed.table[..., None])
             small = prod(grid) ** 2 * layer.key_depth * layer.intra_depth <= MOST_EMBEDDINGS
             self.positions = WrittenOut(placed) if small else ByFrequency(placed)
@@ -129,9 +130,9 @@ class FixedLambda2d(nn.Module):
 
 
 class OpenPool(nn.Module):
-    """Average pooling that rounds up and does not count what is outside, without asking whether the size is even.
+    """2x2 average pooling that rounds up and ignores padding, without a branch for odd sizes.
 
-    The last row and column are repeated: where the last window holds them alone, their mean is what it was.
+    The last row and column are repeated, which does not change the mean of a window that contains only them.
     """
 
     def __init__(self, pool: nn.AvgPool2d) -> None:

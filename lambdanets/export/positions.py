@@ -1,4 +1,4 @@
-"""The position part of a lambda layer on maps of one size: what depends on the table alone is a constant.
+"""The position part of a lambda layer for maps of one size, with constants computed from the table.
 
 Letters: B batch, N queries, M context positions, H heads, K key depth, V value depth, U intra-depth, C = (U M),
 Y, X height and width, F frequencies along X, T tiles of query rows.
@@ -12,11 +12,11 @@ from lambdanets.ops.dft import column_parts, transforms, wrap_rows
 from lambdanets.ops.positions import Axis, Relative
 from lambdanets.ops.reference import embed
 
-TILE = 14  # rows of queries that share a Toeplitz matrix, where the map is higher than what they see
+TILE = 14  # rows of queries that share a Toeplitz matrix, if their context does not cover the map's height
 
 
 class WrittenOut(nn.Module):
-    """Embeddings of all pairs, and (q . e_nm) v_m: for small maps. Memory: N M K U in the file."""
+    """Position part from constant embeddings of all pairs, (q . e_nm) v_m, for small maps. File: N M K U numbers."""
 
     embeddings_NKC: Tensor
 
@@ -26,7 +26,7 @@ class WrittenOut(nn.Module):
         self.register_buffer("embeddings_NKC", embeddings_NMKU.permute(0, 2, 3, 1).flatten(2).contiguous())
 
     def forward(self, queries_BHKN: Tensor, values_BVC: Tensor) -> Tensor:
-        """[B, H, V, N]."""
+        """Return the position part, [B, H, V, N]."""
         queries_NXK = queries_BHKN.permute(3, 0, 1, 2).flatten(1, 2)  # X runs over (b, h)
         maps_NXC = queries_NXK @ self.embeddings_NKC
         maps_BHCN = maps_NXC.permute(1, 2, 0).unflatten(0, (-1, queries_BHKN.shape[1]))
@@ -34,7 +34,7 @@ class WrittenOut(nn.Module):
 
 
 def tiling(axis: Axis) -> tuple[int, int, int]:
-    """Rows of queries in a tile; where its window of context rows starts, relative to its first query; its height."""
+    """Return a tile's number of query rows, and its context window: start relative to the first query, and height."""
     reach = TILE - 1 + axis.last - axis.first + 1
     if axis.queries <= TILE or reach >= axis.context:
         return axis.queries, 0, axis.context  # one tile: its window is the context itself
@@ -42,7 +42,10 @@ def tiling(axis: Axis) -> tuple[int, int, int]:
 
 
 class ByFrequency(nn.Module):
-    """Fourier along the rows, Toeplitz matrices along the columns, as in `ops/dft.py`: for large maps."""
+    """Position part by a Fourier transform along rows and Toeplitz matrices along columns, for large maps.
+
+    The method is that of `ops/dft.py`.
+    """
 
     forward_XF: Tensor  # F runs over (frequency, real or imaginary part)
     inverse_XF: Tensor
@@ -58,13 +61,13 @@ class ByFrequency(nn.Module):
         self.grid = placed.context_grid
         self.tiles = -(-self.grid[0] // self.tile)
         parts = column_parts(wrap_rows(table, axis_x, length), axis_y, self.tile, self.start, self.window)
-        weights = parts.permute(0, 1, 5, 3, 2, 4, 6).flip(-1)  # the context runs forwards here
+        weights = parts.permute(0, 1, 5, 3, 2, 4, 6).flip(-1)  # context rows in increasing order
         self.register_buffer("forward_XF", forward_FX.T.contiguous())
         self.register_buffer("inverse_XF", inverse_XF.contiguous())
         self.register_buffer("weights", weights.flatten(4).flatten(1, 3).contiguous())
 
     def forward(self, queries_BHKN: Tensor, values_BVC: Tensor) -> Tensor:
-        """[B, H, V, N]."""
+        """Return the position part, [B, H, V, N]."""
         (Y, X), tile, tiles, window = self.grid, self.tile, self.tiles, self.window
         _, H, K, _ = queries_BHKN.shape
         V, U = values_BVC.shape[1], values_BVC.shape[2] // (Y * X)
