@@ -1,1 +1,1 @@
-"""Experiments on top of the library. The library never imports them; each can be deleted."""
+"""Experiments that use the library. The library does not import them, so each can be deleted."""

@@ -1,6 +1,7 @@
-"""`lambdanets experiments compare`: networks trained alike, each tuned with the same number of trials, several seeds.
+"""`lambdanets experiments compare`: compare networks with the same tuning budget and several seeds.
 
-Tuning sees a held-out part of the training images only. The validation images are looked at once by each final run.
+Hyperparameters are chosen on a held-out part of the training images. Each final run is evaluated once on the
+validation images.
 """
 
 import itertools
@@ -30,11 +31,11 @@ from lambdanets.train.config import TrainConfig, parse_option
 from lambdanets.train.loop import fit
 from lambdanets.typed import from_json, to_json
 
-HELD_OUT = 0.1  # of the training images, for tuning
+HELD_OUT = 0.1  # fraction of the training images that tuning is evaluated on
 BASELINE = "convolution"
-WARMUP = 1 / 8  # of a run, at most: short ones are more than their warmup
+WARMUP = 1 / 8  # maximum fraction of a run: short runs would otherwise consist of warmup
 OPTIONS = "model.options"
-Settings = Mapping[str, Any]  # dotted names of a configuration and their values: {"schedule.rate": 0.1}
+Settings = Mapping[str, Any]  # values by dotted name: {"schedule.rate": 0.1}
 
 NETWORKS: dict[str, Settings] = {
     BASELINE: {"model.placement": "CCCC"},
@@ -49,59 +50,60 @@ Name = Literal["convolution", "se", "CCLL", "CLLL", "LLLL", "axial"]
 
 @dataclass(frozen=True)
 class Compare:
-    """Compare networks that are trained alike: the same recipe, the same number of trials, the same seeds.
+    """Compare networks with the same recipe, hyperparameter trials and seeds.
 
-    The trials of each network train on 90% of the training images and are judged by the other 10%. The best settings
-    are then trained on all training images, once for each seed, and judged by the validation images. Finished runs are
-    not repeated: the same command continues where it was stopped.
+    The trials of each network train on 90% of the training images and are evaluated on the other 10%. The best settings
+    are then trained on all training images, once per seed, and evaluated on the validation images. The table has the
+    difference to the convolution with its 95% confidence interval. Run the same command again to resume.
     """
 
     data: str
-    """Images with a training and a validation part, as `lambdanets train --data.path` takes them."""
+    """Dataset with a training and a validation split, as for `lambdanets train --data.path`."""
     out: Path = Path("runs/compare")
-    """The folder for the runs and compare.json."""
+    """Folder for the runs and compare.json."""
     recipe: str = "imagenette"
-    """The recipe that all runs start from."""
+    """Recipe of all runs."""
     settings: tuple[str, ...] = ()
-    """Changes of the recipe for all networks: epochs=20 optimizer.kind=adamw model.options.activation=mish"""
+    """Changes to the recipe as name=value: epochs=20 optimizer.kind=adamw model.options.activation=mish"""
     networks: tuple[Name, ...] = ("convolution", "CCLL")
-    """The recipe's network with convolutions, these and squeeze-and-excitation (se), lambda layers, axial attention."""
+    """Variants of the recipe's network to compare: convolutions, convolutions with squeeze-and-excitation (se), lambda
+    layers in some or all stages, axial attention."""
     grid: tuple[str, ...] = ("schedule.rate=0.025,0.05,0.1,0.2,0.4", "optimizer.weight_decay=1e-4,5e-4,2e-3")
-    """What tuning may choose, as name=value,value,...; the same for all networks."""
+    """Hyperparameter grid as name=value,value,...; the same for all networks."""
     trials: int = 6
-    """Trials of each network, drawn from the grid; the whole grid if it is not larger. 0: no tuning."""
+    """Number of trials per network, drawn at random from the grid, at most the whole grid. 0 disables tuning."""
     tuning_epochs: Annotated[float | None, optional("N")] = None
-    """Of the trials; by default half as many as of the final runs."""
+    """Epochs of each trial; by default half of those of the final runs."""
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
-    """Of the final runs. A network needs at least two for a spread."""
+    """Random seeds of the final runs. At least two are needed for a standard deviation."""
     at_once: int = 1
-    """Runs that share the device, each in a process of its own. On a GPU start CUDA MPS first."""
+    """Number of runs at the same time, each in its own process on the same device. On a GPU start CUDA MPS first."""
     minutes: Annotated[float | None, optional("MINUTES")] = None
     """Time budget in minutes; no new run starts after it."""
     device: Annotated[str | None, optional("DEVICE")] = None
-    """cpu or cuda; by default a GPU if there is one."""
+    """Device: cpu or cuda; by default a GPU if there is one."""
     workers: Annotated[int | None, optional("N")] = None
-    """Processes of each run that read images."""
+    """Worker processes of each run that read images; by default its share of the cores."""
 
     def run(self) -> int:
         from lambdanets.data.source import splits_of
 
         if not self.networks:
-            raise ValueError(f"--networks: at least one of {', '.join(NETWORKS)}")
+            raise ValueError(f"--networks is empty: name at least one of {', '.join(NETWORKS)}")
         base = RECIPES[self.recipe].make() if self.recipe in RECIPES else None
         if type(base) is not TrainConfig:
             raise ValueError(f"--recipe must be one of `lambdanets train`, without co-training, got {self.recipe!r}")
         if self.trials < 0 or self.at_once < 1:
             raise ValueError(f"--trials must be at least 0 and --at-once at least 1, got {self.trials}, {self.at_once}")
-        if "validation" not in splits_of(self.data):  # or the first final run would fail, after all the trials
-            raise ValueError(f"{self.data} has no validation images, which the final runs are judged by")
+        if "validation" not in splits_of(self.data):  # otherwise the first final run would fail, after all trials
+            raise ValueError(f"{self.data} has no validation images, which the final runs are evaluated on")
         data = replace(base.data, path=self.data, workers=self.workers)
         base = replace(base, data=data, device=self.device, checkpoint_minutes=1e6)
         base = changed(base, dict(map(parse_option, self.settings)))
         grid = {name: several(values) for name, values in map(parse_option, self.grid)}
         for name, values in grid.items():
             for value in values:
-                changed(base, {name: value})  # or it would fail after other trials
+                changed(base, {name: value})  # otherwise it would fail after other trials
         tuning = base.epochs / 2 if self.tuning_epochs is None else self.tuning_epochs
         with locked(self.out):
             contest = Contest.open(self.out, base, self.networks, grid, self.trials, tuning)
@@ -111,14 +113,14 @@ class Compare:
 
 
 def several(values: Any) -> tuple[Any, ...]:
-    """The values of an axis of the grid, from what an option's text was read as."""
+    """Return the values of one hyperparameter as a tuple."""
     if isinstance(values, tuple | list):
         return tuple(values)
     return tuple(values.split(",")) if isinstance(values, str) else (values,)
 
 
 def changed(config: TrainConfig, settings: Settings) -> TrainConfig:
-    """The configuration with other values; model.options.NAME is an argument of the network."""
+    """Return the configuration with other values; model.options.NAME is an argument of the network."""
     data = to_json(config)
     for name, value in settings.items():
         if name.startswith(f"{OPTIONS}."):
@@ -131,13 +133,13 @@ def changed(config: TrainConfig, settings: Settings) -> TrainConfig:
         for key in path:
             place = place.get(key)
             if not isinstance(place, dict):
-                raise ValueError(f"{name} is no setting of a training run: there is no {key}")
+                raise ValueError(f"{name} is not a setting of a training run: there is no {key}")
         place[last] = to_json(value)
     return from_json(type(config), data)
 
 
 def draw(grid: Mapping[str, Sequence[Any]], count: int) -> list[dict[str, Any]]:
-    """Different points of a grid: all of it, or a random choice that is the same every time."""
+    """Return `count` different points of a grid, drawn with a fixed seed, or the whole grid if it is smaller."""
     points = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     if len(points) <= count:
         return points
@@ -146,7 +148,7 @@ def draw(grid: Mapping[str, Sequence[Any]], count: int) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Job:
-    """A run to do."""
+    """A run that is not done yet."""
 
     phase: Literal["tuning", "final"]
     network: str
@@ -157,7 +159,7 @@ class Job:
 
 @dataclass
 class Contest:
-    """Runs that are done, as rows of compare.json, and those still to do."""
+    """The finished runs, as rows of compare.json, and the remaining ones."""
 
     folder: Path
     base: TrainConfig
@@ -185,12 +187,12 @@ class Contest:
             before = read_object(path, constants=True)
             wanted = contest.about()
             if other := [name for name in ("base", "tuning_epochs") if before.get(name) != wanted[name]]:
-                raise ValueError(f"{path} has runs with another {' and '.join(other)}: give another --out")
+                raise ValueError(f"{path} has runs with another {' and '.join(other)}: use another --out")
             contest.rows = before["rows"]
         return contest
 
     def about(self) -> dict[str, Any]:
-        """What all runs of the folder have in common."""
+        """Return the settings that all runs of the folder share."""
         base = to_json(self.base)
         for name in ("out", "device", "seed"):
             base.pop(name)
@@ -199,7 +201,7 @@ class Contest:
         return {"base": base, "tuning_epochs": self.tuning_epochs}
 
     def go(self, seeds: Iterable[int], minutes: float | None = None, at_once: int = 1) -> None:
-        """The trials, then the final runs; in turns, so that an early end leaves a fair comparison."""
+        """Run the trials, then the final runs, alternating between networks: an early end leaves a fair comparison."""
         deadline = float("inf") if minutes is None else time.monotonic() + 60 * minutes
         self.do(self.tuning_jobs(), deadline, at_once)
         self.do(self.final_jobs(seeds), deadline, at_once)
@@ -230,14 +232,14 @@ class Contest:
         return Job(phase, network, trial, seed, config)
 
     def do(self, jobs: Iterator[Job], deadline: float, at_once: int) -> None:
-        """Run the jobs, and write down each as it ends."""
+        """Run the jobs and store the result of each when it ends."""
         if at_once == 1:
             for job in jobs:
                 if time.monotonic() > deadline:
                     return
                 self.add(train(job))
             return
-        context = multiprocessing.get_context("spawn")  # CUDA does not survive a fork
+        context = multiprocessing.get_context("spawn")  # CUDA cannot be used after a fork
         with ProcessPoolExecutor(at_once, context) as pool:
             running = {pool.submit(train, job) for job in itertools.islice(jobs, at_once)}
             while running:
@@ -253,14 +255,14 @@ class Contest:
         self.write()
 
     def tuned(self, network: str, trial: Settings) -> float | None:
-        """The held-out accuracy of a trial that is done."""
+        """Return the held-out accuracy of a trial, or None if it is not done."""
         for row in self.rows:
             if (row["phase"], row["network"], row["settings"]) == ("tuning", network, trial):
                 return row["top1"]
         return None
 
     def best_trial(self, network: str) -> dict[str, Any] | None:
-        """The one with the best held-out accuracy, once all of them are done; without tuning the recipe itself."""
+        """Return the trial with the best held-out accuracy, {} without tuning, or None until all trials are done."""
         scores = [self.tuned(network, trial) for trial in self.trials]
         if None in scores:
             return None
@@ -268,7 +270,7 @@ class Contest:
         return {} if best is None else self.trials[best]
 
     def edges(self, network: str) -> list[str]:
-        """Settings whose best value is the smallest or largest one of the grid: a wider grid may have a better one."""
+        """Return the settings whose best value is the smallest or largest of the grid."""
         best = self.best_trial(network) or {}
         found = []
         for name, value in best.items():
@@ -295,19 +297,21 @@ class Contest:
         console.print(table)
         for name in self.networks:
             if edges := self.edges(name):
-                console.print(f"{name}: the best trial is at the edge of the grid ({', '.join(edges)}). Widen the grid")
+                console.print(
+                    f"{name}: the best trial is at the edge of the grid ({', '.join(edges)}). Use a wider grid"
+                )
 
     def final(self, network: str) -> dict[int, dict[str, Any]]:
         return final_runs(network, self.rows)
 
 
 def train(job: Job) -> dict[str, Any]:
-    """Do a run; returns its row."""
+    """Run a job and return its row."""
     config = job.config
     result = fit(config.make_task(), config, resume=True)
     if not result.finished:
         raise KeyboardInterrupt
-    weights = next(iter(result.scores.values()))  # the averaged ones, where there are any
+    weights = next(iter(result.scores.values()))  # the averaged weights if there are any
     scores = weights["held_out"] if job.phase == "tuning" else weights["validation"]
     moved = movements(config.out / "start.safetensors", config.out / "weights_raw.safetensors")
     log = read_log(config.out / LOG)
@@ -331,12 +335,12 @@ TITLES = ("network", "runs", "mean", "spread", "difference to convolution", "par
 
 
 def final_runs(network: str, rows: Iterable[dict[str, Any]]) -> dict[int, dict[str, Any]]:
-    """The final runs of a network, by seed."""
+    """Return the final runs of a network by seed."""
     return {row["seed"]: row for row in rows if row["phase"] == "final" and row["network"] == network}
 
 
 def cells(network: str, rows: Sequence[dict[str, Any]]) -> list[str]:
-    """What tables show of a network, without its name; `TITLES` has the columns."""
+    """Return the cells of a network in the columns `TITLES`, without its name."""
     found = final_runs(network, rows)
     scores = [100 * row["top1"] for row in found.values()]
     last = next(iter(found.values()))
@@ -352,7 +356,7 @@ def cells(network: str, rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def paired(found: dict[int, dict[str, Any]], baseline: dict[int, dict[str, Any]]) -> str:
-    """The difference as tables have it."""
+    """Return the difference to the baseline with its confidence interval, as text."""
     numbers = difference(found, baseline)
     return "-" if numbers is None else "{:+.2f} ({:+.2f} to {:+.2f})".format(*numbers)
 
@@ -360,7 +364,7 @@ def paired(found: dict[int, dict[str, Any]], baseline: dict[int, dict[str, Any]]
 def difference(
     found: dict[int, dict[str, Any]], baseline: dict[int, dict[str, Any]]
 ) -> tuple[float, float, float] | None:
-    """Points of top-1: the mean over the seeds that both have, and the ends of its 95% interval."""
+    """Return the mean paired difference in points of top-1 and its 95% confidence interval, or None for < 2 seeds."""
     from scipy.stats import ttest_rel
 
     seeds = sorted(found.keys() & baseline.keys())

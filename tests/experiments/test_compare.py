@@ -38,7 +38,7 @@ def test_settings_change_the_configuration_by_name():
     assert config.augment.crop_scale == (0.35, 1.0)
     with pytest.raises(ValueError, match=r"unknown key schedule\.rat .*did you mean schedule\.rate"):
         changed(config, {"schedule.rat": 0.1})
-    with pytest.raises(ValueError, match=r"schedul\.rate is no setting of a training run"):
+    with pytest.raises(ValueError, match=r"schedul\.rate is not a setting of a training run"):
         changed(config, {"schedul.rate": 0.1})
     with pytest.raises(ValueError, match=r"model\.options"):
         changed(config, {"model.options.num_classes": 3})
@@ -121,7 +121,7 @@ def test_several_runs_at_once_give_the_same_rows(base, tmp_path):
 def test_runs_of_another_recipe_are_not_compared(base, tmp_path):
     contest(tmp_path, base, ["convolution"]).go([])
     contest(tmp_path, replace(base, out=tmp_path / "elsewhere", seed=3))
-    with pytest.raises(ValueError, match="has runs with another base: give another --out"):
+    with pytest.raises(ValueError, match="has runs with another base: use another --out"):
         contest(tmp_path, replace(base, epochs=7.0))
     with pytest.raises(ValueError, match="has runs with another tuning_epochs"):
         Contest.open(tmp_path, base, BOTH, GRID, 2, 3.0)

@@ -1,1 +1,1 @@
-"""Text, byte by byte: a causal language model of lambda layers and its twin of softmax attention."""
+"""A byte-level causal language model of lambda layers, and a baseline with softmax attention."""

@@ -14,7 +14,7 @@ from lambdanets.train.command import RunFolder, train_task
 
 @dataclass(frozen=True)
 class ResumeLanguage(RunFolder):
-    """Go on with a run, by its own configuration, from its newest whole checkpoint."""
+    """Resume a run from its newest complete checkpoint, with its own configuration."""
 
     def config(self) -> LanguageConfig:
         return cast(LanguageConfig, read_config(self.run, LanguageConfig.COMMAND))
@@ -24,8 +24,8 @@ class ResumeLanguage(RunFolder):
 class TrainLanguage:
     """Train a language model: `lambdanets experiments language train start --out RUN`, then any setting.
 
-    Without settings it learns to write like Python's standard library, in some minutes of one CPU core.
-    `--model.kind attention` trains the twin.
+    By default the model trains on the source code of Python's standard library, for a few minutes on one CPU core.
+    `--model.kind attention` trains the baseline.
     """
 
     settings: Annotated[
@@ -33,7 +33,7 @@ class TrainLanguage:
         | Annotated[ResumeLanguage, tyro.conf.subcommand("resume")],
         tyro.conf.arg(name=""),
     ] = field(default_factory=LanguageConfig)
-    """A new run, or one to go on with."""
+    """A new run, or a run to resume."""
 
     def run(self) -> int:
         again = isinstance(self.settings, ResumeLanguage)
@@ -43,18 +43,19 @@ class TrainLanguage:
 
 @dataclass(frozen=True, kw_only=True)
 class GenerateText:
-    """Let a trained model write on, byte by byte, in memory that does not grow (with lambda layers)."""
+    """Generate text with a trained model. With lambda layers the memory does not grow with the length."""
 
     run_folder: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-    """The folder of a run, or a weights file."""
+    """A run folder or a .safetensors file."""
     prompt: str = ""
-    """What it goes on from; by default the beginning of a file."""
+    """The text to continue; by default the beginning of a file."""
     count: int = 500
-    """Bytes."""
+    """Number of bytes to generate."""
     temperature: float = 0.7
-    """1 draws as learnt, less is more careful, 0 takes the likeliest byte."""
+    """Sampling temperature: 1 samples from the model's probabilities, lower values prefer likely bytes, 0 always takes
+    the most likely byte."""
     seed: int = 0
-    """Another seed, another text."""
+    """Random seed of sampling."""
 
     def run(self) -> int:
         check_numbers(self, "--", count=(0, 10**9), temperature=(0, 1e6))
@@ -71,7 +72,7 @@ class GenerateText:
 
 @dataclass(frozen=True)
 class LanguageCommand:
-    """Text, byte by byte: a causal language model of lambda layers, and its twin of softmax attention."""
+    """Train a byte-level language model of lambda layers or softmax attention, and generate text."""
 
     what: Annotated[
         Annotated[TrainLanguage, tyro.conf.subcommand("train")]

@@ -1,4 +1,4 @@
-"""Text that is on every machine: the source of Python's standard library. Or a file of your own."""
+"""Text to train on: the source code of Python's standard library, or files of the user."""
 
 import hashlib
 import platform
@@ -11,20 +11,20 @@ import numpy as np
 from lambdanets.data.split import held_out
 
 PYTHON = "python"
-START = 0  # the byte in front of every file: what a text begins with
+START = 0  # the byte before every file, which marks the beginning of a text
 HELD_OUT = 0.1
-# Folders and files that Debian packs apart or adds, that are tests or tables, or that belong to one machine.
+# Tests, tables, files that Debian adds or moves to other packages, and files that depend on the machine.
 LEFT_OUT = {
     *("test", "tests", "encodings", "pydoc_data", "__phello__", "macholib"),
     *("distutils", "ensurepip", "idlelib", "lib2to3", "tkinter", "turtledemo"),
     *("dist-packages", "site-packages", "sitecustomize.py", "_distutils_system_mod.py"),
 }
-GENERATED = ("_sysconfigdata", "config-")  # how their names begin
+GENERATED = ("_sysconfigdata", "config-")  # prefixes of names
 
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Bytes to learn from and bytes that are kept back, each file with START in front."""
+    """The text of training and validation as bytes; each file begins with START."""
 
     name: str
     training: np.ndarray  # uint8
@@ -33,7 +33,7 @@ class Corpus:
 
     @property
     def digest(self) -> str:
-        """The first 12 hexadecimal digits of the SHA-256 of all bytes: which text it was."""
+        """The first 12 hexadecimal digits of the SHA-256 of all bytes."""
         found = hashlib.sha256(self.training.tobytes())
         found.update(self.validation.tobytes())
         return found.hexdigest()[:12]
@@ -44,10 +44,13 @@ class Corpus:
 
 
 def read_corpus(path: str = PYTHON) -> Corpus:
-    """The standard library of this Python ("python"), a folder of .py, .md, .rst and .txt files, or one text file.
+    """Read the text to train on.
 
-    Of many files a tenth is kept back, whole files, chosen by the hashes of their names: another version of Python
-    keeps back nearly the same ones. Of one file the last tenth is kept back.
+    A tenth is held out for validation: of several files whole files, chosen by the hashes of their names, so that
+    versions of Python hold out nearly the same files; of one file its end.
+
+    Args:
+        path: "python" (the standard library of this Python), a folder of .py, .md, .rst and .txt files, or a text file.
     """
     if path == PYTHON:
         root = Path(sysconfig.get_path("stdlib"))
@@ -57,14 +60,14 @@ def read_corpus(path: str = PYTHON) -> Corpus:
         found = [file for kind in ("py", "md", "rst", "txt") for file in given.rglob(f"*.{kind}") if file.is_file()]
         return from_files(given.name, given, found)
     if not given.is_file():
-        raise FileNotFoundError(f"{path} is neither a text file, a folder of text files, nor {PYTHON!r}")
+        raise FileNotFoundError(f"{path} is not a text file or a folder of text files, nor {PYTHON!r}")
     text = joined([given])
     cut = round((1 - HELD_OUT) * len(text))
     return checked(Corpus(given.name, text[:cut], text[cut:], 1), path)
 
 
 def python_files(root: Path) -> list[Path]:
-    """The modules of a standard library, without those that another machine with the same Python may lack."""
+    """Return the modules of a standard library that every installation of the same Python version has."""
     return [
         file
         for file in root.rglob("*.py")
@@ -87,7 +90,7 @@ def joined(files: list[Path]) -> np.ndarray:
 def checked(corpus: Corpus, where: str) -> Corpus:
     if not len(corpus.training) or not len(corpus.validation):
         raise ValueError(
-            f"{where} has {len(corpus.training) + len(corpus.validation)} bytes of text in {corpus.files} file(s), "
-            f"too few to learn from and to keep some back: give a text file or a folder of them"
+            f"{where} has {len(corpus.training) + len(corpus.validation)} bytes of text in {corpus.files} file(s), too "
+            f"few for training and validation: use a longer text file or a folder of them"
         )
     return corpus

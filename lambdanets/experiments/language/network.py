@@ -1,9 +1,9 @@
-"""A causal language model over bytes: blocks of a mixer (lambda layer or softmax attention) and a perceptron.
+"""A causal language model over bytes: blocks of a mixer (lambda layer or softmax attention) and an MLP.
 
 Letters: B batch, N bytes of a sequence, C channels, H heads, D channels of a head.
 
-Both kinds run all at once, for training, and step by step with a state, for generation. Norms are layer norms, each
-byte by itself: batch statistics over time would show a byte its future.
+Both kinds have a parallel form for training and a recurrent form with a state for generation. Norms are layer norms,
+which work on each byte separately: batch norm statistics over time would leak the future.
 """
 
 import math
@@ -19,39 +19,39 @@ from lambdanets.layers import LambdaLayer1d, StreamState
 from lambdanets.options import check_numbers
 
 BYTES = 256
-ROOM = 256  # bytes that a new cache has room for; then it doubles
+ROOM = 256  # initial capacity of a cache in bytes of text; it doubles when it is full
 Kind = Literal["lambda", "attention"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ByteModelConfig:
-    """The network."""
+    """Configuration of the network."""
 
     kind: Kind = "lambda"
-    """lambda: lambda layers; attention: causal softmax attention with rotary positions."""
+    """Type of the mixers. lambda: lambda layers; attention: causal softmax attention with rotary positions."""
     width: int = 96
-    """Channels."""
+    """Number of channels; a multiple of heads and of twice attention_heads."""
     depth: int = 3
-    """Blocks."""
+    """Number of blocks."""
     attention_heads: int = 4
-    """Of attention."""
+    """Number of heads of attention."""
     heads: int = 2
-    """Of lambda layers."""
+    """Number of heads of lambda layers."""
     key_depth: int = 16
-    """Of lambda layers."""
+    """Key depth of lambda layers."""
     intra_depth: int = 1
-    """Of lambda layers."""
+    """Intra-depth of lambda layers."""
     reach: int = 31
-    """How many bytes back the positions of a lambda layer see; its content sees all of them."""
+    """Number of previous bytes in the scope of the position lambdas; content lambdas see all previous bytes."""
 
     def __post_init__(self) -> None:
         for name in ("width", "depth", "attention_heads", "heads", "key_depth", "intra_depth", "reach"):
             if getattr(self, name) < 1:
-                raise ValueError(f"model.{name} is at least 1, not {getattr(self, name)}")
+                raise ValueError(f"model.{name} must be at least 1, got {getattr(self, name)}")
         most = {"width": 65_536, "depth": 1000, "attention_heads": 1024, "heads": 1024, "key_depth": 1024}
         most |= {"intra_depth": 1024, "reach": 1_000_000}
         check_numbers(self, "model.", **{name: (1, limit) for name, limit in most.items()})
-        unit = math.lcm(2 * self.attention_heads, self.heads)  # rotary positions turn pairs of channels
+        unit = math.lcm(2 * self.attention_heads, self.heads)  # rotary positions rotate pairs of channels
         if self.width % unit:
             raise ValueError(
                 f"model.width {self.width} is not a multiple of model.heads {self.heads} and of twice "
@@ -60,7 +60,7 @@ class ByteModelConfig:
 
 
 class LambdaMixer(nn.Module):
-    """A causal lambda layer, and a linear map behind it."""
+    """A causal lambda layer followed by a linear map."""
 
     def __init__(self, config: ByteModelConfig) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class LambdaMixer(nn.Module):
 
 @dataclass(frozen=True)
 class Cache:
-    """Keys and values of all bytes so far. A step writes into the free end: go on from the newest one only."""
+    """Keys and values of all previous bytes. A step writes into them, so only the newest cache may be continued."""
 
     keys_BHND: Tensor
     values_BHND: Tensor
@@ -109,7 +109,7 @@ class Cache:
 
 
 class AttentionMixer(nn.Module):
-    """Causal softmax attention with rotary positions: the twin, in torch's fastest form."""
+    """The baseline: causal softmax attention with rotary positions, computed by scaled_dot_product_attention."""
 
     def __init__(self, config: ByteModelConfig) -> None:
         super().__init__()
@@ -118,7 +118,7 @@ class AttentionMixer(nn.Module):
         self.output = nn.Linear(config.width, config.width, bias=False)
 
     def project(self, x_BNC: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values [B, H, N, D] of bytes that begin at place `start`."""
+        """Return queries, keys and values [B, H, N, D] of bytes from position `start` on."""
         q, k, v = self.projection(x_BNC).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         cosine, sine = rotation(start, x_BNC.shape[1], q.shape[3], q)
         return rotated(q, cosine, sine), rotated(k, cosine, sine), v
@@ -143,7 +143,7 @@ class AttentionMixer(nn.Module):
 
 
 def rotation(start: int, length: int, channels: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [N, D / 2] of the angles by which places turn pairs of channels (Su et al., RoFormer)."""
+    """Return the cosines and sines [N, D / 2] of rotary position embeddings (Su et al., RoFormer)."""
     frequencies = 10_000.0 ** (-torch.arange(0, channels, 2, device=like.device, dtype=torch.float64) / channels)
     places = torch.arange(start, start + length, device=like.device, dtype=torch.float64)
     angles = places[:, None] * frequencies
@@ -156,14 +156,14 @@ def rotated(x_BHND: Tensor, cosine_NP: Tensor, sine_NP: Tensor) -> Tensor:
 
 
 MIXERS = {"lambda": LambdaMixer, "attention": AttentionMixer}
-State = tuple[Any, ...]  # of each block, what its mixer remembers
+State = tuple[Any, ...]  # the state of the mixer of each block
 
 
 class Block(nn.Module):
     """x + mixer(norm(x)), then x + perceptron(norm(x)).
 
-    The perceptron has the weights that the mixer leaves of 12 C^2: four times the width behind attention (which has
-    4 C^2), more behind a lambda layer. So both kinds have one size.
+    A block has 12 C^2 weights with either mixer: the hidden width of the MLP is 4 C after attention, which has 4 C^2
+    weights, and larger after a lambda layer, which has fewer.
     """
 
     def __init__(self, config: ByteModelConfig) -> None:
@@ -174,8 +174,8 @@ class Block(nn.Module):
         hidden = round(rest / (2 * width))
         if hidden < 1:
             raise ValueError(
-                f"a lambda layer of key_depth {config.key_depth}, intra_depth {config.intra_depth} and reach "
-                f"{config.reach} has more weights than a whole block of width {width}: make one of them smaller"
+                f"a lambda layer with key_depth {config.key_depth}, intra_depth {config.intra_depth} and reach "
+                f"{config.reach} has more weights than a whole block of width {width}: reduce one of them"
             )
         self.norm_mixer, self.norm_perceptron = nn.LayerNorm(width), nn.LayerNorm(width)
         self.perceptron = nn.Sequential(
@@ -202,7 +202,7 @@ class Block(nn.Module):
 
 
 class ByteModel(nn.Module):
-    """Scores of the next byte [B, N, 256] from bytes [B, N]. The embeddings are the classifier too."""
+    """Byte-level language model: bytes [B, N] to logits of the next byte [B, N, 256], with tied embeddings."""
 
     def __init__(self, config: ByteModelConfig) -> None:
         super().__init__()
@@ -226,7 +226,7 @@ class ByteModel(nn.Module):
 
     @torch.no_grad()
     def prefill(self, text_BN: Tensor) -> tuple[Tensor, State]:
-        """The scores after the last byte of a prompt, [B, 256], and the state."""
+        """Return the logits after the last byte of a prompt, [B, 256], and the state."""
         x_BNC, states = self.embed(text_BN), []
         for block in self.blocks:
             x_BNC, state = block.prefill(x_BNC)  # pyright: ignore[reportCallIssue]
@@ -235,7 +235,7 @@ class ByteModel(nn.Module):
 
     @torch.no_grad()
     def step(self, text_B: Tensor, states: State) -> tuple[Tensor, State]:
-        """One more byte of each text: the scores of the next one [B, 256], and the next state."""
+        """Process one more byte of each text; return the logits of the next one [B, 256] and the next state."""
         x_BC, after = self.embed(text_B), []
         for block, state in zip(self.blocks, states, strict=True):
             x_BC, state = block.step(x_BC, state)  # pyright: ignore[reportCallIssue]
@@ -243,18 +243,25 @@ class ByteModel(nn.Module):
         return self.scores(x_BC), tuple(after)
 
     def ready(self) -> "ByteModel":
-        """For generation: eval mode, and the projections of lambda layers merged."""
+        """Prepare for generation: set evaluation mode and merge the projections of lambda layers."""
         for module in self.eval().modules():
             if isinstance(module, LambdaLayer1d):
                 module.fuse()
         return self
 
     def generate(self, prompt: bytes, count: int, *, temperature: float = 1.0, seed: int = 0) -> Iterator[int]:
-        """`count` bytes that go on from a prompt, one at a time; temperature 0 takes the likeliest."""
+        """Generate the bytes that follow a prompt.
+
+        Args:
+            prompt: at least one byte; b"\\0" is the beginning of a file.
+            count: number of bytes to generate.
+            temperature: 1 samples from the model's probabilities, 0 always takes the most likely byte.
+            seed: random seed of sampling.
+        """
         if not prompt:
-            raise ValueError("a prompt has at least one byte: b'\\0' is the beginning of a file")
+            raise ValueError("the prompt is empty, it must have at least one byte: b'\\0' is the beginning of a file")
         if temperature < 0:
-            raise ValueError(f"temperature {temperature} is below 0: 0 takes the likeliest byte, 1 draws as learnt")
+            raise ValueError(f"temperature must be at least 0, got {temperature}")
         device = self.embeddings.weight.device
         generator = torch.Generator().manual_seed(seed)
         scores, state = self.prefill(torch.tensor([list(prompt)], device=device))
@@ -272,7 +279,7 @@ def drawn(scores: Tensor, temperature: float, generator: torch.Generator) -> int
 
 
 def state_bytes(state: Any) -> int:
-    """Memory of all tensors in a state, views counted with all that they keep alive."""
+    """Return the memory of all tensors in a state in bytes; a view counts with the whole storage behind it."""
     if isinstance(state, Tensor):
         return state.untyped_storage().nbytes()
     parts = state if isinstance(state, tuple | list) else vars(state).values() if hasattr(state, "__dict__") else ()

@@ -1,4 +1,4 @@
-"""Learning to predict the next byte, as a task of the training loop; weights that say what they are."""
+"""Language modelling as a task of the training loop, and the weights files of language models."""
 
 import itertools
 import json
@@ -27,32 +27,32 @@ from lambdanets.train.distributed import World
 from lambdanets.train.task import Outcome, Share, Task
 from lambdanets.typed import from_json, to_json
 
-LANGUAGE_KEY = f"{KEY}_language"  # of weights, in their header
-LARGEST_LENGTH = 2**20  # bytes of a sequence
-REGION = 4096  # bytes of validation text in a row, so that sequences of any length up to this see the same bytes
+LANGUAGE_KEY = f"{KEY}_language"  # key in the header of a weights file
+LARGEST_LENGTH = 2**20  # maximum sequence length in bytes
+REGION = 4096  # contiguous bytes of validation text: all sequence lengths up to this are evaluated on the same bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageConfig(RunConfig):
-    """A language model over bytes; epochs and batches count sequences of `length` bytes."""
+    """Configuration of a byte-level language model; epochs and batches count sequences of `length` bytes."""
 
     TASK: ClassVar[str] = "language"
     COMMAND: ClassVar[str] = "experiments language train"
     PER_MACHINE: ClassVar[frozenset[str]] = RunConfig.PER_MACHINE | {"text"}
 
     out: Path = Path("runs/language")
-    """The folder of the run: configuration, log, checkpoints, weights."""
+    """Folder of the run: configuration, log, checkpoints and weights."""
     model: ByteModelConfig = field(default_factory=ByteModelConfig)
     text: str = PYTHON
-    """python: the standard library's source, on every machine; or a text file, or a folder of them."""
+    """Text to train on: python (the source code of the standard library), a text file, or a folder of text files."""
     length: int = 256
-    """Bytes of a training sequence."""
+    """Length of the training sequences in bytes."""
     evaluated: int = 131_072
-    """Bytes of the validation text that an evaluation predicts; 0: all."""
+    """Number of bytes of the validation text to evaluate on; 0: all."""
     epochs: float = 1.0
-    """Over the training text; fractions too."""
+    """Number of epochs over the training text; fractions are allowed."""
     batch_size: int = 8
-    """Sequences of a step, over all processes and micro-batches."""
+    """Global batch size: sequences per step, over all processes and micro-batches."""
     optimizer: Optimizer = field(
         default_factory=lambda: Optimizer(kind="adamw", momentum=0.9, alpha=0.99, eps=1e-8, weight_decay=0.1)
     )
@@ -61,24 +61,24 @@ class LanguageConfig(RunConfig):
     )
     ema: Ema = field(default_factory=lambda: Ema(decay=0.99))
     clip_norm: float = 1.0
-    """Gradients with a larger norm are made as small; 0: none are."""
+    """Clip gradients to this norm; 0 disables clipping."""
     micro_batch: Annotated[int | None, optional("SEQUENCES")] = None
-    """Sequences that a process takes at once; by default as many as fit: halved on the first step while memory ends.
-    The gradients of a step are summed up."""
-    channels_last: Annotated[bool, tyro.conf.Suppress] = False  # of images
-    sync_batch_norm: Annotated[bool, tyro.conf.Suppress] = False  # there is none
+    """Sequences per forward pass of a process; gradients are accumulated over the micro-batches of a step. By default
+    the largest size that fits into memory: the first step halves it while memory runs out."""
+    channels_last: Annotated[bool, tyro.conf.Suppress] = False  # only for images
+    sync_batch_norm: Annotated[bool, tyro.conf.Suppress] = False  # the network has no batch norm
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.length < 1:
-            raise ValueError(f"length is at least 1, not {self.length}")
+            raise ValueError(f"length must be at least 1, got {self.length}")
         if self.evaluated < 0:
-            raise ValueError(f"evaluated is at least 0, not {self.evaluated}")
+            raise ValueError(f"evaluated must be at least 0, got {self.evaluated}")
         check_numbers(self, length=(1, LARGEST_LENGTH))
 
 
 class Language(Task):
-    """The next byte of a text."""
+    """Task that trains a model to predict the next byte."""
 
     score = "top1"
 
@@ -87,11 +87,11 @@ class Language(Task):
         self.corpus = corpus or read_corpus(config.text)
         self.examples = (
             len(self.corpus.training) - 1
-        ) // config.length - 1  # so many fit at any offset below a sequence
+        ) // config.length - 1  # sequences that fit at any offset below `length`
         if self.examples < 1:
             raise ValueError(
-                f"{len(self.corpus.training)} bytes to learn from are too few for sequences of {config.length}: "
-                f"use a smaller --length or more text"
+                f"{len(self.corpus.training)} bytes of training text are too few for sequences of {config.length}: use "
+                f"a smaller --length or more text"
             )
         self.regions = regions(self.corpus.validation, config.length, config.evaluated)
 
@@ -99,7 +99,7 @@ class Language(Task):
         return ByteModel(self.config.model)
 
     def batches(self, epoch: int, first_step: int, share: Share) -> Iterator[Tensor]:
-        """Sequences [B, length + 1]; each epoch cuts the text at other places."""
+        """Yield sequences [B, length + 1]; each epoch divides the text at other offsets."""
         length, seed = self.config.length, self.config.seed
         epochs = share.epochs(self.examples)
         first, end = epochs.first(epoch) + first_step, epochs.first(epoch + 1)
@@ -107,7 +107,7 @@ class Language(Task):
         for batch in itertools.islice(batches, (end - first) * share.parts):
             chosen = np.array([sequence * length + order.mix(seed, at) % length for at, _, sequence in batch])
             batch_BN = torch.from_numpy(self.corpus.training[chosen[:, None] + np.arange(length + 1)])
-            yield batch_BN.pin_memory() if torch.cuda.is_available() else batch_BN  # copied beside the step before
+            yield batch_BN.pin_memory() if torch.cuda.is_available() else batch_BN  # copied during the previous step
 
     def loss(self, model: nn.Module, batch: Any) -> Outcome:
         text_BN = batch.long()
@@ -143,10 +143,13 @@ class Language(Task):
 
 
 def regions(text: np.ndarray, length: int, most: int = 0) -> Tensor:
-    """Stretches [R, region + 1] from all over a text, `most` bytes or all; sequences of `length` divide them."""
+    """Return regions [R, region + 1] spread over a text, `most` bytes or all; `length` divides region."""
     region = min(max(REGION // length, 1), (len(text) - 1) // length) * length
     if region < 1:
-        raise ValueError(f"{len(text)} bytes of validation text are too few for sequences of {length}: more text")
+        raise ValueError(
+            f"{len(text)} bytes of validation text are too few for sequences of {length}: use a "
+            f"smaller --length or more text"
+        )
     count = (len(text) - 1) // region
     kept = min(count, max(most // region, 1)) if most else count
     starts = np.arange(kept) * count // kept * region
@@ -155,7 +158,7 @@ def regions(text: np.ndarray, length: int, most: int = 0) -> Tensor:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, regions_RN: Tensor, length: int, world: World) -> dict[str, float]:
-    """Every byte of the regions, each predicted from those before it in its sequence of `length`."""
+    """Return loss, bits per byte and accuracy on all bytes of the regions, in sequences of `length` bytes."""
     inputs, wanted = (part.reshape(-1, length) for part in (regions_RN[:, :-1], regions_RN[:, 1:]))
     sums = torch.zeros(3, dtype=torch.float64, device=world.device)
     batch = max(1, REGION // length)
@@ -173,7 +176,7 @@ def evaluate(model: nn.Module, regions_RN: Tensor, length: int, world: World) ->
 
 
 def bigram_bits(corpus: Corpus, regions_RN: Tensor) -> float:
-    """Bits per byte of counted pairs, smoothed by counted bytes: what a model has to beat."""
+    """Return the bits per byte of a smoothed bigram model, a simple baseline."""
     pairs = corpus.training[:-1].astype(np.int64) * BYTES + corpus.training[1:]
     counts = np.bincount(pairs, minlength=BYTES * BYTES).reshape(BYTES, BYTES).astype(np.float64)
     single = (counts.sum(0) + 1) / (counts.sum() + BYTES)
@@ -187,7 +190,7 @@ def bigram_bits(corpus: Corpus, regions_RN: Tensor) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """What weights say about themselves."""
+    """The description of a language model in the header of its weights file."""
 
     model: ByteModelConfig
     text: dict[str, Any]
@@ -204,20 +207,22 @@ def save_language(model: nn.Module, path: Path, about: About) -> Path:
 
 
 def load_language(what: str) -> tuple[ByteModel, About]:
-    """The model of a run folder or of a weights file, ready to generate, on the CPU."""
+    """Load the model of a run folder or a weights file on the CPU, ready to generate."""
     path = Path(what).expanduser()
     if path.is_dir():
         path = path / WEIGHTS
         if not path.is_file():
             raise FileNotFoundError(
-                f"{what} has no {WEIGHTS}: they are written when a run ends. "
-                "`lambdanets experiments language train` makes one"
+                f"{what} has no {WEIGHTS}, which is written at the end of a run: it must be a folder of "
+                "`lambdanets experiments language train`"
             )
     if not path.is_file():
-        raise FileNotFoundError(f"{what} is neither the folder of a run nor a .safetensors file")
+        raise FileNotFoundError(f"{what} is neither a run folder nor a .safetensors file")
     data = read_description_of(path, LANGUAGE_KEY)
     if data is None:
-        raise ValueError(f"{path} holds no language model: `lambdanets experiments language train` makes one")
+        raise ValueError(
+            f"{path} is not a language model: it must be a file that `lambdanets experiments language train` wrote"
+        )
     try:
         about = from_json(About, data)
     except ValueError as error:

@@ -1,1 +1,1 @@
-"""Several rounds of pseudo-labelling, each with the student of the one before as the teacher."""
+"""Iterated self-training: rounds of pseudo-labelling in which each student becomes the next teacher."""

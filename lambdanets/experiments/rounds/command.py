@@ -1,4 +1,4 @@
-"""`lambdanets experiments rounds`: label, learn, and again with the student as the teacher."""
+"""The command `lambdanets experiments rounds`: iterated self-training."""
 
 import functools
 import operator
@@ -21,22 +21,22 @@ from lambdanets.train.signals import SIGNAL_STATUS
 
 @dataclass(frozen=True)
 class PseudoRounds:
-    """Label images, train a student on them and on labelled ones, and again with the student as the teacher.
+    """Label images with a teacher, train a student on them, and repeat with the student as the teacher.
 
     `lambdanets experiments rounds TEACHER IMAGES OUT --rounds 3 cotrain --data.path LABELLED`, then any setting of the
-    recipe. Rounds are OUT/round-1, ...; what is interrupted goes on with the same command. Images of the validation set
-    among IMAGES are dropped. On several GPUs: torchrun, as for `lambdanets train`.
+    recipe. Each round is a folder OUT/round-1, ...; run the same command again to resume. Copies of validation images
+    among IMAGES are dropped. On several GPUs use torchrun, as for `lambdanets train`.
     """
 
     teacher: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="TEACHER")]
-    """The first teacher, as for `lambdanets pseudo label`."""
+    """Teacher of the first round, as for `lambdanets pseudo label`."""
     images: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES")]
-    """Images without labels."""
+    """Images to label: a folder, tar shards, or a .csv list."""
     folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="OUT")]
-    """The folder for all rounds."""
+    """Folder for all rounds."""
     recipe: Any
     rounds: int = 1
-    """How many students, one after the other."""
+    """Number of rounds; each trains one student."""
     labelling: Annotated[Labelling, tyro.conf.arg(name="label")] = field(default_factory=Labelling)
     choosing: Annotated[Selection, tyro.conf.arg(name="choose")] = CONFIDENT
     using: Annotated[Using, tyro.conf.arg(name="teacher-using")] = field(default_factory=Using)
@@ -71,7 +71,7 @@ class PseudoRounds:
             )
         last = found[-1]
         if last.result is not None and not last.result.finished:
-            console.print(f"round {last.number} was stopped: the same command goes on", soft_wrap=True)
+            console.print(f"round {last.number} was stopped: run the same command again to resume", soft_wrap=True)
             return SIGNAL_STATUS.get(last.result.stopped_by or "", 1)
         if rank == 0:
             console.print(f"the student of round {last.number}: {last.student}", soft_wrap=True)
@@ -79,7 +79,7 @@ class PseudoRounds:
 
 
 def rounds_command(arguments: Sequence[str] = ()) -> type[PseudoRounds]:
-    """With the recipes that learn from pseudo-labels as subcommands."""
+    """Return the command with the co-training recipes as subcommands."""
     kinds: list[Any] = []
     for name, recipe in RECIPES.items():
         default = recipe.make()
@@ -91,7 +91,7 @@ def rounds_command(arguments: Sequence[str] = ()) -> type[PseudoRounds]:
     @dataclass(frozen=True)
     class Rounds(PseudoRounds):
         recipe: Annotated[chosen, tyro.conf.arg(name="")]  # pyright: ignore[reportInvalidTypeForm]
-        """How the students learn."""
+        """Recipe of the students."""
 
     Rounds.__doc__ = PseudoRounds.__doc__
     return Rounds

@@ -1,6 +1,6 @@
-"""Rounds: a teacher labels, a student learns, and is the next teacher.
+"""Iterated self-training: a teacher labels images, a student trains on them and becomes the next teacher.
 
-Every stage leaves files, and a round that is interrupted goes on from them; under torchrun all processes take part.
+Every stage writes files, from which an interrupted round resumes. Under torchrun all processes take part.
 """
 
 import time
@@ -23,18 +23,26 @@ from lambdanets.train.classify import PREDICTIONS
 from lambdanets.train.inference.command import Using
 from lambdanets.train.loop import Result, Watch, fit
 
-POLL = 1.0  # seconds between looks for the other processes' labels
+POLL = 1.0  # seconds between checks for the labels of other processes
 
 
 @dataclass(frozen=True)
 class Round:
-    """What a round left."""
+    """The result of a round.
+
+    Attributes:
+        number: from 1.
+        teacher: the teacher, as for `open_teachers`.
+        labels: the folder of the labels.
+        student: the run folder of the student.
+        result: the result of training; None if the student was finished before.
+    """
 
     number: int
     teacher: str
     labels: Path
     student: Path
-    result: Result | None  # None if it was finished before
+    result: Result | None
 
 
 def run_rounds(
@@ -56,9 +64,30 @@ def run_rounds(
     watch: Watch | None = None,
     tell: Callable[[str], Any] = lambda sentence: None,
 ) -> list[Round]:
-    """Goes on where it was interrupted. Stops early, with what there is, if a signal stops a student."""
+    """Run rounds of labelling and co-training, and resume interrupted ones.
+
+    Returns one `Round` per round, fewer if a signal stops a student.
+
+    Args:
+        teacher: the teacher of the first round, as for `open_teachers`.
+        images: the images to label, as for `open_place`.
+        out: folder for all rounds.
+        config: configuration of the students; `out` and `pseudo.path` are replaced.
+        rounds: number of rounds.
+        options: settings of labelling. Without `guard`, copies of the students' validation images are dropped.
+        selection: rules of the selection.
+        using: device, precision and image size of the teachers.
+        class_names: class names of the first teacher, for weights without them.
+        workers: processes that read images for labelling.
+        rank: index of this process.
+        world: number of processes.
+        stretch: images per unit of work, unless they are in shards.
+        progress: called with the number of images and units labelled so far.
+        watch: called with each record of the training log.
+        tell: called with a sentence at the start of each stage.
+    """
     if rounds < 1:
-        raise ValueError(f"at least one round, not {rounds}")
+        raise ValueError(f"rounds must be at least 1, got {rounds}")
     options, selection, using = options or LabelOptions(), selection or Selection(), using or Using()
     if not options.guard:
         options = replace(options, guard=guarded(config))
@@ -67,7 +96,7 @@ def run_rounds(
         folder = out / f"round-{number}"
         labels, student = folder / "labels", folder / "student"
         result: Result | None = None
-        if not all((student / name).is_file() for name in (WEIGHTS, PREDICTIONS)):  # written last: predictions
+        if not all((student / name).is_file() for name in (WEIGHTS, PREDICTIONS)):  # predictions are written last
             tell(f"round {number}: {teacher} labels {images}")
             ensemble = open_teachers(teacher, using, class_names if number == 1 else None)
             done = label(
@@ -99,7 +128,7 @@ def run_rounds(
 
 
 def guarded(config: CoTrainConfig) -> tuple[str, ...]:
-    """The images that the students are evaluated on."""
+    """Return the dataset that the students are evaluated on, whose images must not be trained on."""
     data = config.data
     if data.validation:
         return (data.validation,)
@@ -107,6 +136,6 @@ def guarded(config: CoTrainConfig) -> tuple[str, ...]:
 
 
 def wait_for_all(folder: Path) -> None:
-    """Other processes label too; if one of them fails, torchrun ends all."""
+    """Wait until all processes have labelled their units; if one fails, torchrun stops all."""
     while not all(finished(folder, read_manifest(folder))):
         time.sleep(POLL)

@@ -133,11 +133,11 @@ def test_generation_is_a_function_of_the_seed(kind):
 def test_refusals():
     with pytest.raises(ValueError, match=r"width 20 is not a multiple of .*attention_heads 4.*use 24"):
         ByteModelConfig(width=20)
-    with pytest.raises(ValueError, match=r"model\.reach is at least 1, not 0"):
+    with pytest.raises(ValueError, match=r"model\.reach must be at least 1, got 0"):
         ByteModelConfig(reach=0)
     with pytest.raises(ValueError, match="more weights than a whole block of width 16"):
         ByteModel(replace(SMALL, key_depth=64, reach=200))
     with pytest.raises(ValueError, match="at least one byte"):
         next(build("lambda").generate(b"", 3))
-    with pytest.raises(ValueError, match="temperature -1 is below 0"):
+    with pytest.raises(ValueError, match="temperature must be at least 0, got -1"):
         next(build("lambda").generate(b"a", 3, temperature=-1))

@@ -66,7 +66,7 @@ def test_texts_of_your_own(tmp_path):
     many = read_corpus(str(tmp_path))
     assert many.files == 21
     assert many.validation.tobytes().count(b"\0") == 2  # whole files
-    for wrong, words in ((tmp_path / "none", "neither a text file"), (empty(tmp_path), "too few to learn from")):
+    for wrong, words in ((tmp_path / "none", "is not a text file"), (empty(tmp_path), "too few for training")):
         with pytest.raises((ValueError, OSError), match=words):
             read_corpus(str(wrong))
 
@@ -150,9 +150,9 @@ def test_a_run_that_is_stopped_goes_on(tmp_path, corpus):
 
 
 def test_refused_settings(tmp_path, corpus):
-    with pytest.raises(ValueError, match="2880 bytes to learn from are too few for sequences of 5000"):
+    with pytest.raises(ValueError, match="2880 bytes of training text are too few for sequences of 5000"):
         Language(settings(tmp_path, length=5000), corpus)
-    with pytest.raises(ValueError, match="length is at least 1, not 0"):
+    with pytest.raises(ValueError, match="length must be at least 1, got 0"):
         settings(tmp_path, length=0)
 
 
