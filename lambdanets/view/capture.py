@@ -1,4 +1,4 @@
-"""What every lambda layer of a network was given for an image, and the interactions that follow from it.
+"""Records the inputs of every lambda layer for an image, and computes the interactions from them.
 
 Letters: n some queries, N queries, M context positions, H heads, K key depth, V value depth, U intra-depth.
 
@@ -6,8 +6,7 @@ Without a softmax after it, a lambda layer is a sum over the context: its output
 
     sum_m (q . normalised key_m  +  q . embedding_nm) value_m
 
-The two terms in brackets are the effective interactions: how much of value m the query takes, by what m holds and by
-where it is.
+The two terms in brackets are the effective interactions: the weights of value m by content and by position.
 """
 
 from collections.abc import Sequence
@@ -34,26 +33,26 @@ class Captured:
     query_grid: tuple[int, int]
     context_grid: tuple[int, int]
     queries_NHK: Tensor
-    keys_GMKU: Tensor | None  # raw; G is 1, or the heads of a multi-head layer
+    keys_GMKU: Tensor | None  # before normalisation; G is 1, or the number of heads of a multi-head layer
     values_GMVU: Tensor
-    output_NHV: Tensor  # what the layer put out, before it was pooled
-    allowed_NM: Tensor | None = None  # where there is a mask
+    output_NHV: Tensor  # before pooling
+    allowed_NM: Tensor | None = None  # None without a mask
 
     @property
     def stage(self) -> str:
-        """c2 to c5 in ResNets; elsewhere the part of the network that holds the layer."""
+        """c2 to c5 in ResNets; in other networks the top-level module of the layer."""
         parts = self.name.split(".")
         stages = [part for part in parts if part.startswith("layer") and part[5:].isdigit()]
         return f"c{int(stages[0][5:]) + 1}" if stages else parts[0]
 
     def normalised_keys(self) -> Tensor | None:
-        """[G, M, K, U], where all queries share them (no mask)."""
+        """Return the normalised keys [G, M, K, U] of a layer without a mask, where all queries share them."""
         if self.keys_GMKU is None:
             return None
         return normalise(self.keys_GMKU.transpose(0, 1)[None], self.layer.key_norm)[0].transpose(0, 1)
 
     def content(self, rows: Tensor) -> Tensor | None:
-        """q . normalised key, [n, H, U, M], for the queries `rows`."""
+        """Return q . normalised key, [n, H, U, M], for the queries `rows`; None without a content part."""
         if self.keys_GMKU is None:
             return None
         queries, heads = self.queries_NHK[rows], self.layer.heads
@@ -65,7 +64,7 @@ class Captured:
         return torch.einsum("nhk,nmhku->nhum", queries, keys[0].expand(-1, -1, heads, -1, -1))
 
     def position(self, rows: Tensor) -> Tensor | None:
-        """q . embedding, [n, H, U, M], for the queries `rows`; 0 beyond the scope."""
+        """Return q . embedding, [n, H, U, M], for the queries `rows`; 0 beyond the scope, None without positions."""
         layer = self.layer
         if layer.positions is None:
             return None
@@ -77,36 +76,37 @@ class Captured:
         return maps if self.allowed_NM is None else maps * self.allowed_NM[rows][:, None, None]
 
     def constant(self, rows: Tensor) -> Tensor | None:
-        """What `position_bias` adds to every value depth, [n, H]."""
+        """Return what `position_bias` adds to every value channel, [n, H]; None without it."""
         bias = self.layer.position_bias
         return None if bias is None else (self.queries_NHK[rows] * bias.to(self.queries_NHK.dtype)).sum(-1)
 
     def apply(self, maps_nHUM: Tensor) -> Tensor:
-        """The output that interactions give: [n, H, V]."""
+        """Return the output for interactions, [n, H, V]."""
         values = self.values_GMVU.expand(self.layer.heads, -1, -1, -1)
         return torch.einsum("nhum,hmvu->nhv", maps_nHUM, values)
 
     def row_of(self, pixel: Sequence[int], image: Sequence[int]) -> int:
-        """The query whose cell of the map holds a pixel of the image."""
+        """Return the index of the query whose cell contains a pixel of the image."""
         at = [min(int(p * side / size), side - 1) for p, size, side in zip(pixel, image, self.query_grid, strict=True)]
         return at[0] * self.query_grid[1] + at[1]
 
 
 @torch.no_grad()
 def capture(model: nn.Module, image: Tensor, layers: Sequence[str] = ()) -> list[Captured]:
-    """Every lambda layer that `model` calls on an image [C, height, width] (or a batch of one), in order.
+    """Return every lambda layer that `model` calls on an image [C, height, width] (or a batch of one), in order.
 
-    `layers` keeps those whose name holds one of these words.
+    Args:
+        layers: only layers whose name contains one of these words; all if empty.
     """
     image = image[None] if image.ndim == 3 else image
     if image.ndim != 4 or len(image) != 1:
-        raise ValueError(f"one image [channels, height, width] is needed, got {list(image.shape)}")
+        raise ValueError(f"image must be one image [channels, height, width], got the shape {list(image.shape)}")
     named = {name: module for name, module in model.named_modules() if isinstance(module, LambdaLayer2d)}
     if not named:
-        raise ValueError(f"{type(model).__name__} has no LambdaLayer2d: there is nothing to look into")
+        raise ValueError(f"{type(model).__name__} has no LambdaLayer2d, so there are no interactions to show")
     wanted = {n: m for n, m in named.items() if not layers or any(word in n for word in layers)}
     if not wanted:
-        raise ValueError(f"no lambda layer is called {' or '.join(layers)}; there are {', '.join(named)}")
+        raise ValueError(f"no lambda layer has {' or '.join(layers)} in its name; the layers are {', '.join(named)}")
     found: list[Captured] = []
     like = next(model.parameters())
 
@@ -124,7 +124,7 @@ def capture(model: nn.Module, image: Tensor, layers: Sequence[str] = ()) -> list
             hook.remove()
     broken = [one.name for one in found if not one.output_NHV.isfinite().all()]
     if broken:
-        raise ValueError(f"{broken[0]} puts out numbers that are not finite: these weights cannot be looked into")
+        raise ValueError(f"the output of {broken[0]} is not finite for this image, so its interactions cannot be shown")
     return found
 
 
@@ -138,6 +138,7 @@ def captured(
     mask: Tensor | None = None,
     context_mask: Tensor | None = None,
 ) -> Captured:
+    """Return the record of one call, `layer(x, context, mask=..., context_mask=...)`."""
     queries, keys, values, query_grid, context_grid = layer.project(x, context)
     if layer.downsample is not None:
         inside_BM = None if context_mask is None else context_mask.flatten(1)
@@ -170,10 +171,11 @@ def captured(
 
 
 def grouped(tensor: Tensor, layer: LambdaLayer2d) -> Tensor:
-    """[M, (H,) depth(, U)] -> [G, M, depth, U]."""
+    """Reshape [M, (H,) depth(, U)] to [G, M, depth, U]."""
     tensor = accumulated(tensor if layer.intra_depth > 1 else tensor[..., None])
     return (tensor if layer.multi_head else tensor[:, None]).transpose(0, 1)
 
 
 def accumulated(tensor: Tensor) -> Tensor:
+    """Convert half precision to float32."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

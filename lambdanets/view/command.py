@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class View:
-    """What each lambda layer looks at, for an image and a pixel in it, by content and by position.
+    """Show the weights that each lambda layer gives to all positions for one pixel of an image, by content and position.
 
-    Writes view.png, and view.html: a page in which any pixel can be clicked.
+    Writes view.png and view.html, a page on which you can click any pixel.
     """
 
     what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WHAT")]
@@ -33,11 +33,11 @@ class View:
     image: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="IMAGE")]
     """A .jpg, .png, .webp, .gif or .bmp file."""
     query: Annotated[tuple[int, int] | None, tyro.conf.arg(metavar="ROW COLUMN", help_behavior_hint="")] = None
-    """The pixel that asks, counted in the input (after the crop); by default the one in the middle."""
+    """Row and column of the query pixel in the input of the network (resized and cropped); by default the middle."""
     output: Path = Path("runs/view")
-    """The folder for the page and the picture."""
+    """Folder for view.html and view.png."""
     layers: tuple[str, ...] = ()
-    """Only layers whose name holds one of these words: layer4 (c5), layer3.0, ..."""
+    """Only layers whose name contains one of these words, for example layer4 (stage c5) or layer3.0; by default all."""
     using: Annotated[Weights, tyro.conf.arg(name="")] = field(default_factory=Weights)
 
     def run(self) -> int:
@@ -57,8 +57,8 @@ def write_view(
     title: str = "",
     console: Console | None = None,
 ) -> None:
-    """Write view.html and view.png for an image, and print how far each layer looks."""
-    from lambdanets.view.draw import draw
+    """Write view.html and view.png for an image, and print the effective range of each layer."""
+    from lambdanets.view.draw import draw, untrained_tables
     from lambdanets.view.look import interactions
     from lambdanets.view.page import interactive
 
@@ -76,12 +76,14 @@ def write_view(
     )
     written = [page.save(output / "view.html"), draw(seen, output / "view.png", picture)]
     console.print(reach_table(seen.reaches))
+    if warning := untrained_tables(seen):
+        console.print(f"[yellow]{escape(warning)}[/]", highlight=False, soft_wrap=True)
     for one in written:
         console.print(escape(str(one)), highlight=False, soft_wrap=True)
 
 
 def prepared(trained: "Trained", path: Path) -> "tuple[Tensor, Tensor]":
-    """The pixels that the network sees, uint8 [height, width, channels], and its input [channels, height, width]."""
+    """Return the preprocessed pixels, uint8 [height, width, channels], and the input [channels, height, width]."""
     from lambdanets.data.decode import BrokenImageError, open_image
     from lambdanets.data.source import read_file
 
@@ -92,7 +94,7 @@ def prepared(trained: "Trained", path: Path) -> "tuple[Tensor, Tensor]":
 
 
 def as_input(trained: "Trained", image: "Image") -> "tuple[Tensor, Tensor]":
-    """The same of an image that is open."""
+    """Return the same as `prepared` for an open image."""
     import torch
 
     from lambdanets.data.transforms import evaluation, normalize
@@ -102,13 +104,14 @@ def as_input(trained: "Trained", image: "Image") -> "tuple[Tensor, Tensor]":
 
 
 def answers(trained: "Trained", image: "Tensor", top: int = 3) -> list[tuple[str, str]]:
+    """Return the classes with the highest probabilities, as text."""
     from lambdanets.report.show import probability
 
     return [(name, probability(p)) for name, p in likeliest(trained, image, top)]
 
 
 def likeliest(trained: "Trained", image: "Tensor", top: int) -> list[tuple[str, float]]:
-    """Classes of an input [channels, height, width] with their probabilities."""
+    """Return the classes with the highest probabilities for an input [channels, height, width]."""
     import torch
 
     with torch.no_grad():
@@ -119,10 +122,10 @@ def likeliest(trained: "Trained", image: "Tensor", top: int) -> list[tuple[str, 
 
 
 def reach_table(reaches: "Sequence[Reach]") -> Table:
-    table = Table(title="How far each layer looks: mean distance in pixels, weighted by |interaction|")
+    table = Table(title="Effective range: mean distance in pixels, weighted by |interaction|")
     for column in ("stage", "layer", "map"):
         table.add_column(column, no_wrap=True)
-    for column in ("content", "position", "equal weights", "output from positions"):
+    for column in ("content", "position", "equal weights", "share of positions"):
         table.add_column(column, justify="right")
     for one in reaches:
         far = ["off" if value is None else f"{value:.0f}" for value in (one.content, one.position)]

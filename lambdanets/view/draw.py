@@ -1,7 +1,8 @@
-"""Pictures of interactions: one PNG, pictures for notebooks, and small ones of position tables."""
+"""Draws interactions and position tables: as one PNG, and as pictures inside pages and notebooks."""
 
 import html
 import io
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -10,34 +11,44 @@ import torch
 from torch import Tensor
 
 from lambdanets.report.pictures import address
-from lambdanets.view.look import Interactions, LayerInteractions
+from lambdanets.view.look import Interactions, untrained
 
 INK, MARK = "#333333", "#d0342c"
-SIGNED = "PuOr_r"  # orange adds, purple subtracts; colour-blind readers can tell them apart
+SIGNED = "PuOr_r"  # orange adds, purple subtracts; safe for colour-blind readers
 GAP = 1  # pixels between the channels of a table
-MOST_LAYERS = 40  # of one picture
+MOST_LAYERS = 40  # in one picture
+OPACITY = 0.9  # of the largest weight over the picture
 
 
 def draw(seen: Interactions, path: str | Path, picture: Tensor | None = None) -> Path:
-    """One PNG: for each layer a row with what the query takes by content, by position, and the layer's table.
+    """Write one PNG and return its path. Each row shows a layer: content weights, position weights, position table.
 
-    `picture` [height, width, channels] in uint8 is shown in place of the normalised image.
+    Args:
+        seen: the interactions of one query.
+        path: the file; its folder is created.
+        picture: uint8 [height, width, channels], drawn under the maps instead of the normalised image.
+
+    Raises:
+        ValueError: there are more than 40 layers.
     """
     from matplotlib.figure import Figure
 
     if len(seen.layers) > MOST_LAYERS:
         raise ValueError(
-            f"{len(seen.layers)} layers do not fit into one picture: choose at most {MOST_LAYERS} (--layers)"
+            f"{len(seen.layers)} layers are too many for one picture: choose at most {MOST_LAYERS} with --layers"
         )
     shown = as_picture(seen.image) if picture is None else picture.numpy()
     rows = len(seen.layers)
-    figure = Figure(figsize=(11.5, 2.5 * rows + 1.0), layout="constrained", facecolor="white")
+    warning = untrained_tables(seen)
+    figure = Figure(figsize=(12.5, 3.1 * rows + 1.0 + 0.4 * bool(warning)), layout="constrained", facecolor="white")
     figure.get_layout_engine().set(w_pad=0.05, h_pad=0.06)  # type: ignore[union-attr]
     figure.suptitle(
-        f"What the pixel at row {seen.query[0]}, column {seen.query[1]} takes from the rest, mean of the heads",
+        f"Weights of all positions for the pixel at row {seen.query[0]}, column {seen.query[1]} (mean of the heads)",
         size=13,
         color=INK,
     )
+    if warning:
+        figure.supxlabel(textwrap.fill(warning, 170), size=9, color=MARK, ha="center")
     axes = figure.subplots(rows, 4, squeeze=False)
     for number, (layer, reach) in enumerate(zip(seen.layers, seen.reaches, strict=True)):
         image, content, position, table = axes[number]
@@ -48,9 +59,9 @@ def draw(seen: Interactions, path: str | Path, picture: Tensor | None = None) ->
         if number == 0:
             for axis, title in ((image, "input"), (content, "content: q · key"), (position, "position: q · embedding")):
                 axis.set_title(title, size=11, color=INK)
-            table.set_title("table: size of the embeddings", size=11, color=INK)
+            table.set_title("position table: norm of the embeddings", size=11, color=INK)
         for axis, maps, far in ((content, layer.content, reach.content), (position, layer.position, reach.position)):
-            signed(figure, axis, maps, layer, far)
+            signed(figure, axis, maps, shown, seen.query, far)
         if layer.table is None:
             absent(table, "no position embeddings")
         else:
@@ -62,19 +73,49 @@ def draw(seen: Interactions, path: str | Path, picture: Tensor | None = None) ->
     return path
 
 
-def signed(figure: Any, axis: Any, maps: Tensor | None, layer: LayerInteractions, far: float | None) -> None:
+def untrained_tables(seen: Interactions) -> str:
+    """Return the sentence of `untrained` for layers with a position table."""
+    return untrained([(one.name, one.table, one.grid) for one in seen.layers if one.table is not None])
+
+
+def signed(
+    figure: Any, axis: Any, maps: Tensor | None, shown: np.ndarray, query: tuple[int, int], far: float | None
+) -> None:
+    """Draw weights over a pale picture."""
     if maps is None:
         absent(axis, "switched off in this layer")
         return
-    weights = maps.sum(1).mean(0).cpu()  # over intra-depth, then the heads
-    limit = max(float(weights.abs().max()), 1e-30)
-    drawn = panel(axis, weights.numpy(), cmap=SIGNED, vmin=-limit, vmax=limit)
-    mark(axis, layer.query)
-    axis.set_xlabel(f"reaches {far:.0f} pixels on average", size=9, color=INK)
+    weights = maps.sum(1).mean(0).cpu().numpy()  # over intra-depth, then the heads
+    limit = max(float(np.abs(weights).max()), 1e-30)
+    panel(axis, pale(shown), cmap="gray", vmin=0, vmax=1)
+    height, width = shown.shape[:2]
+    drawn = panel(
+        axis,
+        weights,
+        cmap=SIGNED,
+        vmin=-limit,
+        vmax=limit,
+        alpha=opacity(weights / limit),
+        extent=(-0.5, width - 0.5, height - 0.5, -0.5),
+    )
+    mark(axis, query)
+    axis.set_xlabel(f"mean distance {far:.0f} pixels", size=9, color=INK)
     bar(figure, drawn, axis)
 
 
+def pale(picture: np.ndarray) -> np.ndarray:
+    """Return a picture [height, width, channels] in 0..1 or 0..255 as light grey values [height, width] in 0..1."""
+    grey = picture.astype(float).mean(-1) / (255.0 if picture.dtype == np.uint8 else 1.0)
+    return 0.4 + 0.6 * grey
+
+
+def opacity(weights: np.ndarray) -> np.ndarray:
+    """Return the opacity of weights in -1..1, so that the picture is visible where they are small."""
+    return OPACITY * np.abs(weights) ** 0.7
+
+
 def mark(axis: Any, place: tuple[int, int]) -> None:
+    """Draw a cross at a row and column."""
     axis.plot(place[1], place[0], "+", color="white", markersize=11, markeredgewidth=3.5)
     axis.plot(place[1], place[0], "+", color=MARK, markersize=10, markeredgewidth=1.6)
 
@@ -99,7 +140,7 @@ def absent(axis: Any, why: str) -> None:
 
 
 def as_picture(image: Tensor) -> np.ndarray:
-    """[C, height, width] as seen by the network -> [height, width, 1 or 3] in 0..1, each stretched to its range."""
+    """Return an input [C, height, width] as picture [height, width, 1 or 3], scaled to 0..1."""
     image = image.detach().float().cpu()
     image = image if len(image) in (1, 3) else image.mean(0, keepdim=True)
     low, high = image.min(), image.max()
@@ -107,12 +148,12 @@ def as_picture(image: Tensor) -> np.ndarray:
 
 
 def table_norm(table: Tensor) -> Tensor:
-    """The size of each embedding, [*scope]."""
+    """Return the norm of each embedding, [*scope]."""
     return table.detach().float().cpu().flatten(2).norm(dim=-1)
 
 
 def table_channels(table: Tensor) -> Tensor:
-    """Every channel of a table side by side with gaps, in a square: NaN where there is nothing."""
+    """Return all channels of a table side by side in a square, with NaN in the gaps."""
     channels = table.detach().float().cpu().flatten(2).movedim(-1, 0)  # [channels, *scope]
     count, height, width = channels.shape
     columns = int(np.ceil(np.sqrt(count)))
@@ -125,7 +166,7 @@ def table_channels(table: Tensor) -> Tensor:
 
 
 def coloured(values_HW: Tensor, colours: str, symmetric: bool) -> str:
-    """Numbers as a small PNG inside a page, a pixel for each; NaN is transparent."""
+    """Return numbers as a PNG in a data: URL, one pixel each; NaN is transparent."""
     from matplotlib import colormaps
     from PIL import Image
 
@@ -141,16 +182,18 @@ def coloured(values_HW: Tensor, colours: str, symmetric: bool) -> str:
 
 
 def as_html(seen: Interactions) -> str:
-    """Pictures in a table, without scripts: what a notebook shows."""
+    """Return a table of pictures without scripts, for notebooks."""
     from PIL import Image
 
     file = io.BytesIO()
     shown = as_picture(seen.image)
     Image.fromarray((shown.repeat(3 // shown.shape[-1], axis=-1) * 255).round().astype(np.uint8)).save(file, "PNG")
-    style = "width:150px;height:auto;image-rendering:pixelated;border:1px solid #bbb"
+    style = "width:220px;height:auto;image-rendering:pixelated;border:1px solid #bbb"
+    warning = untrained_tables(seen)
     cells = [
-        f'<p>The pixel at row {seen.query[0]}, column {seen.query[1]} of <br><img style="{style}" alt="the input" '
-        f'src="{address(file, "png")}"></p>',
+        f"<p><b>{html.escape(warning)}</b></p>" if warning else "",
+        f"<p>Query: the pixel at row {seen.query[0]}, column {seen.query[1]} of the input<br>"
+        f'<img style="{style}" alt="the input" src="{address(file, "png")}"></p>',
         "<table><tr><th>layer</th><th>content: q · key</th><th>position: q · embedding</th><th>table</th></tr>",
     ]
     for layer, reach in zip(seen.layers, seen.reaches, strict=True):
@@ -163,7 +206,7 @@ def as_html(seen: Interactions) -> str:
                 row.append("off")
                 continue
             source = coloured(maps.sum(1).mean(0), SIGNED, symmetric=True)
-            row.append(f'<img style="{style}" alt="{name}" src="{source}"><br>reaches {far:.0f} pixels')
+            row.append(f'<img style="{style}" alt="{name}" src="{source}"><br>mean distance {far:.0f} pixels')
         table = "" if layer.table is None else coloured(table_norm(layer.table), "viridis", symmetric=False)
         row.append(f'<img style="{style}" alt="table" src="{table}">' if table else "none")
         cells.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>")

@@ -1,5 +1,5 @@
 "use strict";
-// A click asks every layer again: weights of the context are q . key and q . table entry.
+// A click computes the weights of the context in every layer: q . key and q . table entry.
 const data = JSON.parse(document.getElementById("data").textContent);
 const [height, width] = data.image;
 const source = document.querySelector("#picture img").src;
@@ -156,7 +156,7 @@ function draw() {
     const [row, column] = cellOf(layer), [down, across] = layer.grid;
     for (const [kind, panel] of Object.entries(layer.panels)) {
       panel.canvas.style.visibility = head < layer.heads ? "" : "hidden";
-      if (head >= layer.heads) { panel.caption.textContent = "no such head"; continue; }
+      if (head >= layer.heads) { panel.caption.textContent = "this layer has fewer heads"; continue; }
       const map = panel.map = weights(layer, kind);
       const mean = kind === "content" && differences ? map.reduce((sum, value) => sum + value, 0) / map.length : 0;
       const shown = map.map(value => value - mean);
@@ -169,7 +169,7 @@ function draw() {
       });
       panel.caption.textContent = "";
       make("b", panel.caption, "", kind);
-      panel.caption.append(`, up to ${limit.toPrecision(2)}, reaches ${Math.round(reach(layer, map))} px`);
+      panel.caption.append(`: largest weight ${limit.toPrecision(2)}, mean distance ${Math.round(reach(layer, map))} px`);
     }
   }
 }

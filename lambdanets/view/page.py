@@ -1,9 +1,10 @@
-"""The page: one HTML file that holds the small tensors, so that any pixel can be asked. Nothing comes from elsewhere.
+"""The interactive page: one self-contained HTML file with the tensors that are needed to show any query.
 
 Letters: N queries, M context positions, H heads, G groups of heads, K key depth, U intra-depth.
 
-A map is q . key or q . table entry: the page keeps queries [N, H, K], normalised keys [G, M, K] and the table
-[G, *scope, K] in half precision and multiplies when a pixel is clicked. With intra-depth the maps are summed over u.
+A map is q . key or q . table entry. The page holds queries [N, H, K], normalised keys [G, M, K] and the table
+[G, *scope, K] in half precision and computes the products when a pixel is clicked. With intra-depth, maps are sums over
+u.
 """
 
 import base64
@@ -23,15 +24,15 @@ from lambdanets.report.pictures import address
 from lambdanets.report.template import rendered
 from lambdanets.view.capture import Captured, capture
 from lambdanets.view.draw import as_picture, coloured, table_channels, table_norm
-from lambdanets.view.look import Reach, checked, middle, reach
+from lambdanets.view.look import Reach, checked, middle, reach, untrained
 
 HERE = Path(__file__).parent
-MOST_BYTES = 48 * 2**20  # of the tensors in one page
+MOST_BYTES = 48 * 2**20  # of all tensors of a page
 
 
 @dataclass(frozen=True)
 class Page:
-    """An interactive page as text; a notebook shows it in a frame."""
+    """An interactive page as text; a notebook displays it in a frame."""
 
     text: str
 
@@ -39,14 +40,15 @@ class Page:
         return self.frame("height:860px;border:1px solid #bbb")
 
     def frame(self, style: str) -> str:
-        """The page within another: its scripts can reach nothing but the frame."""
-        title = 'title="What lambda layers look at"'
+        """Return the page as a sandboxed frame of another page."""
+        title = 'title="Interactions of the lambda layers"'
         return (
             f'<iframe {title} style="width:100%;{style}" sandbox="allow-scripts" srcdoc="{html.escape(self.text)}">'
             "</iframe>"
         )
 
     def save(self, path: str | Path) -> Path:
+        """Write the page and return its path."""
         path = Path(path)
         write_text(path, self.text)
         return path
@@ -59,28 +61,39 @@ def interactive(
     *,
     layers: Sequence[str] = (),
     picture: Tensor | None = None,
-    title: str = "What lambda layers look at",
+    title: str = "Interactions of the lambda layers",
     answers: Sequence[tuple[str, str]] = (),
 ) -> Page:
-    """The interactive page of an image [C, height, width] and every lambda layer; see `interactions`.
+    """Return an interactive page of an image and every lambda layer: a click on a pixel shows its interactions.
 
     Args:
-        picture: [height, width, channels] in uint8, shown in place of the normalised image.
-        title, answers: what stands above it; answers are classes with their probability.
+        model: a network with `LambdaLayer2d`s, or one such layer.
+        image: [C, height, width], normalised as the input of the network.
+        query: row and column of the pixel that is shown first; the middle if None.
+        layers: only layers whose name contains one of these words; all if empty.
+        picture: uint8 [height, width, channels], shown instead of the normalised image.
+        title: heading of the page.
+        answers: (class, probability) pairs that are shown below the heading.
+
+    Raises:
+        ValueError: there is no lambda layer without a mask, the query is outside the image, or the page would be larger
+            than 48 MiB.
     """
     from markupsafe import Markup
 
     found = [one for one in capture(model, image, layers) if one.allowed_NM is None]
     if not found:
-        raise ValueError("every lambda layer here has a mask, so its keys differ from query to query: use interactions")
+        raise ValueError(
+            "every lambda layer has a mask, so the keys differ between queries: use `interactions` instead"
+        )
     image = image[0] if image.ndim == 4 else image
     query = middle(image) if query is None else checked(query, image)
     data = [tensors(one) for one in found]
     weight = sum(len(part) for one in data for part in one.values() if isinstance(part, str))
     if weight > MOST_BYTES:
         raise ValueError(
-            f"the page would hold {weight / 1e6:.0f} MB of tensors, more than {MOST_BYTES / 1e6:.0f}: choose some "
-            f"layers (--layers layer4), or a smaller image"
+            f"the tensors of the page have {weight / 1e6:.0f} MB, more than {MOST_BYTES / 1e6:.0f}: choose some layers "
+            f"(--layers layer4) or a smaller image"
         )
     far = [reach(one, image.shape[1:]) for one in found]
     text = rendered(
@@ -95,12 +108,13 @@ def interactive(
         far=[bars(one, far) for one in far],
         stages=stages(far),
         tables=tables(found),
+        warning=untrained([(o.name, p.table, o.context_grid) for o in found if (p := o.layer.positions) is not None]),
     )
     return Page(text)
 
 
 def tensors(one: Captured) -> dict[str, Any]:
-    """What the page needs to know of a layer."""
+    """Return the data of a layer for the script of the page."""
     layer = one.layer
     keys = one.normalised_keys()
     table = None
@@ -126,12 +140,12 @@ def tensors(one: Captured) -> dict[str, Any]:
 
 
 def scale_of(tensor: Tensor) -> float:
-    """Softmax over thousands of positions gives weights that half precision cannot hold."""
+    """Return a factor for keys: a softmax over thousands of positions underflows in half precision."""
     return float(tensor.abs().max().clamp_min(1e-30))
 
 
 def half(tensor: Tensor, scale: float = 1.0) -> str:
-    """Little-endian float16 in base64."""
+    """Return a tensor divided by `scale` as little-endian float16 in base64."""
     array = (tensor.detach() / scale).clamp(-65504, 65504).to("cpu", torch.float16).contiguous().numpy()
     return base64.b64encode(array.astype("<f2").tobytes()).decode("ascii")
 
@@ -147,7 +161,7 @@ def picture_source(image: Tensor, picture: Tensor | None) -> str:
 
 
 def bars(one: Reach, all_of_them: Sequence[Reach]) -> dict[str, Any]:
-    """A row of the table of reaches, with widths in percent of the widest bar."""
+    """Return one row of the range table, with widths in percent of the widest bar."""
     far = [value for r in all_of_them for value in (r.content, r.position, r.everywhere) if value is not None]
     widest = max(*far, 1e-12)
     row: dict[str, Any] = asdict(one)
@@ -159,7 +173,7 @@ def bars(one: Reach, all_of_them: Sequence[Reach]) -> dict[str, Any]:
 
 
 def stages(far: Sequence[Reach]) -> list[str]:
-    """One sentence a stage: which look far."""
+    """Return one sentence for each stage, with the mean range of its layers."""
     groups: dict[str, list[Reach]] = {}
     for one in far:
         groups.setdefault(one.stage, []).append(one)
@@ -176,7 +190,7 @@ def stages(far: Sequence[Reach]) -> list[str]:
 
 
 def tables(found: Sequence[Captured]) -> list[dict[str, Any]]:
-    """Pictures of the position tables; a shared one once."""
+    """Return pictures of the position tables, each shared table once."""
     rows, seen = [], set()
     for one in found:
         positions = one.layer.positions

@@ -10,6 +10,7 @@ from lambdanets.layers import LambdaLayer2d
 from lambdanets.ops.reference import lambda_reference
 from lambdanets.view import interactions, reaches
 from lambdanets.view.capture import capture
+from lambdanets.view.look import neighbour_correlation, untrained
 from tests.models.helpers import SMALL, images, randomized, small
 
 LAYERS = {
@@ -163,8 +164,45 @@ def test_refusals() -> None:
         interactions(layer, x.expand(2, -1, -1, -1))
     with pytest.raises(ValueError, match="no LambdaLayer2d"):
         interactions(nn.Conv2d(8, 8, 1), x)
-    with pytest.raises(ValueError, match=r"no lambda layer is called layer9; there are 0"):
+    with pytest.raises(ValueError, match=r"no lambda layer has layer9 in its name; the layers are 0"):
         interactions(nn.Sequential(layer), x, layers=("layer9",))
+
+
+def smooth(height: int, width: int, channels: int) -> Tensor:
+    y, x = torch.meshgrid(torch.linspace(-2, 2, height), torch.linspace(-2, 2, width), indexing="ij")
+    return torch.exp(-(y**2) - x**2)[..., None] * torch.randn(channels)
+
+
+def test_correlation_of_neighbours() -> None:
+    torch.manual_seed(0)
+    assert abs(neighbour_correlation(torch.randn(23, 23, 16), (32, 32))) < 0.05
+    assert abs(neighbour_correlation(torch.randn(23, 23, 16) + 5, (32, 32))) < 0.05  # a constant is no structure
+    assert neighbour_correlation(torch.zeros(5, 5, 4), (8, 8)) == 0
+    assert neighbour_correlation(smooth(23, 23, 16), (32, 32)) > 0.9
+    stripes = (torch.arange(9) % 2).float()[:, None, None].expand(9, 9, 4)
+    assert neighbour_correlation(stripes, (16, 16)) == pytest.approx(0, abs=0.05)  # -1 down, 1 across
+    table = torch.randn(23, 21, 16)
+    table[8:15, 7:14] = smooth(7, 7, 16)  # what a map of 4 x 4 uses: three rows and columns to each side of the middle
+    assert neighbour_correlation(table, (4, 4)) > 0.6
+    assert neighbour_correlation(table, (32, 32)) < 0.1
+    values = torch.randn(3, 4, 2, dtype=torch.float64)
+    centred = values - values.mean((0, 1))
+    pairs = [(centred[i, j], centred[i + 1, j]) for i in range(2) for j in range(4)]
+    pairs += [(centred[i, j], centred[i, j + 1]) for i in range(3) for j in range(3)]
+    products = sum(float(a @ b) for a, b in pairs)
+    squares = sum(float(a @ a + b @ b) / 2 for a, b in pairs)
+    assert neighbour_correlation(values, (8, 8)) == pytest.approx(products / squares)
+
+
+def test_tables_that_are_not_trained_are_named() -> None:
+    torch.manual_seed(0)
+    new, trained = torch.randn(7, 7, 16), smooth(7, 7, 16)
+    assert untrained([("a", trained, (8, 8))]) == ""
+    assert untrained([]) == ""
+    assert untrained([("a", new, (8, 8)), ("b", new, (8, 8))]).startswith("The position tables (a, b) are still close")
+    some = untrained([("a", trained, (8, 8)), ("b", new, (8, 8))])
+    assert some.startswith("1 of 2 position tables (b) is still close to the random initialisation")
+    assert "--model.embedding-std" in some
 
 
 def test_some_layers() -> None:
@@ -177,5 +215,5 @@ def test_some_layers() -> None:
 def test_numbers_that_are_not_finite() -> None:
     layer = layer_of("usual")
     nn.init.constant_(layer.to_values.weight, torch.inf)
-    with pytest.raises(ValueError, match="layer puts out numbers that are not finite"):
+    with pytest.raises(ValueError, match="the output of layer is not finite"):
         interactions(layer, torch.randn(8, *SIZE, dtype=torch.float64))

@@ -93,6 +93,23 @@ def test_it_fits_a_telephone_and_names_cannot_harm(tmp_path: Path) -> None:
     assert ask(tmp_path, text, (0, 0), 0, width=500)["wide"] <= 500  # Chromium's narrowest
 
 
+def test_untrained_tables_are_named_everywhere(tmp_path: Path) -> None:
+    layer, x = LambdaLayer2d(6, heads=2, scope=5), torch.randn(6, 8, 8)
+    model, sentence = nn.Sequential(layer), "still close to the random initialisation"
+    assert sentence in interactive(model, x).text
+    assert sentence in interactions(model, x)._repr_html_()
+    before = draw(interactions(model, x), tmp_path / "view.png")
+    with Image.open(before) as image:
+        size = image.size
+    assert layer.positions is not None
+    with torch.no_grad():
+        layer.positions.table.copy_(torch.linspace(-1, 1, 5)[:, None, None] * torch.ones(5, 5, 1))
+    assert sentence not in interactive(model, x).text
+    assert sentence not in interactions(model, x)._repr_html_()
+    with Image.open(draw(interactions(model, x), tmp_path / "view.png")) as image:
+        assert image.size < size  # the sentence took room
+
+
 def test_nothing_comes_from_elsewhere() -> None:
     text = interactive(nn.Sequential(LambdaLayer2d(6, heads=2, scope=5)), torch.randn(6, 8, 8)).text
     assert not re.search(r"(src|href)\s*=\s*[\"'](?!data:)", text)
@@ -160,6 +177,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert "c5" in said
     assert "layer4.0.conv2 │" in said  # whole, also in 80 columns
     assert "view.html" in said.replace("\n", "")
+    assert "position tables (layer3.0.conv2, layer3.1.conv2, layer4.0.conv2, layer4.1.conv2) are still close" in said
     text = (tmp_path / "out" / "view.html").read_text()
     assert '"query": [10, 20]' in text
     assert "<script>alert" not in text
