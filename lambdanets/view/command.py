@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class View:
-    """Show the weights that each lambda layer gives to all positions for one pixel of an image, by content and position.
+    """Show the weights of all positions for a pixel of an image in each lambda layer, by content and by position.
 
     Writes view.png and view.html, a page on which you can click any pixel.
     """

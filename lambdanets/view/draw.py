@@ -18,6 +18,7 @@ SIGNED = "PuOr_r"  # orange adds, purple subtracts; safe for colour-blind reader
 GAP = 1  # pixels between the channels of a table
 MOST_LAYERS = 40  # in one picture
 OPACITY = 0.9  # of the largest weight over the picture
+CONTENT, POSITION = "content: q · key, mean subtracted", "position: q · embedding"  # titles
 
 
 def draw(seen: Interactions, path: str | Path, picture: Tensor | None = None) -> Path:
@@ -40,7 +41,7 @@ def draw(seen: Interactions, path: str | Path, picture: Tensor | None = None) ->
     shown = as_picture(seen.image) if picture is None else picture.numpy()
     rows = len(seen.layers)
     warning = untrained_tables(seen)
-    figure = Figure(figsize=(12.5, 3.1 * rows + 1.0 + 0.4 * bool(warning)), layout="constrained", facecolor="white")
+    figure = Figure(figsize=(12.5, 2.9 * rows + 1.0 + 0.4 * bool(warning)), layout="constrained", facecolor="white")
     figure.get_layout_engine().set(w_pad=0.05, h_pad=0.06)  # type: ignore[union-attr]
     figure.suptitle(
         f"Weights of all positions for the pixel at row {seen.query[0]}, column {seen.query[1]} (mean of the heads)",
@@ -57,11 +58,11 @@ def draw(seen: Interactions, path: str | Path, picture: Tensor | None = None) ->
         label = f"{layer.stage}  {layer.grid[0]} x {layer.grid[1]}\n{layer.name}"
         image.set_ylabel(label, size=10, color=INK)
         if number == 0:
-            for axis, title in ((image, "input"), (content, "content: q · key"), (position, "position: q · embedding")):
+            for axis, title in ((image, "input"), (content, CONTENT), (position, POSITION)):
                 axis.set_title(title, size=11, color=INK)
-            table.set_title("position table: norm of the embeddings", size=11, color=INK)
+            table.set_title("norm of the embeddings", size=11, color=INK)
         for axis, maps, far in ((content, layer.content, reach.content), (position, layer.position, reach.position)):
-            signed(figure, axis, maps, shown, seen.query, far)
+            signed(figure, axis, maps, axis is content, shown, seen.query, far)
         if layer.table is None:
             absent(table, "no position embeddings")
         else:
@@ -79,13 +80,19 @@ def untrained_tables(seen: Interactions) -> str:
 
 
 def signed(
-    figure: Any, axis: Any, maps: Tensor | None, shown: np.ndarray, query: tuple[int, int], far: float | None
+    figure: Any,
+    axis: Any,
+    maps: Tensor | None,
+    content: bool,
+    shown: np.ndarray,
+    query: tuple[int, int],
+    far: float | None,
 ) -> None:
     """Draw weights over a pale picture."""
     if maps is None:
         absent(axis, "switched off in this layer")
         return
-    weights = maps.sum(1).mean(0).cpu().numpy()  # over intra-depth, then the heads
+    weights = mean_map(maps, content).cpu().numpy()
     limit = max(float(np.abs(weights).max()), 1e-30)
     panel(axis, pale(shown), cmap="gray", vmin=0, vmax=1)
     height, width = shown.shape[:2]
@@ -101,6 +108,15 @@ def signed(
     mark(axis, query)
     axis.set_xlabel(f"mean distance {far:.0f} pixels", size=9, color=INK)
     bar(figure, drawn, axis)
+
+
+def mean_map(maps_HUyx: Tensor, content: bool) -> Tensor:
+    """Return the mean over heads of weights summed over intra-depth, [height, width].
+
+    The mean over all positions is subtracted from content weights, which are often nearly equal.
+    """
+    weights = maps_HUyx.sum(1).mean(0)
+    return weights - weights.mean() if content else weights
 
 
 def pale(picture: np.ndarray) -> np.ndarray:
@@ -194,7 +210,7 @@ def as_html(seen: Interactions) -> str:
         f"<p><b>{html.escape(warning)}</b></p>" if warning else "",
         f"<p>Query: the pixel at row {seen.query[0]}, column {seen.query[1]} of the input<br>"
         f'<img style="{style}" alt="the input" src="{address(file, "png")}"></p>',
-        "<table><tr><th>layer</th><th>content: q · key</th><th>position: q · embedding</th><th>table</th></tr>",
+        f"<table><tr><th>layer</th><th>{CONTENT}</th><th>{POSITION}</th><th>table</th></tr>",
     ]
     for layer, reach in zip(seen.layers, seen.reaches, strict=True):
         row = [f"{html.escape(layer.stage)}<br>{html.escape(layer.name)}<br>{layer.grid[0]} x {layer.grid[1]}"]
@@ -205,7 +221,7 @@ def as_html(seen: Interactions) -> str:
             if maps is None:
                 row.append("off")
                 continue
-            source = coloured(maps.sum(1).mean(0), SIGNED, symmetric=True)
+            source = coloured(mean_map(maps, name == "content"), SIGNED, symmetric=True)
             row.append(f'<img style="{style}" alt="{name}" src="{source}"><br>mean distance {far:.0f} pixels')
         table = "" if layer.table is None else coloured(table_norm(layer.table), "viridis", symmetric=False)
         row.append(f'<img style="{style}" alt="table" src="{table}">' if table else "none")

@@ -226,9 +226,9 @@ def untrained(tables: Sequence[tuple[str, Tensor, Sequence[int]]]) -> str:
     which = "The position tables" if len(random) == len(found) else f"{len(random)} of {len(found)} position tables"
     names = ", ".join(name for name, _ in random[:4]) + (", ..." if len(random) > 4 else "")
     verb = "is" if len(random) == 1 and len(found) > 1 else "are"
-    highest = max(value for _, value in random)
+    highest = max(0.0, *(value for _, value in random))
     return (
-        f"{which} ({names}) {verb} still close to the random initialisation: neighbouring embeddings have a "
-        f"correlation of at most {highest:.2f}, and random numbers have 0. The position maps of these layers mean "
-        f"little. Train longer, or start from smaller embeddings (--model.embedding-std 0.02)."
+        f"{which} ({names}) {verb} still close to the random initialisation: the correlation between neighbouring "
+        f"embeddings is at most {highest:.2f} (0 for random numbers). The position maps of these layers mean little. "
+        f"Train longer, or start from smaller embeddings (--model.embedding-std 0.02)."
     )

@@ -4,7 +4,7 @@ const data = JSON.parse(document.getElementById("data").textContent);
 const [height, width] = data.image;
 const source = document.querySelector("#picture img").src;
 const STOPS = [[45, 0, 75], [128, 115, 172], [216, 218, 235], [247, 247, 247], [254, 224, 182], [224, 130, 20], [127, 59, 8]];
-let head = -1, over = true, differences = false, query = data.query;
+let head = -1, over = true, differences = true, query = data.query;
 
 function numbers(text) {
   if (text === null) return null;
@@ -169,7 +169,8 @@ function draw() {
       });
       panel.caption.textContent = "";
       make("b", panel.caption, "", kind);
-      panel.caption.append(`: largest weight ${limit.toPrecision(2)}, mean distance ${Math.round(reach(layer, map))} px`);
+      const size = mean ? `mean ${mean.toPrecision(2)}, deviation up to ${limit.toPrecision(2)}` : `weights up to ${limit.toPrecision(2)}`;
+      panel.caption.append(`: ${size}, mean distance ${Math.round(reach(layer, map))} px`);
     }
   }
 }
