@@ -20,7 +20,7 @@ from PIL import Image, ImageDraw, ImageFilter
 
 HERE = Path(__file__).resolve().parent
 SIDE = 192  # pixels of a generated image
-SEEN = 80  # pixels of a side of the input
+SEEN = 64  # pixels of a side of the input
 COUNTS = {"train": 300, "val": 60}  # images of each class
 SEED = 7
 OPTIONS = ("stem=strided", "widths=(16,32,64,128)", "depths=(1,1,1,1)")
@@ -117,11 +117,11 @@ def train(data: Path, out: Path) -> None:
         start,
         recipe="shapes",
         out=out,
-        model=replace(start.model, image_size=SEEN, embedding_std=0.02, options=OPTIONS),
+        model=replace(start.model, image_size=SEEN, placement="CLLL", embedding_std=0.02, options=OPTIONS),
         data=DataConfig(path=str(data), crop=1.0, workers=0),
         augment=Augment(crop_scale=(0.6, 1.0), flip=0.5),
-        schedule=replace(start.schedule, rate=0.1),
-        epochs=24.0,
+        schedule=replace(start.schedule, rate=0.2),
+        epochs=20.0,
         evaluate_every=2,
         log_every=16,
     )
@@ -136,9 +136,9 @@ def main() -> None:
     options = parser.parse_args()
     data, run = options.folder / "shapes", options.folder / "shapes-run"
     if not options.keep:
-        for old in (data, run):
-            shutil.rmtree(old, ignore_errors=True)
-        generate(data)
+        shutil.rmtree(run, ignore_errors=True)
+        if not data.exists():
+            generate(data)
         train(data, run)
 
 
