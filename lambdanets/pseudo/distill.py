@@ -84,9 +84,10 @@ class Distill(Classify):
             return Outcome(soft_B.mean(), sums, len(labels_B))
         hard_B, known_B = self.label_loss(logits_BC, labels_B, mixed)
         part_B = (1 - weight) * known_B
+        labelled = (known_B * hard_B).detach().sum() / known_B.sum().clamp(min=1e-6)
         return Outcome(
             ((1 - part_B) * soft_B + part_B * hard_B).mean(),
-            {**sums, "labelled_loss": (known_B * hard_B).detach().sum()},
+            {**sums, "labelled_loss": labelled * len(labels_B)},  # the log divides by all images
             len(labels_B),
         )
 

@@ -158,7 +158,8 @@ def charts(run: ReportedRun) -> list[dict[str, Any]]:
         ("examples_per_second", "images per second", {"from_zero": True}),
     ):
         training = "labelled_loss" if name == "loss" and log.curve("labelled_loss") else name  # of co-training
-        lines = [Series(log.curve(training), 1, name="training" if evaluations else "")]
+        said = "training, against the teacher" if training == "loss" and log.curve("teacher_loss") else "training"
+        lines = [Series(log.curve(training), 1, name=said if evaluations else "")]
         for i, (said, records) in enumerate(evaluations, 2):
             points, said = evaluated(name, said, records, smoothing(run))
             lines.append(Series(points, i, "o-", said))

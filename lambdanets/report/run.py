@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lambdanets.data.source import Source
 
 PREDICTIONS, START = "predictions.safetensors", "start.safetensors"
-SHOWN = ("classification", "co-training", "custom")  # tasks; others have their own report, or none
+SHOWN = ("classification", "co-training", "distillation", "custom")  # tasks; others have their own report, or none
 
 TOLD = ("placement", "layer", "image_size", "embedding_std")  # settings of the model that are shown if they are set
 
