@@ -1,1 +1,1 @@
-"""Reading labelled images: sources, the order of samples, decoding, transforms, batches. Nothing that is read runs."""
+"""Reading labelled images: sources, sample order, decoding, transforms and batches. No data is executed as code."""

@@ -1,14 +1,13 @@
-"""Augmentation of whole batches on any device, with random numbers that follow from (seed, epoch, position).
+"""Augmentation of whole batches on any device, with random numbers that are a function of (seed, epoch, position).
 
-`uniforms` makes the random numbers of a batch on the host, by the hash of `order`: a tensor [B, R] that is copied to
-the device. All else is a pure function of images and these numbers, so a resumed run sees the same pixels, and the
-number of processes and workers changes nothing. No function waits for the device, and all shapes are static, so that a
-training step which contains them can be captured as a CUDA graph.
+`uniforms` generates the random numbers of a batch on the host, with the hash function of `order`: a tensor [B, R] that
+is copied to the device. Everything else is a pure function of images and these numbers, so a resumed run sees the same
+pixels, whatever the number of processes and workers. No function synchronises with the device, and all shapes are
+static, so training steps that contain these functions can be captured as CUDA graphs.
 
-Why not a library: the random transforms of torchvision v2 draw from torch's global generator, one set of parameters
-for a whole batch; kornia has parameters for each image, but draws them from the global generator, too. torchvision's
-functionals take one Python number for a batch (adjust_brightness, erase, resized_crop), where each image needs its own.
-They are what the tests compare with.
+Why not a library: torchvision v2 and kornia draw random parameters from torch's global generator, torchvision one set
+for a whole batch, and torchvision's functionals (adjust_brightness, erase, resized_crop) take one number per batch,
+where each image needs its own. The tests compare with torchvision and Pillow.
 
 B: batch, C: channels, H, W: image, S: side of the output, R: random numbers of an image.
 """
@@ -26,19 +25,19 @@ from lambdanets.data.batch_randaugment import BatchRandAugment, luma
 from lambdanets.data.order import mix, mixed
 from lambdanets.data.transforms import ATTEMPTS
 
-STREAM = 0xBA7C4  # keeps these random numbers apart from others of the same seed
-# Each purpose has random numbers of its own, so that switching one off changes no other. Do not reorder.
+STREAM = 0xBA7C4  # separates these random numbers from others with the same seed
+# Each purpose has its own random numbers, so that switching one off does not change the others. Do not reorder.
 PURPOSES = ("crop", "shift", "flip", "randaugment", "jitter", "erasing", "mix")
-PURPOSE_SIZE = 4096  # most numbers of one purpose
-BOX = 2 * ATTEMPTS + 2  # numbers of a random box
+PURPOSE_SIZE = 4096  # largest number of random numbers per purpose
+BOX = 2 * ATTEMPTS + 2  # random numbers per random box
 ERASED_AREA, ERASED_RATIO = (0.02, 0.33), (0.3, 3.3)  # torchvision's defaults
-TILE_PIXELS = 2**24  # of all images that are resampled at once: bounds the memory
+TILE_PIXELS = 2**24  # pixels that are resampled together: limits the memory
 
 
 def uniforms(seed: int, epochs: np.ndarray, positions: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Numbers in [0, 1), float32 [B, R], for the images at these positions of these epochs.
+    """Return random numbers in [0, 1), float32 [B, R], for the images at these positions of these epochs.
 
-    Column r depends on `columns[r]` and not on which other columns are asked for.
+    Column r depends on `columns[r]` and not on the other columns.
     """
     keys_B = mixed(mixed(mix(seed, STREAM), epochs), positions)
     bits_BR = mixed(keys_B[:, None], columns[None, :])
@@ -51,10 +50,10 @@ def uniforms(seed: int, epochs: np.ndarray, positions: np.ndarray, columns: np.n
 def random_boxes(
     numbers: Tensor, heights_B: Tensor, widths_B: Tensor, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> Tensor:
-    """(top, left, height, width) of random crops, int64 [B, 4], drawn as `transforms.random_box` does.
+    """Draw random crops as `transforms.random_box` does: (top, left, height, width), int64 [B, 4].
 
-    `numbers` is [B, BOX]. A crop that fits is the first of ATTEMPTS; without one it is the largest box of an allowed
-    shape, in the middle.
+    `numbers` is [B, BOX]. The first of ATTEMPTS crops that fits into the image is used; if none fits, the largest
+    centred box with an allowed aspect ratio.
     """
     numbers = numbers.double()
     high_B, wide_B = heights_B.double(), widths_B.double()
@@ -76,11 +75,11 @@ def random_boxes(
 
 
 def largest_crop(heights: np.ndarray, widths: np.ndarray, augment: Augment) -> tuple[int, int]:
-    """The height and width of a tile that holds any crop of images of these sizes."""
+    """Return the height and width of a tile that can hold any crop of images of these sizes."""
     if augment.crop_scale is None:
         return int(heights.max()), int(widths.max())
     narrow, wide = augment.crop_ratio
-    # Both sides are rounded, so each may be half a pixel off the shape.
+    # Both sides are rounded, so each may deviate by half a pixel from the aspect ratio.
     high = np.minimum(heights, np.floor((widths + 0.5) / narrow + 1.5))
     across = np.minimum(widths, np.floor((heights + 0.5) * wide + 1.5))
     return int(high.max()), int(across.max())
@@ -91,7 +90,7 @@ def triangle(x: Tensor) -> Tensor:
 
 
 def cubic(x: Tensor) -> Tensor:
-    """Keys' kernel with a = -0.5, as Pillow has it."""
+    """Keys' cubic kernel with a = -0.5, as in Pillow."""
     x = x.abs()
     near, far = (1.5 * x - 2.5) * x * x + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2
     return torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
@@ -105,10 +104,8 @@ FILTERS: dict[str, Callable[[Tensor], Tensor]] = {"bilinear": triangle, "bicubic
 
 
 def resize_weights(lengths_B: Tensor, size: int, tile: int, interpolation: str) -> Tensor:
-    """Antialiased weights [B, size, tile] that resize the first `lengths_B` of `tile` pixels to `size`, as Pillow does.
-
-    What lies beyond the length has weight 0.
-    """
+    """Return antialiased weights [B, size, tile] that resize the first `lengths_B` of `tile` pixels to `size` as Pillow
+    does. Pixels beyond the length have weight 0."""
     pixel = torch.arange(tile, device=lengths_B.device)
     output = torch.arange(size, device=lengths_B.device)
     length_B11 = lengths_B[:, None, None]
@@ -116,16 +113,16 @@ def resize_weights(lengths_B: Tensor, size: int, tile: int, interpolation: str) 
         nearest = (2 * output[:, None] + 1) * length_B11 // (2 * size)
         return (pixel == nearest).float()
     scale_B11 = length_B11.float() / size
-    stretch = scale_B11.clamp(min=1)  # no wider than the filter itself where the image grows
+    stretch = scale_B11.clamp(min=1)  # upsampling uses the filter at its own width
     distance = (pixel + 0.5 - (output[:, None] + 0.5) * scale_B11) / stretch
     weights = FILTERS[interpolation](distance) * (pixel < length_B11)
     return weights / weights.sum(2, keepdim=True)
 
 
 def resized(tiles_BCHW: Tensor, heights_B: Tensor, widths_B: Tensor, size: tuple[int, int], kind: str) -> Tensor:
-    """The upper left `heights_B` x `widths_B` pixels of each tile, resized to `size`: float32 with integer values.
+    """Resize the upper left `heights_B` x `widths_B` pixels of each tile to `size`: float32 with integer values.
 
-    Two batched matrix products, and Pillow's rounding after each, so that few pixels differ from Pillow's, by one.
+    Uses two batched matrix products with Pillow's rounding after each, so few pixels differ from Pillow's, and by 1.
     """
     count, channels, high, wide = tiles_BCHW.shape
     across_BWS = resize_weights(widths_B, size[1], wide, kind).transpose(1, 2)
@@ -136,7 +133,7 @@ def resized(tiles_BCHW: Tensor, heights_B: Tensor, widths_B: Tensor, size: tuple
 
 
 def whole(values: Tensor) -> Tensor:
-    """Rounded to grey values, in place, halves up as in Pillow."""
+    """Round to integers from 0 to 255 in place, halves up as in Pillow."""
     return values.add_(0.5).floor_().clamp_(0, 255)
 
 
@@ -149,9 +146,9 @@ def crops(
     size: tuple[int, int],
     kind: str,
 ) -> Tensor:
-    """Crops [B, C, *size] of images that lie in one flat buffer, the rows of image b `strides_B[b]` pixels apart.
+    """Return crops [B, C, *size] of images in one flat buffer, where rows of image b are `strides_B[b]` pixels apart.
 
-    Each crop is gathered into a tile of static shape, which must hold any of them; `largest_crop` says how large it is.
+    Each crop is gathered into a tile of static shape, which must hold any crop; `largest_crop` returns this shape.
     """
     device = pixels_PC.device
     y, x = torch.arange(tile[0], device=device), torch.arange(tile[1], device=device)
@@ -168,7 +165,7 @@ def crops(
 
 
 def shift(images: Tensor, numbers: Tensor, most: int) -> Tensor:
-    """Moves each image by up to `most` pixels in both directions; what comes in is black. `numbers` is [B, 2]."""
+    """Shift each image by up to `most` pixels in both directions and fill with black. `numbers` is [B, 2]."""
     height, width = images.shape[2:]
     top_B, left_B = ((numbers * (2 * most + 1)).floor().long() - most).unbind(1)
     rows = torch.arange(height, device=images.device) + top_B[:, None]
@@ -180,7 +177,7 @@ def shift(images: Tensor, numbers: Tensor, most: int) -> Tensor:
 
 
 def flip(images: Tensor, numbers_B: Tensor, probability: float) -> Tensor:
-    """Left-right mirror images, each with this probability."""
+    """Flip each image horizontally with this probability."""
     return torch.where((numbers_B < probability)[:, None, None, None], images.flip(3), images)
 
 
@@ -190,16 +187,16 @@ ORDERS = ((0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0))  # 0
 
 
 def color_jitter(images: Tensor, numbers: Tensor, strength: float) -> Tensor:
-    """Brightness, contrast and saturation in an order of each image's own, as torchvision's ColorJitter.
+    """Change brightness, contrast and saturation in a random order per image, like torchvision's ColorJitter.
 
-    `numbers` is [B, 4]: three factors and the order. Each of the three is a blend of the image with another one: black,
-    its mean grey, itself in grey.
+    `numbers` is [B, 4]: three factors and the order. Each change blends the image with another one: black, its mean
+    grey, its greyscale version.
     """
     low, high = max(0.0, 1 - strength), 1 + strength
     factors_B3 = low + (high - low) * numbers[:, :3]
     order_B = (numbers[:, 3] * len(ORDERS)).floor()
     for place in range(3):
-        kind_B = torch.zeros_like(order_B, dtype=torch.int64)  # from comparisons: a table would be copied to the device
+        kind_B = torch.zeros_like(order_B, dtype=torch.int64)  # comparisons avoid copying a lookup table to the device
         for number, order in enumerate(ORDERS):
             kind_B = torch.where(order_B == number, order[place], kind_B)
         factor = factors_B3.gather(1, kind_B[:, None])[:, :, None, None]
@@ -211,7 +208,7 @@ def color_jitter(images: Tensor, numbers: Tensor, strength: float) -> Tensor:
 
 
 def grey_of(images: Tensor) -> Tensor:
-    """Luminance, [B, 1, H, W]; not rounded."""
+    """Return the luminance [B, 1, H, W], not rounded."""
     if images.shape[1] == 1:
         return images
     red, green, blue = images.split(1, 1)
@@ -219,7 +216,7 @@ def grey_of(images: Tensor) -> Tensor:
 
 
 def erase(images: Tensor, numbers: Tensor, probability: float, color_C11: Tensor) -> Tensor:
-    """Fills a random rectangle with a colour, as torchvision's RandomErasing. `numbers` is [B, 1 + BOX]."""
+    """Fill a random rectangle with a colour, like torchvision's RandomErasing. `numbers` is [B, 1 + BOX]."""
     count, _, height, width = images.shape
     heights_B, widths_B = (torch.full((count,), side, device=images.device) for side in (height, width))
     boxes_B4 = random_boxes(numbers[:, 1:], heights_B, widths_B, ERASED_AREA, ERASED_RATIO)
@@ -229,7 +226,7 @@ def erase(images: Tensor, numbers: Tensor, probability: float, color_C11: Tensor
 
 
 def inside(images: Tensor, top: Tensor, left: Tensor, bottom: Tensor, right: Tensor) -> Tensor:
-    """Which pixels are in a box: bool [B, 1, H, W], or [1, 1, H, W] for one box."""
+    """Return a mask of the pixels in a box: bool [B, 1, H, W], or [1, 1, H, W] for one box."""
     y = torch.arange(images.shape[2], device=images.device)[:, None]
     x = torch.arange(images.shape[3], device=images.device)
     top, left, bottom, right = (cells(side) for side in (top, left, bottom, right))
@@ -237,34 +234,34 @@ def inside(images: Tensor, top: Tensor, left: Tensor, bottom: Tensor, right: Ten
 
 
 def cells(values: Tensor) -> Tensor:
-    """[B] as [B, 1, 1, 1]."""
+    """Reshape [B] to [B, 1, 1, 1]."""
     return values.reshape(-1, 1, 1, 1)
 
 
 # Mixing ---------------------------------------------------------------------------------------------------------------
 
-MIX = 6  # random numbers: whether, which kind, how much, the two places of the box, the partner
+MIX = 6  # random numbers: whether to mix, mixup or cutmix, proportion, box centre (y, x), partner
 
 
 class Mixed(NamedTuple):
-    """Images that are mixed with others of their batch. The target is weight * own label + (1 - weight) * partner's."""
+    """A batch after mixup or cutmix. The target is weight * own label + (1 - weight) * label of the partner."""
 
     images: Tensor
-    partner_B: Tensor  # the place of the other image in the batch
+    partner_B: Tensor  # index of the other image in the batch
     weight: Tensor  # a scalar
 
 
 def mixing(augment: Augment, numbers: np.ndarray, size: tuple[int, int], count: int) -> np.ndarray:
-    """How one batch is mixed, from MIX random numbers: one proportion for the batch, as timm has it by default.
+    """Return the mixing parameters of a batch from MIX random numbers; one proportion per batch, as timm's default.
 
-    float32 [7]: the weight of an image's own label and of its own pixels, the box (top, left, bottom, right) that comes
-    from the partner, and how many places further in the batch the partner is. Made on the host, where scipy has the
+    float32 [7]: weight of an image's own label, weight of its own pixels, the box (top, left, bottom, right) that is
+    copied from the partner, and the offset of the partner in the batch. Computed on the host, because scipy has the
     inverse of the Beta distribution.
     """
     from scipy.special import betaincinv
 
     whether, which, how_much, y, x, who = numbers.astype(np.float64)
-    partner = 1 + int(who * (count - 1)) if count > 1 else 0  # never the image itself; the order is random already
+    partner = 1 + int(who * (count - 1)) if count > 1 else 0  # not the image itself; the batch order is random already
     if not augment.mixes or whether >= augment.mix_probability:
         return np.array([1, 1, 0, 0, 0, 0, partner], np.float32)
     both = augment.mixup > 0 and augment.cutmix > 0
@@ -281,12 +278,12 @@ def mixing(augment: Augment, numbers: np.ndarray, size: tuple[int, int], count: 
         for middle, reach, side in zip(centre, half, size, strict=True)
         for edge in (max(0, middle - reach), min(side, middle + reach))
     )
-    own = 1 - (bottom - top) * (right - left) / (height * width)  # what is cut off at the border does not count
+    own = 1 - (bottom - top) * (right - left) / (height * width)  # area of the box inside the image
     return np.array([own, 1, top, left, bottom, right, partner], np.float32)
 
 
 def mixed_with_others(images: Tensor, how_7: Tensor) -> Mixed:
-    """Mixup or cutmix of a batch, as `mixing` says."""
+    """Apply mixup or cutmix to a batch with the parameters from `mixing`."""
     own_label, own, top, left, bottom, right, further = how_7.unbind()
     count = len(images)
     partner_B = (torch.arange(count, device=images.device) + further.long()) % count
@@ -295,13 +292,14 @@ def mixed_with_others(images: Tensor, how_7: Tensor) -> Mixed:
     return Mixed(mixed_images, partner_B, own_label)
 
 
-# All of it ------------------------------------------------------------------------------------------------------------
+# All augmentations ----------------------------------------------------------------------------------------------------
 
 
 class BatchAugment:
-    """What `augment` does to batches; with `whole` also crops, flips and RandAugment, which workers do otherwise.
+    """Augmentation of batches; with `whole` also crops, flips and RandAugment, which worker processes do otherwise.
 
-    `numbers` makes the random numbers of a batch on the host; a call applies them where the images are.
+    `numbers` generates the random numbers of a batch on the host; calling the object applies them on the device of the
+    images.
     """
 
     def __init__(
@@ -329,7 +327,8 @@ class BatchAugment:
         self.colors: dict[torch.device, Tensor] = {}
 
     def numbers(self, seed: int, epochs: np.ndarray, positions: np.ndarray) -> tuple[Tensor, Tensor]:
-        """The random numbers [B, R] of a batch and how it is mixed [7], which its first position decides."""
+        """Return the random numbers [B, R] of a batch and its mixing parameters [7], which depend on its first
+        position."""
         how = mixing(
             self.augment,
             uniforms(seed, epochs[:1], positions[:1], self.mix_columns)[0],
@@ -342,7 +341,7 @@ class BatchAugment:
         return numbers[:, self.places[purpose]]
 
     def geometry(self, images: Tensor, numbers: Tensor) -> Tensor:
-        """What follows the crop where workers do nothing: shift, flip, RandAugment. Values stay integers."""
+        """Apply the steps after the crop: shift, flip, RandAugment. Values stay integers."""
         if "shift" in self.places:
             images = shift(images, self.of(numbers, "shift"), self.augment.padding)
         if "flip" in self.places:
@@ -355,7 +354,7 @@ class BatchAugment:
         return images
 
     def __call__(self, images: Tensor, numbers: Tensor, how: Tensor) -> Mixed:
-        """Images [B, C, H, W] with values from 0 to 255 of any dtype, to float32 in the same range."""
+        """Augment images [B, C, H, W] with values from 0 to 255 of any dtype; returns float32 in the same range."""
         images = images.float()
         if self.whole:
             images = self.geometry(images, numbers)
@@ -368,7 +367,7 @@ class BatchAugment:
         return Mixed(images, torch.arange(len(images), device=images.device), how[0])
 
     def color(self, device: torch.device) -> Tensor:
-        """The mean colour [C, 1, 1]; kept, because a copy to a GPU cannot be part of a CUDA graph."""
+        """Return the mean colour [C, 1, 1]; cached, because a CUDA graph cannot contain a copy from the host."""
         if device not in self.colors:
             self.colors[device] = torch.tensor([255 * mean for mean in self.mean], device=device).view(-1, 1, 1)
         return self.colors[device]

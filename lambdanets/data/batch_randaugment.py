@@ -1,10 +1,9 @@
-"""RandAugment on batches: the operations of `transforms.rand_augment`, another one for each image.
+"""RandAugment on batches: the operations of `transforms.rand_augment`, with a different operation for each image.
 
-Operations of one kind are computed together for all images, and each image takes the result of its own: lookup tables
+Each group of operations is computed for all images, and each image takes the result of its own operation: lookup tables
 of 256 values (AutoContrast, Equalize, Invert, Posterize, Solarize, SolarizeAdd, Contrast, Brightness), affine maps
-(rotation, shear, translation), Color, Sharpness, Cutout. Images are float32 with integer values from 0 to 255, and
-values are rounded as Pillow rounds them: affine maps may differ by 1, where Pillow's sum in double precision is on the
-other side of an integer; the others are equal.
+(rotation, shear, translation), Color, Sharpness, Cutout. Images are float32 with integer values from 0 to 255, rounded
+as in Pillow. Affine maps may differ from Pillow by 1, since Pillow sums in double precision; the others are equal.
 
 B: batch, C: channels, H, W: image.
 """
@@ -20,14 +19,14 @@ from torch import Tensor
 from lambdanets.data.augment import Augment
 from lambdanets.data.transforms import CUTOUT_REACH, GREY, Cutout, rand_augment
 
-NUMBERS = 5  # of a layer: operation, whether, sign, and two for the centre of Cutout
+NUMBERS = 5  # random numbers per layer: operation, whether to apply it, sign, and two for the centre of Cutout
 LOOKUP, MAP, COLOR, SHARPNESS, CUTOUT = range(5)  # groups of operations that are computed together
 AFFINE = ("Rotate", "ShearX", "ShearY", "TranslateXRel", "TranslateYRel")
-GROUPS = {"Color": COLOR, "Sharpness": SHARPNESS, "Cutout": CUTOUT, **dict.fromkeys(AFFINE, MAP)}  # the rest is LOOKUP
+GROUPS = {"Color": COLOR, "Sharpness": SHARPNESS, "Cutout": CUTOUT, **dict.fromkeys(AFFINE, MAP)}  # others: LOOKUP
 
 
 class BatchRandAugment:
-    """Layers of RandAugment; `numbers` random numbers of each image."""
+    """RandAugment layers. Each image needs `numbers` random numbers."""
 
     def __init__(self, augment: Augment) -> None:
         self.layers, self.probability = augment.randaugment_layers, augment.randaugment_probability
@@ -43,7 +42,7 @@ class BatchRandAugment:
         return images
 
     def layer(self, images: Tensor, numbers_B5: Tensor) -> Tensor:
-        """One random operation for each image."""
+        """Apply one random operation to each image."""
         which, whether, sign, y, x = numbers_B5.unbind(1)
         operation_B = (which * len(self.names)).floor().long()
         if self.probability < 1:
@@ -51,7 +50,7 @@ class BatchRandAugment:
         return self.apply(images, operation_B, sign > 0.5, torch.stack([y, x], 1))
 
     def apply(self, images: Tensor, operation_B: Tensor, negative_B: Tensor, centre_B2: Tensor) -> Tensor:
-        """Operation number `operation_B` of each image (-1: none), some with their sign changed."""
+        """Apply operation `operation_B` (-1: none) to each image, with the opposite sign where `negative_B` is true."""
         height, width = images.shape[2:]
         tables_O, maps_O, groups_O = self.constant(images.device, height, width)
         number_B = operation_B.clamp(min=0)
@@ -73,7 +72,8 @@ class BatchRandAugment:
         return self.arguments[self.names.index(name)]
 
     def constant(self, device: torch.device, height: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Tables [O, 256], affine maps [O, 2, 6] and groups [O]; kept, because a CUDA graph cannot copy them."""
+        """Return tables [O, 256], affine maps [O, 2, 6] and groups [O]; cached, because a CUDA graph cannot copy
+        them."""
         key = device, height, width
         if key not in self.constants:
             both = zip(self.names, self.arguments, strict=True)
@@ -86,7 +86,7 @@ class BatchRandAugment:
         return self.constants[key]
 
     def lookup(self, values: Tensor, grey: Tensor, tables_B: Tensor, operation_B: Tensor) -> Tensor:
-        """The table [B, C, 256] of each image and channel; `values` is int64 [B, C, H * W]."""
+        """Return the lookup table [B, C, 256] of each image and channel; `values` is int64 [B, C, H * W]."""
         count, channels, pixels = values.shape
         histogram = torch.zeros(count, channels, 256, dtype=torch.int64, device=values.device)
         histogram.scatter_add_(2, values, torch.ones_like(values))
@@ -121,7 +121,7 @@ class BatchRandAugment:
 
 
 def described(operation: object) -> tuple[str, float]:
-    """The name of an operation and its argument at its magnitude; the sign is drawn for each image."""
+    """Return the name of an operation and its argument at its magnitude; the sign is drawn for each image."""
     if isinstance(operation, Cutout):
         return "Cutout", 0.0
     name, level = operation.name, operation.level_fn  # type: ignore[attr-defined]
@@ -130,12 +130,12 @@ def described(operation: object) -> tuple[str, float]:
     most = operation.magnitude_max or 10  # type: ignore[attr-defined]
     before = random.getstate()
     (argument,) = level(max(0.0, min(operation.magnitude, most)), operation.hparams)  # type: ignore[attr-defined]
-    random.setstate(before)  # timm draws the sign of some
+    random.setstate(before)  # timm draws the sign of some arguments
     return name, abs(argument)
 
 
 def table(name: str, argument: float) -> np.ndarray:
-    """What an operation does to each of 256 values, where it depends on nothing else; float32 [256]."""
+    """Return the lookup table of an operation that depends only on the pixel value, float32 [256]."""
     value = np.arange(256)
     if name == "Invert":
         value = 255 - value
@@ -151,7 +151,7 @@ def table(name: str, argument: float) -> np.ndarray:
 
 
 def affine_map(name: str, argument: float, sign: int, height: int, width: int) -> list[float]:
-    """(a, b, c, d, e, f): the output at (x, y) is the input at (a x + b y + c, d x + e y + f), as Pillow has it."""
+    """Return (a, b, c, d, e, f) as Pillow defines it: output (x, y) is input (a x + b y + c, d x + e y + f)."""
     argument *= sign
     if name == "ShearX":
         return [1, argument, 0, 0, 1, 0]
@@ -169,7 +169,7 @@ def affine_map(name: str, argument: float, sign: int, height: int, width: int) -
 
 
 def affine(images: Tensor, maps_B6: Tensor) -> Tensor:
-    """Bilinear; grey where the input would be outside of the image."""
+    """Apply affine maps with bilinear interpolation; pixels from outside the image are grey."""
     height, width = images.shape[2:]
     y = (torch.arange(height, device=images.device) + 0.5)[:, None]
     x = torch.arange(width, device=images.device) + 0.5
@@ -178,22 +178,23 @@ def affine(images: Tensor, maps_B6: Tensor) -> Tensor:
     grid = torch.stack([2 * across_BHW / width - 1, 2 * down_BHW / height - 1], 3)
     found = F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
     outside = (across_BHW < 0) | (across_BHW >= width) | (down_BHW < 0) | (down_BHW >= height)
-    return torch.where(outside[:, None], float(GREY[0]), (found + 1e-3).floor())  # Pillow cuts off decimals
+    return torch.where(outside[:, None], float(GREY[0]), (found + 1e-3).floor())  # Pillow truncates
 
 
 def luma(images: Tensor) -> Tensor:
-    """Pillow's conversion to "L", rounded: [B, 1, H, W]. Exact, since all sums are below 2^24."""
+    """Convert to greyscale as Pillow's "L" does, rounded: [B, 1, H, W]. Exact, since all sums are below 2^24."""
     red, green, blue = images.split(1, 1)
     return ((19595 * red + 38470 * green + 7471 * blue + 32768) / 65536).floor()
 
 
 def blend(other: Tensor, images: Tensor, factor: float) -> Tensor:
-    """Pillow's Image.blend."""
+    """Blend two images like Pillow's Image.blend."""
     return (other + factor * (images - other)).trunc().clamp(0, 255)
 
 
 def smooth(images: Tensor) -> Tensor:
-    """Pillow's ImageFilter.SMOOTH: 3x3 ones with 5 in the middle, over 13; the border stays as it is."""
+    """Apply Pillow's ImageFilter.SMOOTH: a 3x3 kernel of ones with 5 in the centre, divided by 13; the border is
+    unchanged."""
     if min(images.shape[2:]) < 3:
         return images
     columns = images[..., :-2] + images[..., 1:-1] + images[..., 2:]

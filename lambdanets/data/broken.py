@@ -1,33 +1,42 @@
-"""Images that cannot be read: how many are too many."""
+"""Unreadable images: how many a run tolerates."""
 
 from dataclasses import dataclass
 
-SHOWN = 20  # names in the message; the error holds all of them
+SHOWN = 20  # names in the message; the exception holds all
 ADVICE = (
-    "Mend or remove them (`lambdanets data check` lists them all, for detection `lambdanets detect check`), or allow "
-    "more (a run's --data.max-broken)"
+    "Repair or remove them (`lambdanets data check` or, for detection, `lambdanets detect check` lists all), or allow "
+    "more with --data.max-broken"
 )
 
 
 @dataclass(frozen=True)
 class BrokenImages:
-    """A broken image is replaced, named and counted; too many stop the run."""
+    """When unreadable images stop a run. Up to this limit they are replaced and logged.
+
+    Example:
+
+        from lambdanets.data.broken import BrokenImages
+        from lambdanets.data.loader import LoaderOptions
+
+        options = LoaderOptions(batch_size=64, broken=BrokenImages(max_fraction=0.01))
+    """
 
     max_fraction: float = 0.05
-    """The largest part of the images seen so far that may be broken."""
+    """Largest allowed fraction of unreadable images among the images read so far."""
     at_least: int = 10
-    """So many broken ones before the first epoch is over, so that one among the first few is no alarm."""
+    """During the first epoch, never stop with fewer unreadable images than this."""
     others: int = 0
-    """Images of the same run that were read elsewhere: a small validation set is judged together with them."""
+    """Number of images of the same run that another loader reads; they count as read, so that one unreadable image in a
+    small validation set does not stop the run."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_fraction <= 1:
-            raise ValueError(f"max_fraction is between 0 and 1, not {self.max_fraction}")
+            raise ValueError(f"max_fraction must be between 0 and 1, got {self.max_fraction}")
 
 
 @dataclass(frozen=True)
 class Broken:
-    """One image that could not be read."""
+    """An unreadable image: its index in the source, its name, and the reason."""
 
     index: int
     name: str
@@ -35,7 +44,7 @@ class Broken:
 
 
 class TooManyBrokenError(ValueError):
-    """The list is in `broken`."""
+    """Too many images are unreadable. The attribute `broken` lists them as `Broken`."""
 
     def __init__(
         self,
@@ -48,13 +57,13 @@ class TooManyBrokenError(ValueError):
         some = "; ".join(f"{one.name}: {one.reason}" for one in broken[:SHOWN])
         more = f"; and {len(broken) - SHOWN} more" if len(broken) > SHOWN else ""
         super().__init__(
-            f"{len(broken)} of the {seen} images read so far are broken, more than {policy.max_fraction:.1%} of them. "
-            f"{advice}: {some}{more}"
+            f"{len(broken)} of {seen} images read so far cannot be read, more than the limit of "
+            f"{policy.max_fraction:.1%}. {advice}: {some}{more}"
         )
 
 
 class BrokenCount:
-    """What one loader met so far."""
+    """The unreadable images that a loader has found so far."""
 
     def __init__(self, policy: BrokenImages, length: int) -> None:
         self.policy, self.length = policy, length
@@ -62,7 +71,7 @@ class BrokenCount:
         self.found: dict[int, Broken] = {}
 
     def add(self, drawn: int, broken: tuple[Broken, ...], gave_up: bool) -> tuple[Broken, ...]:
-        """Counts a batch and returns the broken images that were not known before."""
+        """Count a batch and return its newly found unreadable images."""
         self.drawn += drawn + len(broken)
         new = tuple({one.index: one for one in broken if one.index not in self.found}.values())
         self.found |= {one.index: one for one in new}

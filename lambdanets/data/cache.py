@@ -1,5 +1,4 @@
-"""Decoded once, kept in memory: for a set that is small beside the machine, and an accelerator that is faster than
-its processor decodes.
+"""Cache of decoded images in memory, for small datasets on machines where decoding is slower than training.
 
 Worker processes share the pixels, since they are forked after the cache is filled and never write to it.
 """
@@ -27,10 +26,10 @@ Size = tuple[int, int]  # height, width
 
 
 class CachedSource:
-    """A source whose pixels are in memory: [H, W, channels] of every index in `indices`, the original for others.
+    """A source with decoded images [H, W, channels] in memory for `indices`; other indices are read from the source.
 
-    `stored` says at which size an image of a size is kept, by default as it is; the result may not depend on which
-    of the two sides is the height. Such images are resized with `resample`.
+    `stored` maps the size of an image to the size at which it is kept, by default the same; it must treat height and
+    width symmetrically. Images are resized with `resample`.
     """
 
     def __init__(
@@ -52,7 +51,7 @@ class CachedSource:
         self.starts = np.zeros(len(source), np.int64)
         self.reasons: dict[int, str] = {}
         indices = np.unique(indices)
-        with ThreadPoolExecutor(processors()) as pool:  # Pillow decodes outside of Python's lock
+        with ThreadPoolExecutor(processors()) as pool:  # Pillow releases the GIL while decoding
             for index, shape in zip(indices, pool.map(self.shape, indices), strict=True):
                 self.shapes[index] = shape
             sizes = self.shapes[indices].astype(np.int64).prod(axis=1) * channels
@@ -78,7 +77,7 @@ class CachedSource:
         return self.pixels[start : start + height * width * self.channels].reshape(height, width, self.channels)
 
     def shape(self, index: int) -> Size:
-        """(height, width) by the header, before the image is turned; (0, 0) if it cannot be read."""
+        """Return (height, width) from the header, before the EXIF orientation; (0, 0) if it cannot be read."""
         try:
             size = header_size(self.source, index, self.limits)
         except (BrokenImageError, OSError) as error:
@@ -113,7 +112,7 @@ class CachedSource:
             if orientation in TRANSPOSED:
                 height, width = self.stored(image.width, image.height)
             wanted = width, height
-            image.draft(image.mode, least)  # a JPEG is decoded smaller, which costs less
+            image.draft(image.mode, least)  # decode a JPEG at a lower resolution, which is faster
         image = turned(load(image, "RGB" if self.channels == 3 else "L"), orientation)
         if wanted is not None and image.size != wanted:
             image = image.resize(wanted, self.resample)
@@ -121,7 +120,7 @@ class CachedSource:
 
 
 def header_size(source: Source, index: int, limits: Limits) -> Size:
-    """The height and width of an image as it is stored, without decoding it."""
+    """Return the height and width of an image as stored, without decoding it."""
     data = source.read(index)
     if isinstance(data, np.ndarray):
         return data.shape[0], data.shape[1]
@@ -130,7 +129,7 @@ def header_size(source: Source, index: int, limits: Limits) -> Size:
 
 
 def cached(source: Source, indices: np.ndarray, budget: int, limits: Limits, exif_orientation: bool) -> Source:
-    """The source with its pixels in memory; itself if they are there anyway."""
+    """Return the source with its pixels in memory; the source itself if it is in memory already."""
     if isinstance(source, ArraySource | CachedSource):
         return source
     return CachedSource(source, indices, budget, limits, exif_orientation)
@@ -139,14 +138,14 @@ def cached(source: Source, indices: np.ndarray, budget: int, limits: Limits, exi
 def check_room(images: int, total: int, budget: int) -> None:
     wanted = f"the pixels of {images:,} images take {total / 2**30:.1f} GiB"
     if total > budget:
-        raise ValueError(f"{wanted}, more than cache_bytes={budget:,}: allow more, or decode each time (cache='none')")
+        raise ValueError(f"{wanted}, more than cache_bytes={budget:,}: raise it, or use cache='none'")
     free = available_memory()
     if free is not None and total > free:
-        raise ValueError(f"{wanted}, and {free / 2**30:.1f} GiB of memory are free: decode each time (cache='none')")
+        raise ValueError(f"{wanted}, and {free / 2**30:.1f} GiB of memory are free: use cache='none'")
 
 
 def available_memory() -> int | None:
-    """Bytes, where the system tells."""
+    """Return the available memory in bytes; None if the system does not report it."""
     try:
         with open("/proc/meminfo") as file:
             return next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
@@ -155,5 +154,5 @@ def available_memory() -> int | None:
 
 
 def processors() -> int:
-    """Processors that this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""Reads every image once: what is unreadable, what is there twice, what is in training and validation both."""
+"""Check a dataset: unreadable images, duplicates, and images that are in both training and validation splits."""
 
 import hashlib
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ CHUNK = 256
 
 @dataclass(frozen=True)
 class Place:
-    """One image of one split."""
+    """An image of a split."""
 
     split: str
     index: int
@@ -27,31 +27,33 @@ class Place:
 
 @dataclass(frozen=True)
 class Checked:
-    """What was found."""
+    """Result of `check`."""
 
     images: int
     unreadable: tuple[Broken, ...]
     duplicates: tuple[tuple[Place, ...], ...]  # the same pixels, within a split
     leaked: tuple[tuple[Place, ...], ...]  # the same pixels, in more than one split
     empty_classes: tuple[str, ...]  # classes of the training set without an image
-    single_classes: tuple[str, ...]  # with one
-    missing_classes: tuple[tuple[str, str], ...]  # (split, class): with training images, and none in another split
-    class_sizes: tuple[tuple[str, int], ...]  # training images of each class, the largest first
+    single_classes: tuple[str, ...]  # classes of the training set with one image
+    missing_classes: tuple[
+        tuple[str, str], ...
+    ]  # (split, class) without images, although the class has training images
+    class_sizes: tuple[tuple[str, int], ...]  # training images per class, largest first
 
     @property
     def contradictions(self) -> tuple[tuple[Place, ...], ...]:
-        """The same pixels with different labels."""
+        """Images with the same pixels and different labels."""
         return tuple(group for group in (*self.duplicates, *self.leaked) if len({place.label for place in group}) > 1)
 
 
 def check(
     sources: Mapping[str, Source], workers: int | None = None, done: Callable[[int], object] = lambda images: None
 ) -> Checked:
-    """Decodes all images of all splits on all processors. Images with the same pixels are the same."""
+    """Decode all images of all splits on all CPU cores. Images with equal pixels count as the same image."""
     unreadable: list[Broken] = []
     places: dict[bytes, list[Place]] = {}
     seen = 0
-    with ThreadPoolExecutor(workers or processors()) as pool:  # Pillow decodes and hashlib hashes without the lock
+    with ThreadPoolExecutor(workers or processors()) as pool:  # Pillow and hashlib release the GIL
         for split, source in sources.items():
             for start in range(0, len(source), CHUNK):
                 indices = range(start, min(start + CHUNK, len(source)))
@@ -72,7 +74,7 @@ def check(
     missing = tuple(
         (split, name)
         for split, source in others
-        if (source.labels >= 0).any()  # not where a split has no labels at all
+        if (source.labels >= 0).any()  # splits without any labels do not count
         for name, count in class_counts(source).items()
         if not count and counts.get(name)
     )
@@ -89,13 +91,13 @@ def check(
 
 
 def class_counts(source: Source) -> dict[str, int]:
-    """Images of each class."""
+    """Return the number of images of each class."""
     counts = np.bincount(source.labels[source.labels >= 0], minlength=len(source.class_names))
     return dict(zip(source.class_names, counts.tolist(), strict=True))
 
 
 def fingerprint(source: Source, index: int) -> bytes | str:
-    """A hash of the pixels, or why there are none."""
+    """Return a hash of the pixels, or the reason why the image cannot be read."""
     try:
         data = source.read(index)
         pixels = data if isinstance(data, np.ndarray) else np.asarray(decode(data))

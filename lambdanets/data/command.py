@@ -1,4 +1,4 @@
-"""`lambdanets data pack | check | speed`."""
+"""The commands `lambdanets data pack`, `check` and `speed`."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -11,8 +11,8 @@ import tyro
 from lambdanets.files import write_json
 from lambdanets.options import check_image_size, chosen_device, optional
 
-UNEQUAL = 10  # the largest class is so many times the smallest
-SHOWN = 20  # lines of each list; --json has all
+UNEQUAL = 10  # ratio of largest to smallest class that is reported
+SHOWN = 20  # lines per list; --json has all
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class DataPack:
     source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
     """A folder of class folders, a .csv list, a folder of idx files, shards, or an embedded dataset."""
     target: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="TARGET")]
-    """A new folder."""
+    """Folder for the shards; it must not contain shards yet."""
     images_per_shard: int = 1000
     """Images in each shard."""
     seed: int = 0
@@ -84,18 +84,18 @@ def patterns(words: Iterable[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class DataCheck:
-    """Decodes every image on all processors and lists what is unreadable, there twice, or in training and validation
-    both (compared by pixels, so a copy in another format counts).
+    """Decode every image and list unreadable images, duplicates, and images in both training and validation splits.
 
-    Exit status 1 if an image is unreadable or leaked, or if the same pixels have two labels.
+    Images are compared by pixels, so copies in another file format count as duplicates. Exit status 1 if an image is
+    unreadable or in more than one split, or if the same pixels have different labels.
     """
 
     source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
-    """Folder, .csv list, idx folder, shards or an embedded set; all of its splits are read."""
+    """Dataset: a folder with one folder per class, .csv list, idx folder, shards or mnist. All splits are read."""
     workers: int | None = None
-    """Threads; by default one for each processor."""
+    """Number of threads; by default one per CPU core."""
     json: Path | None = None
-    """Write everything that was found there."""
+    """Write the complete result to this JSON file."""
 
     def run(self) -> int:
         from lambdanets.data.check import check
@@ -108,20 +108,20 @@ class DataCheck:
         with progress("checking", sum(len(source) for source in sources.values())) as done:
             found = check(sources, self.workers, done)
         counts = ", ".join(f"{split} {len(source):,}" for split, source in sources.items())
-        first = next(iter(sources))  # where classes are counted
+        first = next(iter(sources))  # the split whose classes are counted
         first = "training" if first == "train" else first
-        print(f"{found.images:,} images ({counts}) of {len(next(iter(sources.values())).class_names)} classes")
+        print(f"{found.images:,} images ({counts}) in {len(next(iter(sources.values())).class_names)} classes")
         listing("unreadable", [f"{one.name}: {one.reason}" for one in found.unreadable])
         listing("in more than one split", [same(group) for group in found.leaked])
-        listing("more than once in a split", [same(group) for group in found.duplicates])
-        listing("the same pixels with different labels", [same(group) for group in found.contradictions])
-        listing(f"classes without a {first} image", list(found.empty_classes))
-        listing(f"classes with one {first} image", list(found.single_classes))
-        listing("classes without an image of a split", [f"{split}: {name}" for split, name in found.missing_classes])
+        listing("duplicates within a split", [same(group) for group in found.duplicates])
+        listing("duplicates with different labels", [same(group) for group in found.contradictions])
+        listing(f"classes without {first} images", list(found.empty_classes))
+        listing(f"classes with only one {first} image", list(found.single_classes))
+        listing("classes without images in a split", [f"{split}: {name}" for split, name in found.missing_classes])
         sizes = [(name, size) for name, size in found.class_sizes if size]
         if sizes and sizes[0][1] >= UNEQUAL * sizes[-1][1]:
             (most, large), (least, small) = sizes[0], sizes[-1]
-            print(f"classes are unequal: {small:,} {first} images of {least}, {large:,} of {most}")
+            print(f"classes are imbalanced: {small:,} {first} images of {least}, {large:,} of {most}")
         if self.json:
             write_json(self.json, asdict(found))
         return 1 if found.unreadable or found.leaked or found.contradictions else 0
@@ -129,25 +129,30 @@ class DataCheck:
 
 @dataclass(frozen=True)
 class DataSpeed:
-    """Images per second of one core, of all workers, and of images that are kept on the training device.
+    """Measure the throughput of data loading: per CPU core, with worker processes, and from device memory.
 
-    torchvision's reference loader runs with the same transforms for comparison.
+    torchvision's ImageFolder and DataLoader run with the same transforms for comparison.
     """
 
     source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
-    """Folder, .csv list or shards."""
+    """Dataset: a folder, .csv list or shards."""
     image_size: int = 224
+    """Size of the random crops in pixels."""
     randaugment_layers: int = 0
+    """RandAugment operations per image."""
     randaugment_magnitude: int = 10
+    """Magnitude of RandAugment."""
     images: int = 2000
-    """How many of the source's images to use."""
+    """Number of images of the dataset to use."""
     rounds: int = 3
+    """Repetitions; the result is their median."""
     workers: int = 0
-    """Also time all together with so many worker processes, by the clock: on a machine that does nothing else."""
+    """Also measure wall-clock throughput with this many worker processes; the machine must be idle otherwise."""
     device: Annotated[str | None, optional("DEVICE")] = None
-    """Where images are kept and augmented in batches: cpu or cuda; by default a GPU if there is one."""
+    """Device for images that are kept in its memory and augmented in batches: cpu or cuda; by default a GPU if there is
+    one."""
     json: Path | None = None
-    """Write the figures there."""
+    """Write the results to this JSON file."""
 
     def run(self) -> int:
         import torch
@@ -170,7 +175,7 @@ class DataSpeed:
             rounds=self.rounds,
             device=device,
         )
-        print(f"{'images per second':32s} {'one core':>10s} {'by the clock':>13s}")
+        print(f"{'images per second':32s} {'one core':>10s} {'wall clock':>13s}")
         for row in rows:
             core, clock = ("" if rate is None else f"{rate:,.0f}" for rate in (row.per_core, row.together))
             print(f"{row.name:32s} {core:>10s} {clock:>13s}")
@@ -184,7 +189,7 @@ class DataSpeed:
 
 @dataclass(frozen=True)
 class Data:
-    """Data sets: pack them into shards, check them, measure how fast they are read."""
+    """Pack datasets into shards, check them, and measure the throughput of data loading."""
 
     what: Annotated[
         Annotated[DataPack, tyro.conf.subcommand("pack")]
@@ -212,7 +217,7 @@ def listing(title: str, lines: list[str]) -> None:
 
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Callable[[int], object]]:
-    """A bar on stderr, where that is a terminal."""
+    """Show a progress bar on stderr if it is a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

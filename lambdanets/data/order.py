@@ -1,8 +1,8 @@
-"""Which example comes when: a pure function of (seed, epoch, position).
+"""Order of the examples: a pure function of (seed, epoch, position).
 
-No state, so a run that resumes at any batch sees what it would have seen, whatever the number of workers; and a step
-of all processes together sees the same examples whatever their number. Own arithmetic (splitmix64), so that no
-version of a library changes the order of a run.
+There is no state, so a resumed run sees the same batches with any number of workers, and a step sees the same examples
+with any number of processes. The hash (splitmix64) is implemented here, so that the order does not depend on library
+versions.
 """
 
 import itertools
@@ -21,7 +21,7 @@ MASK = (1 << 64) - 1
 
 
 def mix(*numbers: int) -> int:
-    """A 64-bit number that depends on every bit of every number."""
+    """Hash integers to a 64-bit number."""
     state = 0
     for number in numbers:
         state = (state ^ (number & MASK)) + INCREMENT & MASK
@@ -32,7 +32,7 @@ def mix(*numbers: int) -> int:
 
 
 def mixed(key: int | np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """`mix(number)` with `key` in front, for an array: uint64. Arrays of keys are broadcast against the numbers."""
+    """Hash an array of numbers with `key` in front, as `mix` does: uint64. Arrays of keys are broadcast."""
     state = numbers.astype(np.uint64) ^ np.uint64(key)
     with np.errstate(over="ignore"):
         state += np.uint64(INCREMENT)
@@ -42,48 +42,48 @@ def mixed(key: int | np.ndarray, numbers: np.ndarray) -> np.ndarray:
 
 
 def permutation(length: int, seed: int, epoch: int) -> np.ndarray:
-    """The order of an epoch: position -> example, int64."""
+    """Return the order of an epoch: the example at each position, int64 [length]."""
     return np.argsort(mixed(mix(seed, epoch), np.arange(length)), kind="stable")
 
 
 @dataclass(frozen=True)
 class Epochs:
-    """Where epochs begin in the sequence of steps.
+    """Maps steps to epochs.
 
     The positions of a run are one sequence: step s takes positions s * step to (s + 1) * step - 1, and position p is
-    position p % used of epoch p // used. With "drop" `used` is a multiple of the step, and what is left over is
-    left out of the epoch; with "carry" every example is used, and a step may end one epoch and begin the next.
+    position p % used of epoch p // used. With "drop", `used` is a multiple of the step, and the remaining examples are
+    left out of the epoch; with "carry" every example is used, and a step may contain examples of two epochs.
     """
 
     examples: int
-    step: int  # examples of a step
+    step: int  # examples per step
     remainder: Remainder = "drop"
 
     @property
     def used(self) -> int:
-        """Examples of an epoch that are used."""
+        """Number of examples used per epoch."""
         return self.examples - self.examples % self.step if self.remainder == "drop" else self.examples
 
     @property
     def steps(self) -> float:
-        """Steps of an epoch; whole with "drop"."""
+        """Steps per epoch; an integer with "drop"."""
         return self.used // self.step if self.used % self.step == 0 else self.used / self.step
 
     def first(self, epoch: int) -> int:
-        """The first step that begins in an epoch."""
+        """Return the first step that begins in an epoch."""
         return -(-epoch * self.used // self.step)
 
     def epoch(self, step: int) -> int:
-        """The epoch in which a step begins."""
+        """Return the epoch in which a step begins."""
         return step * self.step // self.used
 
     def run(self, epochs: float) -> int:
-        """Steps of a run: rounded with "drop"; as many as it takes to use every example with "carry"."""
+        """Return the number of steps of a run: rounded with "drop"; enough to use every example with "carry"."""
         steps = epochs * self.steps
         return max(1, round(steps) if self.remainder == "drop" else math.ceil(steps - 1e-6))
 
     def tickets(self, seed: int, first: int, batch_size: int, rank: int, world: int) -> Iterator[list[Ticket]]:
-        """Batch after batch of a process, from its number `first` on, without end."""
+        """Yield the batches of a process from number `first` on, without end."""
         now, order = -1, np.empty(0, np.int64)
         for number in itertools.count(first):
             batch: list[Ticket] = []
@@ -95,28 +95,29 @@ class Epochs:
             yield batch
 
     def places(self, batch: int, batch_size: int, rank: int, world: int) -> tuple[np.ndarray, np.ndarray]:
-        """The epochs and positions of a process's batch: two int64 [batch_size]."""
+        """Return the epochs and positions of a batch of a process: two int64 [batch_size]."""
         places = training_positions(batch, batch_size, rank, world)
         return np.divmod(np.arange(places.start, places.stop), self.used)
 
 
 def training_positions(batch: int, batch_size: int, rank: int, world: int) -> range:
-    """Positions of a process's batch. The batches of all processes together are a contiguous stretch, so that it
-    does not matter into how many processes and micro-batches a step is cut."""
+    """Return the positions of a batch of a process. The batches of all processes are contiguous, so the examples of a
+    step do not depend on the number of processes and micro-batches."""
     start = (batch * world + rank) * batch_size
     return range(start, start + batch_size)
 
 
 def evaluation_batches(length: int, batch_size: int, rank: int, world: int) -> int:
-    """Batches of this process: they differ by one between processes where the examples do not divide."""
+    """Return the number of batches of this process, which may differ by one between processes."""
     return -(-len(range(rank, length, world)) // batch_size)
 
 
 def evaluation_positions(length: int, batch: int, batch_size: int, rank: int, world: int) -> range:
-    """Every position once over all processes; the last batch may be short."""
+    """Return the positions of an evaluation batch. Each position occurs once over all processes; the last batch may be
+    smaller."""
     return range(rank, length, world)[batch * batch_size : (batch + 1) * batch_size]
 
 
 def replacement(length: int, seed: int, position: int, attempt: int) -> int:
-    """Which position of the source stands in for one that cannot be read, the same in every epoch."""
+    """Return the position of the example that replaces an unreadable one; it is the same in every epoch."""
     return mix(seed, position, attempt, 0xB20C3) % length

@@ -1,4 +1,4 @@
-"""Any source as tar shards: few large files, which network disks and copying like."""
+"""Write a source as tar shards: few large files, which are faster to copy and to read from network storage."""
 
 import io
 import tarfile
@@ -75,10 +75,10 @@ class Packed:
 
 def check_target(folder: Path, class_names: tuple[str, ...]) -> None:
     if folder.is_dir() and any(path.name.endswith(SHARDS) for path in folder.iterdir()):
-        raise ValueError(f"{folder} has shards already: choose another folder")
+        raise ValueError(f"{folder} already contains shards: choose another folder")
     wrong = next((name for name in class_names if any(c in name for c in "\t\r\n") or not name.strip()), None)
     if wrong is not None:
-        raise ValueError(f"the class name {wrong!r} does not fit on a line of classes.txt: rename its folder")
+        raise ValueError(f"the class name {wrong!r} cannot be written to a line of classes.txt: rename its folder")
 
 
 def pack(
@@ -133,7 +133,7 @@ def reduced(image: Image.Image, side: int, quality: int) -> bytes:
 
 
 def encoded(data: bytes | np.ndarray) -> tuple[bytes, str]:
-    """The file and its extension by what it is, whatever it was called."""
+    """Return the encoded image and the extension of its actual format."""
     if isinstance(data, np.ndarray):
         buffer = io.BytesIO()
         Image.fromarray(data).save(buffer, "PNG")
@@ -143,6 +143,6 @@ def encoded(data: bytes | np.ndarray) -> tuple[bytes, str]:
 
 
 def add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
-    info = tarfile.TarInfo(name)  # no owner, no time: the same images give the same shard
+    info = tarfile.TarInfo(name)  # without owner and time, so that the same images give the same shard
     info.size = len(data)
     tar.addfile(info, io.BytesIO(data))

@@ -1,4 +1,4 @@
-"""Brace lists and wildcards for names of files and urls, expanded with a limit."""
+"""Expansion of brace lists and wildcards in file names and urls, with limits."""
 
 import fnmatch
 import os
@@ -10,23 +10,23 @@ from pathlib import Path
 from string import ascii_lowercase, ascii_uppercase
 
 ALPHABET = ascii_uppercase + ascii_lowercase
-MOST_NAMES = 100_000  # of one pattern
-MOST_CHARACTERS, MOST_BRACES = 4096, 20  # of a pattern with braces
-MOST_ENTRIES = 1_000_000  # files and folders that are looked at for one pattern with wildcards
+MOST_NAMES = 100_000  # per pattern
+MOST_CHARACTERS, MOST_BRACES = 4096, 20  # per pattern with braces
+MOST_ENTRIES = 1_000_000  # files and folders that are inspected per pattern with wildcards
 NUMBERS = re.compile(r"(-?[0-9]+)\.\.(-?[0-9]+)(?:\.\.-?([0-9]+))?")
 LETTERS = re.compile(r"([A-Za-z])\.\.([A-Za-z])(?:\.\.-?([0-9]+))?")
 
 
 def expand_braces(pattern: str) -> list[str]:
-    """The names of a brace list, as in bash: "x-{0000..0009}.tar", "{a,b}.tar", also nested. A backslash escapes."""
+    """Expand a brace list as bash does: "x-{0000..0009}.tar", "{a,b}.tar", also nested. A backslash escapes."""
     if pattern.count("{") > MOST_BRACES or ("{" in pattern and len(pattern) > MOST_CHARACTERS):
         raise ValueError(
             f"{pattern[:60]!r}... has {pattern.count('{'):,} braces and {len(pattern):,} characters; at most "
-            f"{MOST_BRACES} and {MOST_CHARACTERS:,} are read"
+            f"{MOST_BRACES} and {MOST_CHARACTERS:,} are allowed"
         )
     names = list(islice(expansions(pattern), MOST_NAMES + 1))
     if len(names) > MOST_NAMES:
-        raise ValueError(f"{pattern[:200]!r} stands for more than {MOST_NAMES:,} names: use shorter ranges")
+        raise ValueError(f"{pattern[:200]!r} expands to more than {MOST_NAMES:,} names: use shorter ranges")
     return names
 
 
@@ -43,7 +43,7 @@ def expansions(pattern: str) -> Iterator[str]:
 
 
 def alternatives(body: str) -> Iterator[str]:
-    """What stands between two braces."""
+    """Yield the alternatives between two braces."""
     if found := NUMBERS.fullmatch(body):
         first, last, step = found.groups()
         padded = any(end.lstrip("-").startswith("0") and end.lstrip("-") != "0" for end in (first, last))
@@ -56,7 +56,7 @@ def alternatives(body: str) -> Iterator[str]:
         parts = split_at_commas(body)
         for part in parts:
             for name in expansions(part):
-                yield name if len(parts) > 1 else f"{{{name}}}"  # "{x}" is no list: the braces stay
+                yield name if len(parts) > 1 else f"{{{name}}}"  # "{x}" is not a list, so the braces stay
 
 
 def span(first: int, last: int, step: str | None) -> range:
@@ -64,9 +64,9 @@ def span(first: int, last: int, step: str | None) -> range:
     return range(first, last + 1, size) if first <= last else range(first, last - 1, -size)
 
 
-@lru_cache(64)  # what follows a range is the same for each of its names
+@lru_cache(64)  # the text after a range is the same for each of its names
 def first_group(text: str) -> tuple[int, int] | None:
-    """The places of the first outer pair of braces."""
+    """Return the positions of the first outer pair of braces."""
     depth, first = 0, 0
     for at, character in plain(text):
         if character == "{":
@@ -78,7 +78,7 @@ def first_group(text: str) -> tuple[int, int] | None:
             if depth < 0:
                 break
     if depth:
-        raise ValueError(f"{text[:200]!r} has braces without their partner: write \\{{ or \\}} for a brace in a name")
+        raise ValueError(f"{text[:200]!r} has unbalanced braces: write \\{{ or \\}} for a brace in a name")
     return None
 
 
@@ -93,7 +93,7 @@ def split_at_commas(text: str) -> list[str]:
 
 
 def plain(text: str) -> Iterator[tuple[int, str]]:
-    """Characters that no backslash escapes, with their places."""
+    """Yield the characters that are not escaped by a backslash, with their positions."""
     at = 0
     while at < len(text):
         if text[at] == "\\":
@@ -109,7 +109,7 @@ def unescaped(text: str) -> str:
 
 
 def matching(pattern: str) -> list[Path]:
-    """Files and folders that a path with wildcards (* ? [...]) stands for, sorted. "**" is the same as "*"."""
+    """Return the sorted files and folders that match a path with wildcards (* ? [...]). "**" is the same as "*"."""
     path = Path(pattern)
     found, looked_at = [Path(path.anchor)], 0
     for part in path.parts[1:] if path.anchor else path.parts:
@@ -123,15 +123,15 @@ def matching(pattern: str) -> list[Path]:
                 continue
             try:
                 entries = os.scandir(place)
-            except OSError:  # a folder that may not be read
+            except OSError:  # no permission to read the folder
                 continue
             with entries:
                 for entry in entries:
                     looked_at += 1
                     if looked_at > MOST_ENTRIES:
                         raise ValueError(
-                            f"{pattern} is spread over more than {MOST_ENTRIES:,} files and folders: name the folder "
-                            f"of the shards without wildcards"
+                            f"{pattern} searches more than {MOST_ENTRIES:,} files and folders: use the path of the "
+                            f"folder without wildcards"
                         )
                     if matches(entry.name) and (part.startswith(".") or not entry.name.startswith(".")):
                         inside.append(place / entry.name)

@@ -1,4 +1,4 @@
-"""Where copies and indices are kept."""
+"""The cache folder for copies and indices of shards."""
 
 import hashlib
 import os
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """$LAMBDANETS_CACHE, or `lambdanets` in the user's cache folder."""
+    """Return $LAMBDANETS_CACHE, or `lambdanets` in the user's cache folder."""
     named = os.environ.get("LAMBDANETS_CACHE")
     if named:
         return Path(named)
@@ -14,6 +14,6 @@ def cache_folder() -> Path:
 
 
 def fingerprint(path: Path) -> str:
-    """Changes when the file does, as far as its size and time tell."""
+    """Return a digest of path, size and modification time of a file."""
     status = path.stat()
     return hashlib.sha256(f"{path.resolve()}|{status.st_size}|{status.st_mtime_ns}".encode()).hexdigest()[:32]

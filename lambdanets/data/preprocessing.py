@@ -1,4 +1,4 @@
-"""How an image becomes an input of a network, as data. Weights say it in their header."""
+"""Preprocessing of evaluation images. Weight files store it in their header."""
 
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
@@ -12,8 +12,15 @@ Crop = Annotated[float, Bounds(0.01, 1)]
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How an image becomes an input: turn it as its EXIF orientation says, resize the short side to size / crop, crop
-    the centre, (x - mean) / std."""
+    """Preprocessing of evaluation images: apply the EXIF orientation, resize the short side to size / crop, crop the
+    centre, normalise with (x - mean) / std for pixels in [0, 1].
+
+    Example:
+
+        from lambdanets.data.preprocessing import Preprocessing
+
+        digits = Preprocessing(mean=(0.13,), std=(0.31,), size=28, crop=1.0)
+    """
 
     mean: tuple[Mean, ...] = (0.485, 0.456, 0.406)
     std: tuple[Std, ...] = (0.229, 0.224, 0.225)
@@ -22,7 +29,7 @@ class Preprocessing:
     interpolation: Literal["bilinear", "bicubic", "nearest"] = "bicubic"
     exif_orientation: bool = True
 
-    # Weights from before this field were trained and used without it.
+    # Older weights were trained without the EXIF orientation
     WHEN_ABSENT: ClassVar[dict[str, Any]] = {"exif_orientation": False}
 
     def __post_init__(self) -> None:

@@ -1,8 +1,8 @@
-"""Shards on a web server: each is fetched once into the cache folder, and is a local file from then on.
+"""Shards on a web server: each is downloaded once into the cache folder and used as a local file.
 
-A server is not trusted: a download has limits of bytes and time, leads to no other server, and gets its name in the
-cache only when it is a complete tar file. Proxies (HTTPS_PROXY, HTTP_PROXY, NO_PROXY) and certificates (SSL_CERT_FILE)
-are taken from the environment, as clusters need it.
+Servers are not trusted: downloads have limits on bytes and time, redirects to other servers are refused, and a file
+gets its name in the cache only when it is a complete tar file. Proxies (HTTPS_PROXY, HTTP_PROXY, NO_PROXY) and
+certificates (SSL_CERT_FILE) are taken from the environment.
 """
 
 import hashlib
@@ -27,22 +27,22 @@ from lambdanets.data.tars import check_whole
 from lambdanets.files import FolderInUseError, locked, remove_parts, whole_path
 
 SCHEMES = {"http": 80, "https": 443}
-SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+:")  # two letters or more: "C:" is a disk
-BUSY = (429, 502, 503, 504)  # worth another try
+SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+:")  # at least two letters, because "C:" is a drive
+BUSY = (429, 502, 503, 504)  # status codes after which a request is repeated
 REDIRECTS = 5
-LONGEST_NAME = 100  # characters of a file's name in the cache
+LONGEST_NAME = 100  # characters of a file name in the cache
 
 
 @dataclass(frozen=True)
 class FetchLimits:
-    """What the download of one file may cost.
+    """Limits of the download of one file.
 
     Attributes:
-        bytes: the size of the file.
-        seconds: the time for all of it, including waits before further tries.
-        stall: seconds without a byte from the server.
-        tries: requests while the server answers that it is busy.
-        wait: the longest wait, in seconds, that a server may ask for with Retry-After.
+        bytes: largest size of the file.
+        seconds: total time, including waits between requests.
+        stall: seconds without data from the server.
+        tries: number of requests while the server responds that it is busy.
+        wait: longest wait, in seconds, that the server may request with Retry-After.
     """
 
     bytes: int = 64 * 2**30
@@ -54,18 +54,18 @@ class FetchLimits:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Clocks, waiting and messages; tests have their own."""
+    """Clocks, waiting and messages, which tests replace."""
 
     now: Callable[[], float] = time.monotonic
     date: Callable[[], float] = time.time  # seconds since 1970, for a Retry-After with a date
     sleep: Callable[[float], None] = time.sleep
     say: Callable[[str], object] = lambda text: print(text, file=sys.stderr, flush=True)
     progress_every: float = 10.0  # seconds between lines about a long download
-    poll: float = 1.0  # seconds between looks at another process's download
+    poll: float = 1.0  # seconds between checks of a download by another process
 
 
 class BusyError(Exception):
-    """The server answers that it is busy."""
+    """The server responds that it is busy."""
 
     def __init__(self, status: str, wait: float | None) -> None:
         super().__init__(status)
@@ -77,55 +77,58 @@ def is_url(text: str) -> bool:
 
 
 def expand(text: str) -> list[str]:
-    """The urls of a brace list, each of an allowed scheme."""
+    """Expand a brace list of urls and check each of them."""
     return [checked(url) for url in expand_braces(text)]
 
 
 def checked(url: str) -> str:
-    """The url, if it is one that is fetched; else a ValueError."""
+    """Return the url. Raises ValueError if it is not an allowed url."""
     said = repr(url[:200])
     try:
         parts = urlsplit(url)
         scheme, host, _ = origin(url)
     except ValueError as error:
-        raise ValueError(f"{said} is not a url: {error}") from error
+        raise ValueError(f"{said} is not a valid url: {error}") from error
     if scheme not in SCHEMES or not host or url.startswith("-"):
         raise ValueError(
-            f"{said}: shards come from {' or '.join(SCHEMES)} urls or from files; commands (pipe:) and other "
-            "schemes are refused, because whoever writes a url must not be able to run something"
+            f"{said}: shards must be {' or '.join(SCHEMES)} urls or files. Commands (pipe:) and other schemes are "
+            "refused, so that a url cannot run code"
         )
     if any(c.isspace() or not c.isprintable() for c in url):
-        raise ValueError(f"{said}: a url has no spaces or control characters")
+        raise ValueError(f"{said}: a url must not contain spaces or control characters")
     if any(c in parts.path + parts.query for c in "[]*"):
         braces = re.sub(r"\[([0-9]+)-([0-9]+)\]", r"{\1..\2}", url)
         hint = repr(braces[:200]) if braces != url else "braces, as in train-{0000..0009}.tar,"
         raise ValueError(
-            f"{said}: a web server knows no wildcards. Write {hint} for several shards, and %5B, %5D or %2A for "
+            f"{said}: wildcards are not supported in urls. Write {hint} for several shards, and %5B, %5D or %2A for "
             "a bracket or a star in a name"
         )
     return url
 
 
 def origin(url: str) -> tuple[str, str, int | None]:
-    """(scheme, host, port)."""
+    """Return (scheme, host, port)."""
     parts = urlsplit(url)
     scheme = parts.scheme.lower()
     return scheme, (parts.hostname or "").lower(), SCHEMES.get(scheme) if parts.port is None else parts.port
 
 
 def shown(url: str) -> str:
-    """The url as messages have it: without a password."""
+    """Return the url without user name and password, for messages."""
     parts = urlsplit(url)
     return printable(parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl())[:300]
 
 
 def fetch_all(text: str) -> list[Path]:
-    """Local copies of the shards of a brace list."""
+    """Return local copies of the shards of a brace list of urls, downloading them if necessary."""
     return [fetch(url) for url in expand(text)]
 
 
 def fetch(url: str, limits: FetchLimits | None = None, around: Surroundings | None = None) -> Path:
-    """The local copy of a shard. Each url has a folder of its own, and one process at a time downloads into it."""
+    """Return the local copy of a shard, downloading it if necessary.
+
+    Each url has its own folder in the cache, and one process at a time downloads into it.
+    """
     limits, around = limits or FetchLimits(), around or Surroundings()
     folder = cache_folder() / "fetched" / hashlib.sha256(checked(url).encode()).hexdigest()[:32]
     path = folder / file_name(url)
@@ -138,9 +141,11 @@ def fetch(url: str, limits: FetchLimits | None = None, around: Surroundings | No
                 break
             except FolderInUseError as error:
                 if around.now() > deadline:
-                    raise OSError(f"{shown(url)} is not there after {limits.seconds:,.0f} s: {error}") from error
+                    raise OSError(
+                        f"{shown(url)} was not downloaded by another process within {limits.seconds:,.0f} s: {error}"
+                    ) from error
                 if not waits:
-                    around.say(f"{shown(url)} is being fetched by another process: waiting for it")
+                    around.say(f"{shown(url)} is being downloaded by another process: waiting for it")
                 waits = True
                 around.sleep(around.poll)
         if not path.is_file():
@@ -155,33 +160,33 @@ def file_name(url: str) -> str:
 
 
 def download(url: str, path: Path, limits: FetchLimits, around: Surroundings, deadline: float) -> None:
-    """Fetch the file, and try again while the server is busy."""
+    """Download a file, and repeat the request while the server is busy."""
     for attempt in range(1, limits.tries + 1):
         try:
             receive(url, path, limits, around, deadline)
             return
         except BusyError as busy:
             if attempt == limits.tries:
-                raise OSError(f"{shown(url)} cannot be fetched: the server answered {busy} {attempt} times") from None
+                raise OSError(f"cannot download {shown(url)}: the server responded {busy} {attempt} times") from None
             wait = 2.0**attempt if busy.wait is None else busy.wait
             if wait > limits.wait or around.now() + wait > deadline:
                 raise OSError(
-                    f"{shown(url)} cannot be fetched: the server answered {busy} and asks to wait {wait:,.0f} s, "
-                    f"longer than the {limits.wait:,.0f} s for a wait or what is left of {limits.seconds:,.0f} s: try "
+                    f"cannot download {shown(url)}: the server responded {busy} and requested to wait {wait:,.0f} s, "
+                    f"longer than the limit of {limits.wait:,.0f} s or the rest of the {limits.seconds:,.0f} s: try "
                     "again later"
                 ) from None
             around.say(
-                f"{shown(url)}: the server answered {busy}; waiting {wait:g} s before try {attempt + 1} of "
+                f"{shown(url)}: the server responded {busy}; waiting {wait:g} s before try {attempt + 1} of "
                 f"{limits.tries}"
             )
             around.sleep(wait)
 
 
 def receive(url: str, path: Path, limits: FetchLimits, around: Surroundings, deadline: float) -> None:
-    """One request, and those that its redirects lead to."""
+    """Send a request, follow its redirects, and save the response."""
     import httpx2
 
-    said = f"{shown(url)} cannot be fetched"
+    said = f"cannot download {shown(url)}"
     try:
         client = httpx2.Client(
             timeout=limits.stall, headers={"Accept-Encoding": "identity", "User-Agent": "lambdanets"}, trust_env=True
@@ -190,8 +195,8 @@ def receive(url: str, path: Path, limits: FetchLimits, around: Surroundings, dea
         ImportError,
         ValueError,
         httpx2.InvalidURL,
-    ) as error:  # a SOCKS proxy needs a package, and any text may be in a variable
-        raise OSError(f"{said} through the proxy of the environment: {error}") from error
+    ) as error:  # a missing package for SOCKS, or an invalid value of a variable
+        raise OSError(f"{said} through the proxy in the environment: {error}") from error
     watch = Watch(max(0.0, deadline - around.now()))
     try:
         with client, watch:
@@ -204,9 +209,9 @@ def receive(url: str, path: Path, limits: FetchLimits, around: Surroundings, dea
                         return
                     place = redirected(said, url, place, response.headers["Location"])
             raise OSError(f"{said}: more than {REDIRECTS} redirects")
-    except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:  # the last: a host that cannot be one
+    except (httpx2.HTTPError, httpx2.InvalidURL, UnicodeError) as error:  # UnicodeError: an invalid host name
         if watch.expired:
-            why = f"it takes longer than {limits.seconds:,.0f} s"
+            why = f"it took longer than {limits.seconds:,.0f} s"
         elif isinstance(error, httpx2.TimeoutException):
             why = f"the server sent nothing for {limits.stall:,.0f} s"
         else:
@@ -215,15 +220,15 @@ def receive(url: str, path: Path, limits: FetchLimits, around: Surroundings, dea
 
 
 def redirected(said: str, url: str, place: str, location: str) -> str:
-    """Where a redirect leads. Only the server that was asked for may be asked again."""
+    """Return the target of a redirect. Raises OSError if it leads to another server."""
     try:
         target = urljoin(place, location)
         same = origin(target) == origin(url)
     except ValueError as error:
-        raise OSError(f"{said}: its redirect leads to no url: {printable(location)[:200]!r}") from error
+        raise OSError(f"{said}: the redirect is not a valid url: {printable(location)[:200]!r}") from error
     if not same:
         raise OSError(
-            f"{said}: the server redirects to {shown(target)}, which is another server, port or scheme. If you trust "
+            f"{said}: the server redirects to {shown(target)}, which has another host, port or scheme. If you trust "
             "it, pass that url instead"
         )
     return target
@@ -234,14 +239,14 @@ def check_answer(said: str, status: int, reason: str, headers: Mapping[str, str]
     if status in BUSY:
         raise BusyError(answer, retry_after(headers.get("Retry-After", ""), around.date()))
     if status != 200:
-        raise OSError(f"{said}: the server answered {answer}")
+        raise OSError(f"{said}: the server responded {answer}")
     coding = headers.get("Content-Encoding", "identity").lower()
-    if coding not in ("identity", "gzip", "x-gzip"):  # some servers call a .tar.gz a gzipped .tar
-        raise OSError(f"{said}: the server sends it in the coding {printable(coding)[:50]!r}, which was not asked for")
+    if coding not in ("identity", "gzip", "x-gzip"):  # some servers send a .tar.gz as a gzip-encoded .tar
+        raise OSError(f"{said}: the server used the unrequested content encoding {printable(coding)[:50]!r}")
 
 
 def retry_after(text: str, date: float) -> float | None:
-    """Seconds to wait, by a Retry-After header; None where it says nothing."""
+    """Return the seconds to wait from a Retry-After header; None if it is missing or invalid."""
     if re.fullmatch(r"[0-9]{1,9}", text.strip()):
         return float(text)
     try:
@@ -251,12 +256,12 @@ def retry_after(text: str, date: float) -> float | None:
 
 
 def save(said: str, path: Path, response: Any, limits: FetchLimits, around: Surroundings) -> None:
-    """Write the body of a response; the file gets its name when it is known to be a whole shard."""
-    length = response.headers.get("Content-Length")  # the client has checked that it is a number, and compares it
+    """Write the body of a response; the file gets its final name after it was checked to be a complete shard."""
+    length = response.headers.get("Content-Length")  # the client checks that it is a number and that it matches
     total = None if length is None else int(length)
     free = shutil.disk_usage(path.parent).free
     if total is not None and total > min(limits.bytes, free):
-        what = f"the limit of {limits.bytes:,}" if total > limits.bytes else f"the {free:,} that are free"
+        what = f"the limit of {limits.bytes:,}" if total > limits.bytes else f"the {free:,} bytes of free disk space"
         raise OSError(f"{said}: it has {total:,} bytes, more than {what}")
     written, told = 0, around.now()
     started = told
@@ -265,19 +270,19 @@ def save(said: str, path: Path, response: Any, limits: FetchLimits, around: Surr
             for block in response.iter_raw():
                 written += len(block)
                 if written > limits.bytes:
-                    raise OSError(f"{said}: it has more than {limits.bytes:,} bytes, the limit")
+                    raise OSError(f"{said}: it exceeds the limit of {limits.bytes:,} bytes")
                 file.write(block)
                 now = around.now()
                 if now - told >= around.progress_every:
                     told = now
                     rate = written / max(now - started, 1e-3) / 2**20
                     whole = "" if total is None else f" of {total / 2**20:,.0f}"
-                    around.say(f"fetching {path.name}: {written / 2**20:,.0f}{whole} MiB, {rate:,.1f} MiB/s")
+                    around.say(f"downloading {path.name}: {written / 2**20:,.0f}{whole} MiB, {rate:,.1f} MiB/s")
         check_whole(part, shown(str(response.url)), path)
 
 
 class Watch:
-    """Ends a connection when its time is up, whatever it is doing: a server may send a byte now and then for ever."""
+    """Closes connections after a time limit, also if the server keeps sending single bytes."""
 
     def __init__(self, seconds: float) -> None:
         self.connections: list[socket.socket] = []
@@ -293,7 +298,7 @@ class Watch:
         self.timer.cancel()
 
     def note(self, event: str, info: dict[str, Any]) -> None:
-        """The client says what it does: remember each connection."""
+        """Remember each connection; called by the client with its events."""
         if event.endswith(("connect_tcp.complete", "start_tls.complete")):
             self.connections.append(info["return_value"].get_extra_info("socket"))
             if self.expired:
@@ -302,5 +307,5 @@ class Watch:
     def end(self) -> None:
         self.expired = True
         for connection in self.connections:
-            with suppress(OSError):  # of the plain socket: one with TLS would say goodbye first
+            with suppress(OSError):  # of the plain socket: a TLS socket would send a closing message first
                 socket.socket.shutdown(connection, socket.SHUT_RDWR)

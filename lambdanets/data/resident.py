@@ -1,8 +1,8 @@
-"""Training images that stay on the training device: decoded once, then cropped and augmented there in batches.
+"""Training images in the memory of the training device: decoded once, then cropped and augmented there in batches.
 
-The device holds uint8 pixels in one flat buffer, and a batch is described by a few numbers for each image, so the host
-has next to nothing to do. Order, replacement of broken images and random numbers follow from (seed, epoch, position),
-as in `loader`; the random numbers are others than those of the workers.
+The device holds uint8 pixels in one flat buffer, and the host sends a few numbers per image, so it has almost no work.
+Order, replacement of unreadable images and random numbers are functions of (seed, epoch, position), as in `loader`, but
+the random numbers differ from those of the workers.
 """
 
 import math
@@ -23,14 +23,15 @@ from lambdanets.data.loader import REPLACEMENTS, Batch, LoaderOptions, Positions
 from lambdanets.data.source import Source
 from lambdanets.data.transforms import RESAMPLING
 
-SAMPLED = 256  # images whose headers are read to estimate the size of a data set
+SAMPLED = 256  # images whose headers are read to estimate the size of a dataset
 
 
 def stored_size(height: int, width: int, *, size: Size, augment: Augment) -> Size:
-    """At which size an image is kept.
+    """Return the size at which an image is stored.
 
-    With random crops, a short side longer than side / sqrt(smallest area of a crop) is reduced to that: a square crop
-    of the smallest area has as many pixels as the input of the network. Without crops the image is kept as it enters.
+    With random crops, a short side longer than side / sqrt(smallest crop area) is reduced to that length, so that a
+    square crop of the smallest area has as many pixels as the network input. Without crops, images are stored at the
+    input size.
     """
     if augment.crop_scale is None:
         return size
@@ -44,7 +45,7 @@ def stored_size(height: int, width: int, *, size: Size, augment: Augment) -> Siz
 def estimated_bytes(
     source: Source, indices: np.ndarray, size: Size, augment: Augment, channels: int, limits: Limits = LIMITS
 ) -> int:
-    """What the images will take on the device, from the headers of some of them."""
+    """Estimate the memory of the images on the device in bytes, from the headers of a sample."""
     chosen = indices[np.linspace(0, len(indices) - 1, min(SAMPLED, len(indices))).astype(np.int64)]
     pixels = []
     for index in chosen:
@@ -56,7 +57,7 @@ def estimated_bytes(
 
 
 class ResidentImages:
-    """The decoded images of a source on a device."""
+    """Decoded images of a source in the memory of a device."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class ResidentImages:
         kept = CachedSource(
             source,
             indices,
-            2**62,  # the memory of this machine is checked anyway
+            2**62,  # no limit here; free memory is checked separately
             limits,
             exif_orientation,
             channels=channels,
@@ -85,7 +86,7 @@ class ResidentImages:
         if kept.pixels.nbytes > budget:
             raise ValueError(
                 f"the pixels of {len(indices):,} images take {kept.pixels.nbytes / 2**30:.1f} GiB, and "
-                f"{budget / 2**30:.1f} GiB of memory on the device are free: read them each time (cache='none')"
+                f"{budget / 2**30:.1f} GiB of memory on the device are free: use cache='none'"
             )
         self.reasons = kept.reasons
         shapes = kept.shapes.astype(np.int64).clip(min=1)
@@ -100,7 +101,7 @@ class ResidentImages:
         )
 
     def cropped(self, examples_B: Tensor, variation: BatchAugment, numbers: Tensor) -> Tensor:
-        """The input-sized crops [B, C, H, W] of images of the source: float32 with values from 0 to 255."""
+        """Return crops [B, C, H, W] of images of the source at the input size: float32 with values from 0 to 255."""
         heights_B, widths_B = self.heights[examples_B], self.widths[examples_B]
         if self.augment.crop_scale is None:
             zero = torch.zeros_like(heights_B)
@@ -113,9 +114,9 @@ class ResidentImages:
 
 
 class ResidentLoader:
-    """Training batches whose `images` are the numbers of images in the source, int64 [B]: their pixels are resident.
+    """Loads training batches whose `images` are indices of resident images, int64 [B].
 
-    As `Loader`: the same order, the same replacements, and too many broken images stop the run.
+    Like `Loader`, it uses the same order and replacements, and raises if too many images are unreadable.
     """
 
     def __init__(self, images: ResidentImages, options: LoaderOptions) -> None:
@@ -125,7 +126,7 @@ class ResidentLoader:
         check_enough(len(images.indices), self.sampler)
 
     def epoch(self, epoch: int, start_batch: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from a position on."""
+        """Iterate over the batches of an epoch, from batch `start_batch` on."""
         first, end = self.sampler.first(epoch), self.sampler.first(epoch + 1)
         options, reasons = self.options, self.images.reasons
         numbers = range(first + start_batch, end)
@@ -143,7 +144,7 @@ class ResidentLoader:
             yield Batch(chosen, torch.from_numpy(self.images.source.labels[examples]), chosen, new)
 
     def readable(self, example: int, broken: list[Broken]) -> int:
-        """The image itself, or the one that stands in for it; -1 if none was found."""
+        """Return the example, or its replacement if it is unreadable; -1 if none was found."""
         index = example
         for attempt in range(REPLACEMENTS):
             if attempt:

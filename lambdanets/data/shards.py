@@ -1,8 +1,8 @@
-"""Tar shards in webdataset's naming, read in place: KEY.jpg (png, webp) beside KEY.cls or KEY.json.
+"""Tar shards in webdataset's naming: images KEY.jpg (png, webp, ...) with labels KEY.cls or KEY.json.
 
-A shard is walked once; where each image lies is kept as JSON in the cache folder, and then any image is one read.
-Gzipped shards are unpacked once into the cache folder. Members are never extracted to a path of their own, and pickles
-are refused: nothing in a shard can run or be written anywhere.
+Each shard is indexed once, with the offsets of its images kept as JSON in the cache folder; an image is then a single
+read. Gzipped shards are unpacked once into the cache folder. Members are never extracted to their own path, and pickles
+are refused, so nothing in a shard can run code or write files.
 """
 
 import os
@@ -25,29 +25,29 @@ from lambdanets.data.tars import Member, members_of, unpacked
 from lambdanets.files import parse_json, read_object, write_json
 
 SHARDS = (".tar", ".tar.gz", ".tgz")
-PICKLES = ("pkl", "pickle", "pyd", "pth", "pt", "joblib", "npy", "npz")  # numpy's may hold pickles
+PICKLES = ("pkl", "pickle", "pyd", "pth", "pt", "joblib", "npy", "npz")  # NumPy files may contain pickles
 LABEL_MEMBERS = ("cls", "json")
 LABEL_KEYS = ("label", "cls", "class", "target")
-MAX_LABEL = 1_000_000  # bytes of a .cls or .json member; and the largest class number
+MAX_LABEL = 1_000_000  # bytes of a .cls or .json member, and the largest class number
 MAX_NAME = 1000  # characters of a class name
 MOST_CLASSES_BYTES, MOST_INDEX_BYTES = 2**24, 2**30
-INDEX_FOLDER = "shards-3"  # in the cache; the number changes with what `walk` finds
+INDEX_FOLDER = "shards-3"  # in the cache; increase the number when `walk` changes
 OPEN = 64  # files kept open by a process
 
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """Where the images of a shard lie."""
+    """Offsets, sizes and labels of the images of a shard."""
 
     keys: list[str]
-    labels: list[str]  # a number or a class name; "" where there is none
+    labels: list[str]  # number or class name; "" without a label
     offsets: list[int]
     sizes: list[int]
-    unread: dict[str, int] = field(default_factory=dict)  # images of other formats, by extension
+    unread: dict[str, int] = field(default_factory=dict)  # images in unsupported formats, by extension
 
 
 class ShardSource:
-    """Local tar shards, by index."""
+    """A source that reads images from local tar shards."""
 
     def __init__(self, shards: Sequence[Path], indices: Sequence[ShardIndex], class_names: Sequence[str]) -> None:
         self.shards = [str(unpacked(path)) for path in shards]
@@ -74,7 +74,7 @@ class ShardSource:
         size = int(self.sizes[index])
         if size > LIMITS.bytes:
             raise BrokenImageError(f"{size:,} bytes, more than the limit of {LIMITS.bytes:,}")
-        # pread has no position, so that forked workers may share what was open before them
+        # pread does not use the file position, so forked workers can share open files
         data = os.pread(self.handle(int(self.shard[index])), size, int(self.offsets[index]))
         if len(data) < size:
             raise BrokenImageError(f"the shard ends after {len(data):,} of {size:,} bytes")
@@ -102,15 +102,15 @@ class ShardSource:
 
 
 def open_shards(every: Sequence[Path], split: str) -> ShardSource:
-    """Names that start with "train", "val" or "test" tell splits apart; `classes.txt` beside the shards names the
-    classes."""
+    """Open the shards of a split: those whose names start with "train", "val" or "test". `classes.txt` in the same
+    folder contains the class names."""
     groups = by_split(every)
     if split not in groups:
         raise no_split(every[0].parent, split, sorted(groups))
     shards = groups[split]
     indices = [index_shard(path) for path in shards]
     names = read_class_names(shards[0].parent)
-    if names is None:  # the training shards decide, so that splits agree
+    if names is None:  # use the labels of the training shards as well, so that splits agree
         more = [index_shard(path) for path in groups.get("train", []) if path not in shards]
         labels = (label for index in [*indices, *more] for label in index.labels)
         names = guessed_class_names(labels, str(shards[0].parent))
@@ -122,7 +122,7 @@ def has_shards(folder: Path) -> bool:
 
 
 def shard_paths(where: str | Path) -> list[Path]:
-    """The shards of a folder, a glob or a brace list; at least one."""
+    """Return the shards of a folder, a glob or a brace list; at least one."""
     path = Path(where).expanduser()
     if path.is_dir():
         return sorted(entry for entry in path.iterdir() if entry.name.endswith(SHARDS) and entry.is_file())
@@ -135,15 +135,15 @@ def shard_paths(where: str | Path) -> list[Path]:
             raise ValueError(f"{pattern}: no such shard")
         wrong = next((match for match in matches if not match.is_file()), None)
         if wrong is not None:
-            raise ValueError(f"{wrong} is not a regular file: name the shards, or the folder that holds them")
+            raise ValueError(f"{wrong} is not a regular file: pass the shards, or the folder that contains them")
         found += matches
         if len(found) > MOST_NAMES:
-            raise ValueError(f"{path} stands for more than {MOST_NAMES:,} shards")
+            raise ValueError(f"{path} expands to more than {MOST_NAMES:,} shards")
     return found
 
 
 def by_split(paths: Iterable[Path]) -> dict[str, list[Path]]:
-    """Shards of each split; without telling names all of them are for training."""
+    """Return the shards of each split; without names of splits, all shards are for training."""
     paths = list(paths)
     found: dict[str, list[Path]] = {}
     for split, names in SPLITS.items():
@@ -158,7 +158,7 @@ def by_split(paths: Iterable[Path]) -> dict[str, list[Path]]:
 
 
 def index_shard(path: Path) -> ShardIndex:
-    """Where the images of a shard lie, from the cache if it was walked before."""
+    """Return the index of a shard, from the cache if it was indexed before."""
     shown, path = path, unpacked(path)
     kept = cache_folder() / INDEX_FOLDER / f"{fingerprint(path)}.json"
     try:
@@ -168,13 +168,13 @@ def index_shard(path: Path) -> ShardIndex:
     except (OSError, ValueError, TypeError):
         pass
     index = walk(path, shown)
-    with suppress(OSError):  # a cache that cannot be written costs time, not the run
+    with suppress(OSError):  # without a writable cache the shard is indexed again next time
         write_json(kept, asdict(index), indent=None)
     return index
 
 
 def check_index(index: ShardIndex, size: int) -> None:
-    """Refuse an index from the cache that does not describe a shard of this size."""
+    """Raise ValueError if a cached index does not describe a shard of this size."""
     texts, numbers = (index.keys, index.labels), (index.offsets, index.sizes)
     if not all(isinstance(column, list) and len(column) == len(index.keys) for column in texts + numbers):
         raise ValueError("columns differ")
@@ -188,14 +188,14 @@ def check_index(index: ShardIndex, size: int) -> None:
 
 
 def walk(path: Path, shown: Path) -> ShardIndex:
-    """Pair images and labels by their keys, in any order of members. `shown` is what the user calls the shard.
+    """Index a shard: pair images and labels by their keys, in any order. `shown` is the name of the shard in messages.
 
-    Where a key has KEY.jpg and others such as KEY.mask.png, it is the image, and the others are left out.
+    If a key has KEY.jpg and others such as KEY.mask.png, KEY.jpg is the image, and the others are left out.
     """
     images: dict[str, Member] = {}
     longer: dict[str, list[Member]] = {}  # images whose extensions have more than one part
     labels: dict[str, dict[str, Member]] = {}
-    others: list[tuple[str, str]] = []  # key and extension of images in formats that are not read
+    others: list[tuple[str, str]] = []  # key and extension of images in unsupported formats
     for member in members_of(path, shown):
         key, extension = split_name(member.name)
         if not extension or os.path.basename(key).startswith("__"):
@@ -223,12 +223,12 @@ def walk(path: Path, shown: Path) -> ShardIndex:
         images = dict(sorted(images.items(), key=lambda item: item[1].offset))
     if not images:
         known = ", ".join(extension.removeprefix(".") for extension in EXTENSIONS[1:])
-        raise ValueError(f"{shown} holds no images: expected KEY{EXTENSIONS[0]} ({known}) and KEY.cls or KEY.json")
+        raise ValueError(f"{shown} contains no images; expected KEY{EXTENSIONS[0]} ({known}) and KEY.cls or KEY.json")
     alone = [found["cls"].name for key, found in labels.items() if key not in images and "cls" in found]
     if alone:
         raise ValueError(
-            f"{shown} has {len(alone):,} labels without an image, the first {printable(alone[0])}: add the images (one "
-            f"of {', '.join(EXTENSIONS)}, with the same name up to the first dot), or leave the labels out"
+            f"{shown} has {len(alone):,} labels without an image, the first is {printable(alone[0])}: add the images "
+            f"(one of {', '.join(EXTENSIONS)}, with the same name up to the first dot) or remove the labels"
         )
     unread = Counter(extension for key, extension in others if key not in images)
     index = ShardIndex([], [], [], [], dict(unread))
@@ -251,11 +251,12 @@ def walk(path: Path, shown: Path) -> ShardIndex:
 def twice(one: Member, other: Member, shown: Path) -> ValueError:
     names = printable(one.name), printable(other.name)
     what = f"{names[0]} twice" if names[0] == names[1] else f"{names[0]} and {names[1]}, two images of one key"
-    return ValueError(f"{shown} holds {what}: pack each image once, with a key of its own")
+    return ValueError(f"{shown} contains {what}: pack each image once, with a unique key")
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """webdataset's rule: the extension starts at the first dot of the last part."""
+    """Split a name into key and extension as webdataset does: the extension starts at the first dot of the file
+    name."""
     folder, _, last = name.rpartition("/")
     stem, _, extension = last.partition(".")
     return f"{folder}/{stem}" if folder else stem, extension.lower()
@@ -267,25 +268,25 @@ def is_image_extension(extension: str) -> bool:
 
 def refuse_pickle(extension: str, what: str) -> None:
     if extension.rpartition(".")[2] in PICKLES:
-        raise ValueError(f"{what}: pickles can run code and are not read; labels belong into .cls or .json")
+        raise ValueError(f"{what}: pickles are refused, because they can run code; store labels as .cls or .json")
 
 
 def label_text(members: dict[str, bytes], what: str) -> str:
-    """A number or a class name, or "" where nothing says it."""
+    """Return the label of an image, a number or class name; "" if it has none."""
     try:
         if "cls" in members:
             number = members["cls"].strip()
             if not re.fullmatch(rb"[-+]?[0-9]{1,19}", number):
-                raise ValueError(f"a .cls file holds a number, not {number[:40]!r}")
+                raise ValueError(f"a .cls file must contain a number, got {number[:40]!r}")
             return str(int(number))
         if "json" in members:
-            content = parse_json(members["json"], "its .json file", any_number=True)  # of which the label is checked
+            content = parse_json(members["json"], "its .json file", any_number=True)  # only the label is checked
             if isinstance(content, dict):
                 content = next((content[key] for key in LABEL_KEYS if key in content), "")
             if isinstance(content, int) and not isinstance(content, bool):
                 return str(content)
             if not isinstance(content, str) or len(content) > MAX_NAME or not encodable(content):
-                raise ValueError(f"a label is a number or a class name, not {str(content)[:40]!r}")
+                raise ValueError(f"a label must be a number or a class name, got {str(content)[:40]!r}")
             return content
     except ValueError as error:
         raise ValueError(f"{printable(what)} has no readable label: {error}") from error
@@ -315,41 +316,42 @@ def guessed_class_names(labels: Iterable[str], where: str) -> list[str]:
     if len(numbers) < len(distinct):
         if numbers:
             raise ValueError(
-                f"{where} has numbers and names as labels, such as {numbers[0][:40]} and "
-                f"{min(distinct.difference(numbers))[:40]!r}: use one kind, or number the names in a classes.txt"
+                f"{where} has both numbers and names as labels, such as {numbers[0][:40]} and "
+                f"{min(distinct.difference(numbers))[:40]!r}: use one kind, or list the class names in classes.txt"
             )
         return sorted(distinct)
     largest = max((int(label) for label in distinct), default=-1)
     if largest > MAX_LABEL:
         raise ValueError(
-            f"{where}: the label {str(largest)[:40]} is too large: labels are numbers from 0 to {MAX_LABEL:,}, or names"
+            f"{where}: the label {str(largest)[:40]} is too large. Labels must be numbers from 0 to {MAX_LABEL:,}, or "
+            "names"
         )
     return [str(i) for i in range(largest + 1)]
 
 
 def read_class_names(folder: Path) -> tuple[str, ...] | None:
-    """`classes.txt`: a name on each line, or tab-separated with the number first and the name last."""
+    """Read `classes.txt`: one class name per line, or tab-separated lines with number first and name last."""
     path = folder / "classes.txt"
     if not path.is_file():
         return None
     with path.open("rb") as file:
         data = file.read(MOST_CLASSES_BYTES + 1)
     if len(data) > MOST_CLASSES_BYTES:
-        raise ValueError(f"{path} has more than {MOST_CLASSES_BYTES:,} bytes, which is too large for class names")
+        raise ValueError(f"{path} is larger than the limit of {MOST_CLASSES_BYTES:,} bytes for class names")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not text in UTF-8 ({error}): save it as UTF-8") from error
+        raise ValueError(f"{path} is not UTF-8 text ({error}): save it as UTF-8") from error
     rows = [line.removesuffix("\r").split("\t") for line in text.split("\n") if line.strip()]
     if all(len(row) > 1 and row[0].strip() == str(i) for i, row in enumerate(rows)):
         names = [row[-1].strip() for row in rows]
     else:
         names = ["\t".join(row).strip() for row in rows]
     if not names:
-        raise ValueError(f"{path} is empty: write the name of a class on each line, or delete the file")
+        raise ValueError(f"{path} is empty: write one class name per line, or delete the file")
     seen: set[str] = set()
     for name in names:
         if not name or "\0" in name or name in seen:
-            raise ValueError(f"{path}: the class name {name[:40]!r} is {'there twice' if name in seen else 'no name'}")
+            raise ValueError(f"{path}: the class name {name[:40]!r} is {'duplicated' if name in seen else 'invalid'}")
         seen.add(name)
     return tuple(names)

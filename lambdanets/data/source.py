@@ -1,4 +1,4 @@
-"""Labelled images that are read by index; `open_source` finds out what a place holds."""
+"""Labelled images that are read by index; `open_source` opens datasets in any supported format."""
 
 import os
 import stat
@@ -11,7 +11,7 @@ import numpy as np
 from lambdanets.data.decode import LIMITS, BrokenImageError, Limits
 from lambdanets.data.strings import Strings, printable
 
-# What people call the parts of a data set, and the folders and shards of each.
+# Names of folders and shards of each split
 SPLITS = {
     "train": ("train", "training"),
     "validation": ("val", "valid", "validation", "test", "testing"),
@@ -20,24 +20,49 @@ SPLITS = {
 
 
 class Source(Protocol):
-    """Images with labels, by index."""
+    """Labelled images that are read by index. `open_source` returns one; your own class may be one, too.
+
+    Attributes:
+        class_names: name of each class.
+        labels: int64 [len], -1 for images without a label.
+
+    Example:
+
+        import numpy as np
+
+        class Noise:
+            class_names = ("a", "b")
+            labels = np.arange(10) % 2
+
+            def __len__(self):
+                return len(self.labels)
+
+            def name(self, index):
+                return f"noise {index}"
+
+            def read(self, index):
+                return np.random.default_rng(index).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    """
 
     class_names: tuple[str, ...]
-    labels: np.ndarray  # int64 [len], -1 where there is none
+    labels: np.ndarray
 
     def __len__(self) -> int: ...
 
     def name(self, index: int) -> str:
-        """A stable, printable name."""
+        """Return a stable, printable name of an image."""
         ...
 
     def read(self, index: int) -> bytes | np.ndarray:
-        """The encoded file, or pixels uint8 [H, W] or [H, W, 3]. OSError or BrokenImageError where it cannot be."""
+        """Return the encoded file, or pixels uint8 [H, W] or [H, W, 3].
+
+        Raises OSError or BrokenImageError if the image cannot be read.
+        """
         ...
 
 
 class ArraySource:
-    """Images in memory: uint8 [N, H, W] or [N, H, W, 3]."""
+    """A source of images in memory: uint8 [N, H, W] or [N, H, W, 3]."""
 
     def __init__(self, images: np.ndarray, labels: np.ndarray, class_names: Sequence[str], prefix: str) -> None:
         if len(images) != len(labels):
@@ -57,7 +82,7 @@ class ArraySource:
 
 
 class FileSource:
-    """Image files: paths relative to a root."""
+    """A source of image files, with paths relative to a root folder."""
 
     def __init__(
         self,
@@ -67,7 +92,7 @@ class FileSource:
         class_names: Sequence[str],
         notes: tuple[str, ...] = (),
     ) -> None:
-        self.notes = notes  # on files and links that were left out
+        self.notes = notes  # about files and links that were left out
         self.root, self.paths = str(root), Strings(paths)
         self.labels, self.class_names = np.asarray(labels, np.int64), tuple(class_names)
         self.limits = LIMITS
@@ -87,12 +112,12 @@ class FileSource:
 
 
 def notes_on(sources: Iterable[Source]) -> list[str]:
-    """What the user should know of files that were left out, each sentence once, without a full stop."""
+    """Return sentences about files that were left out, without duplicates and without a full stop."""
     return list(dict.fromkeys(note for one in sources for note in getattr(one, "notes", ())))
 
 
 def unlabelled_note(split: str, source: Source) -> str:
-    """Says how many images of a split are not used because they have no label."""
+    """Return a sentence about images of a split that are not used because they have no label."""
     missing = np.flatnonzero(source.labels < 0)
     if not len(missing):
         return ""
@@ -105,7 +130,7 @@ def unlabelled_note(split: str, source: Source) -> str:
 
 
 def read_file(path: str | Path, limits: Limits = LIMITS) -> bytes:
-    """A regular file of bounded size: never a device or a pipe, which could be endless."""
+    """Read a regular file of limited size; devices and pipes, which could be endless, are refused."""
     handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     status = os.fstat(handle)
     if not stat.S_ISREG(status.st_mode):
@@ -120,37 +145,50 @@ def read_file(path: str | Path, limits: Limits = LIMITS) -> bytes:
 def check_labels(labels: np.ndarray, class_names: Sequence[str], where: str) -> None:
     if len(labels) and (labels.min() < -1 or labels.max() >= len(class_names)):
         wrong = labels[(labels < -1) | (labels >= len(class_names))][0]
-        raise ValueError(f"{where}: label {wrong} for {len(class_names)} classes")
+        raise ValueError(f"{where}: the label {wrong} is out of range for {len(class_names)} classes")
 
 
 class NoSplitError(ValueError):
-    """A data set without the split that was asked for."""
+    """The dataset does not have the requested split."""
 
 
 def no_split(where: str | Path, split: str, there: Sequence[str]) -> NoSplitError:
     return NoSplitError(
-        f"{where} has no {split} images, only {', '.join(there)}: add them, or hold out a fraction of the training ones"
+        f"{where} has no {split} images, only {', '.join(there)}: add them, or hold out some of the training images"
     )
 
 
 def open_source(where: str | Path, *, split: str = "train") -> Source:
-    """What a place holds, by its looks:
+    """Open a dataset. The format is detected from the path:
 
-    - "mnist": the embedded digits
-    - a folder of class folders, or of train/ and val/ (validation/, test/) with such inside; images without class
-      folders are unlabelled
-    - a folder, file, glob or brace list ("train-{0000..0009}.tar") of tar shards, gzipped or not; also at http(s)://,
-      then they are fetched once
-    - a .csv list: path, label, split
+    - "mnist": 5,000 digits that come with the package
+    - a folder with one folder per class, or with train/ and val/ (validation/, test/) that contain class folders;
+      images without class folders are unlabelled
+    - a folder, file, glob or brace list ("train-{0000..0009}.tar") of tar shards, gzipped or not; http and https urls
+      are downloaded once
+    - a .csv list with the columns path, label, split
     - a folder of idx files (MNIST, Fashion-MNIST)
 
-    `split` is "train", "validation" or "test"; the last two stand in for each other. A ValueError says what is missing.
+    Args:
+        where: path, url or "mnist".
+        split: "train", "validation" or "test". If there is only one of the last two, both names open it.
+
+    Returns a `Source`. Raises `NoSplitError` if the dataset does not have the split, and ValueError if the format is
+    not recognised or the data is invalid.
+
+    Example:
+
+        from lambdanets.data.source import open_source
+
+        source = open_source("mnist", split="validation")
+        print(len(source), source.class_names[:3], source.labels[:3])
+        pixels = source.read(0)  # uint8 [28, 28] here; encoded bytes for image files
     """
-    # Each kind has its module, which knows this one.
+    # Imported here, because the modules of the formats import this one
     from lambdanets.data import embedded, folders, idx, lists, remote, shards
 
     if split not in SPLITS:
-        raise ValueError(f"no split {split!r}: there are {', '.join(SPLITS)}")
+        raise ValueError(f"unknown split {split!r}: choose from {', '.join(SPLITS)}")
     text = str(where)
     if text in embedded.EMBEDDED:
         return embedded.open_embedded(text, split)
@@ -168,27 +206,34 @@ def open_source(where: str | Path, *, split: str = "train") -> Source:
     if text.endswith((*shards.SHARDS, "*", "}")):
         return shards.open_shards(shards.shard_paths(path), split)
     raise ValueError(
-        f"{where}: no such folder, nor an embedded data set ({', '.join(embedded.EMBEDDED)}), a .csv list, or shards "
+        f"{where}: no such folder, embedded dataset ({', '.join(embedded.EMBEDDED)}), .csv list or shards "
         f"({', '.join(shards.SHARDS)})"
     )
 
 
 def place_of(text: str) -> Path:
-    """The path of a place that a user names. An empty one, such as an unset variable, is not the current folder."""
+    """Return the path of a dataset. An empty path, for example from an unset variable, is refused."""
     if not text.strip():
-        raise ValueError("the path of the images is empty: name a folder, a list or shards, or . for this folder")
+        raise ValueError("the path of the dataset is empty: pass a folder, a list or shards, or . for this folder")
     return Path(text).expanduser()
 
 
 def splits_of(where: str | Path) -> tuple[str, ...]:
-    """The splits that `open_source` finds there; "validation" and "test" may be the same images."""
+    """Return the splits of a dataset; "validation" and "test" may be the same images.
+
+    Example:
+
+        from lambdanets.data.source import splits_of
+
+        print(splits_of("mnist"))
+    """
     from lambdanets.data import embedded, folders, idx, shards
 
     path = place_of(str(where))
     if str(where) in embedded.EMBEDDED:
         return tuple(SPLITS)
     others = path.is_dir() and (shards.has_shards(path) or any(idx.idx_files(path, name) for name in SPLITS))
-    if path.is_dir() and not others:  # without reading the names of a million files
+    if path.is_dir() and not others:  # avoids listing all files
         return tuple(folders.split_folders(path)) or ("train",)
     found = []
     missing: NoSplitError | None = None
@@ -198,13 +243,13 @@ def splits_of(where: str | Path) -> tuple[str, ...]:
             found.append(split)
         except NoSplitError as error:
             missing = error
-    if not found and missing:  # a list whose splits have other names
+    if not found and missing:  # a list with other names of splits
         raise missing
     return tuple(found)
 
 
 def distinct_splits(where: str | Path) -> dict[str, Source]:
-    """The sources of a place, each once: "test" only where it is not the same as "validation"."""
+    """Return the source of each split of a dataset, "test" only if it differs from "validation"."""
     sources = {split: open_source(where, split=split) for split in splits_of(where)}
     if "validation" in sources and "test" in sources:
         first, second = sources["validation"], sources["test"]

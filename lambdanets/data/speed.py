@@ -1,7 +1,7 @@
-"""Images per second of one core, compared with torchvision's usual loader with the same crops, flips and RandAugment.
+"""Throughput of data loading, compared with torchvision's loader with the same crops, flips and RandAugment.
 
-One core, by process time, so that other work on the machine does not count; then all workers together, and images that
-are kept on a device, by the clock.
+One core is measured in process time, so that other work on the machine does not count; worker processes and images in
+device memory are measured in wall-clock time.
 """
 
 import tempfile
@@ -30,11 +30,11 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Speed:
-    """One way to make batches."""
+    """Throughput of one way to make batches."""
 
     name: str
-    per_core: float | None  # images per second of process time; None where a GPU does the work
-    together: float | None  # images per second of all workers or of the device, by the clock
+    per_core: float | None  # images per second of process time; None if a GPU does the work
+    together: float | None  # images per wall-clock second of all workers or of the device
 
 
 def measure(
@@ -48,7 +48,7 @@ def measure(
     rounds: int = 3,
     device: torch.device = CPU,
 ) -> list[Speed]:
-    """Rounds go over all ways in turn; medians."""
+    """Measure all ways to make batches, interleaved, and return their medians."""
     images = min(images, len(source))
     batch_size = min(batch_size, images)
     usable = images - images % batch_size
@@ -77,7 +77,7 @@ def measure(
         single = interleaved({name: way(0) for name, way in ways.items()}, usable, rounds, time.process_time)
         several: dict[str, float] = {}
         if workers:
-            for name, way in ways.items():  # one after the other: two sets of workers would share the processors
+            for name, way in ways.items():  # sequentially, because two sets of workers would share the CPU cores
                 several |= interleaved({name: way(workers)}, usable, rounds + 1, time.perf_counter)
     single = {"decoding alone": decoding(source, indices, rounds)} | single
     rows = [Speed(name, rate, several.get(name)) for name, rate in single.items()]
@@ -90,7 +90,7 @@ def measure(
 def on_device(
     source: Source, indices: np.ndarray, transform: Training, options: LoaderOptions, device: torch.device
 ) -> Callable[[int], Iterator[Any]]:
-    """The batches of an epoch from images that are kept on a device, augmented there."""
+    """Return a function that yields the batches of an epoch from images in the memory of a device, augmented there."""
     augment = transform.augment
     images = ResidentImages(source, indices, transform.size, augment, device, 2**62)
     variation = BatchAugment(augment, transform.size, Preprocessing().mean, whole=True)
@@ -110,7 +110,7 @@ def on_device(
 def interleaved(
     ways: dict[str, Callable[[int], Iterator[Any]]], images: int, rounds: int, clock: Callable[[], float]
 ) -> dict[str, float]:
-    """Images per second; the first round, which starts workers and fills caches, does not count."""
+    """Return images per second, without the first round, which starts workers and fills caches."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(rounds + 1):
         for name, way in ways.items():
@@ -137,7 +137,7 @@ def decoding(source: Source, indices: np.ndarray, rounds: int) -> float:
 def reference(
     folder: Path, image_size: int, transform: Training, batch_size: int, workers: int, normalized: bool
 ) -> torch.utils.data.DataLoader:
-    """ImageFolder and DataLoader, as torchvision's training script has them."""
+    """Return torchvision's ImageFolder and DataLoader, set up as in its training script."""
     from torchvision.datasets import ImageFolder
     from torchvision.transforms import InterpolationMode, v2
 
@@ -169,7 +169,7 @@ def reference(
 
 
 def write_files(source: Source, indices: np.ndarray, folder: Path) -> None:
-    """The images as the class folders that ImageFolder reads."""
+    """Write the images as class folders for ImageFolder."""
     for index in indices:
         data, suffix = encoded(source.read(int(index)))
         place = folder / f"class_{source.labels[index]}"

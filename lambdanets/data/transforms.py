@@ -1,6 +1,6 @@
-"""From a decoded image to the pixels of an input, uint8 [H, W, channels]; `normalize` does the rest on the device.
+"""Transforms from an image to pixels uint8 [H, W, channels], and their normalisation on the device.
 
-Training transforms draw from Python's `random`, which the loader seeds for each sample: nothing else is random here.
+Training transforms draw only from Python's `random`, which the loader seeds for each sample.
 """
 
 import math
@@ -20,18 +20,19 @@ from lambdanets.data.preprocessing import Preprocessing
 
 RESAMPLING = {name: Image.Resampling[name.upper()] for name in INTERPOLATIONS}
 MODES = {1: "L", 3: "RGB"}
-MOST_RESIZED = 64  # of a strip of 1 x 65,000 pixels only the middle is resized: all of it would need gigabytes
+MOST_RESIZED = 64  # resize only the centre of extremely long images; the whole would need gigabytes
 CUTOUT_REACH = 40 / 224  # of the shorter side, at magnitude 10
 GREY = (128, 128, 128)
-ATTEMPTS = 10  # at a crop of the drawn area and shape that fits into the image
+ATTEMPTS = 10  # to draw a crop that fits into the image
 
 
 class Transform(Protocol):
-    """An image, decoded or only opened, to uint8 [H, W, channels]."""
+    """Converts a PIL image, decoded or only opened, to uint8 [H, W, channels]. `training` and `evaluation` return
+    one."""
 
     @property
     def exif_orientation(self) -> bool:
-        """Whether images are turned as their EXIF orientation says."""
+        """Whether the EXIF orientation is applied."""
         ...
 
     def __call__(self, image: Image.Image) -> np.ndarray: ...
@@ -44,15 +45,47 @@ def training(
     *,
     exif_orientation: bool = True,
 ) -> "Training":
+    """Return the transform of training images: random crop, flip, RandAugment.
+
+    Args:
+        image_size: output size in pixels, one number or (height, width).
+        augment: augmentation; by default `Augment()`, random crops and flips.
+        channels: 3 for RGB, 1 for greyscale.
+        exif_orientation: apply the EXIF orientation.
+
+    Example:
+
+        from lambdanets.data.augment import Augment
+        from lambdanets.data.transforms import training
+        from PIL import Image
+
+        transform = training(96, Augment(crop_scale=(0.25, 1.0)))
+        print(transform(Image.new("RGB", (200, 150))).shape)  # (96, 96, 3)
+    """
     return Training(height_width(image_size), augment or Augment(), channels, exif_orientation)
 
 
 def evaluation(preprocessing: Preprocessing, channels: int = 3) -> "Evaluation":
+    """Return the transform of evaluation images: resize the short side to size / crop, then crop the centre.
+
+    Args:
+        preprocessing: size, crop ratio, interpolation and EXIF orientation.
+        channels: 3 for RGB, 1 for greyscale.
+
+    Example:
+
+        from lambdanets.data.preprocessing import Preprocessing
+        from lambdanets.data.transforms import evaluation
+        from PIL import Image
+
+        transform = evaluation(Preprocessing(size=96))
+        print(transform(Image.new("RGB", (200, 150))).shape)  # (96, 96, 3)
+    """
     return Evaluation(preprocessing, channels)
 
 
 class Training:
-    """Random crop, flip, RandAugment."""
+    """Transform of training images: random crop, flip, RandAugment."""
 
     def __init__(
         self, size: tuple[int, int], augment: Augment, channels: int = 3, exif_orientation: bool = True
@@ -81,7 +114,7 @@ class Training:
         if augment.padding:
             left = random.randint(-augment.padding, augment.padding)
             top = random.randint(-augment.padding, augment.padding)
-            image = image.crop((left, top, left + width, top + height))  # Pillow fills what is outside with black
+            image = image.crop((left, top, left + width, top + height))  # Pillow pads with black
         if augment.flip and random.random() < augment.flip:
             image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
         if self.operations:
@@ -93,7 +126,7 @@ class Training:
 
 
 class Evaluation:
-    """Short side to size / crop, then the centre."""
+    """Transform of evaluation images: resize the short side to size / crop, then crop the centre."""
 
     def __init__(self, preprocessing: Preprocessing, channels: int = 3) -> None:
         self.size, self.mode = height_width(preprocessing.size), mode_of(channels)
@@ -105,7 +138,7 @@ class Evaluation:
         orientation = orientation_of(image) if self.exif_orientation else 1
         image = turned(load(image, self.mode), orientation)
         (height, width), (across, down) = self.before, image.size
-        if height * across >= width * down:  # the larger scale of the two, so that nothing is left uncovered
+        if height * across >= width * down:  # the larger of the two scales, so that the crop fits into the image
             whole = (height, max(width, int(height * across / down)))
         else:
             whole = (max(height, int(width * down / across)), width)
@@ -125,7 +158,7 @@ def pixels(image: Image.Image) -> np.ndarray:
 
 
 def random_box(size: tuple[int, int], scale: tuple[float, float], ratio: tuple[float, float]) -> Box:
-    """(left, top, right, bottom) as torchvision's RandomResizedCrop draws it: area, then shape in the logarithm."""
+    """Draw (left, top, right, bottom) like torchvision's RandomResizedCrop: area, then log of the aspect ratio."""
     width, height = size
     shapes = math.log(ratio[0]), math.log(ratio[1])
     for _ in range(ATTEMPTS):
@@ -135,7 +168,7 @@ def random_box(size: tuple[int, int], scale: tuple[float, float], ratio: tuple[f
         if 0 < across <= width and 0 < down <= height:
             left, top = random.randint(0, width - across), random.randint(0, height - down)
             return left, top, left + across, top + down
-    shape = min(max(width / height, ratio[0]), ratio[1])  # the largest allowed shape, in the middle
+    shape = min(max(width / height, ratio[0]), ratio[1])  # fallback: the largest centred box
     across, down = min(width, round(height * shape)), min(height, round(width / shape))
     across, down = max(1, across), max(1, down)
     left, top = (width - across) // 2, (height - down) // 2
@@ -143,9 +176,9 @@ def random_box(size: tuple[int, int], scale: tuple[float, float], ratio: tuple[f
 
 
 def reduced(image: Image.Image, box: Box, size: tuple[int, int]) -> tuple[Image.Image, Box]:
-    """Decodes a JPEG that is much larger than needed at 1/2, 1/4 or 1/8 of its size, which costs a fraction.
+    """Decode a JPEG that is much larger than needed at 1/2, 1/4 or 1/8 of its size, which is much faster.
 
-    The crop keeps at least twice the pixels per side that the input has, so the resize that follows still averages.
+    The crop keeps at least twice as many pixels per side as the output, so that the following resize is antialiased.
     """
     if image.format != "JPEG" or not hasattr(image, "draft"):
         return image, box
@@ -161,15 +194,15 @@ def reduced(image: Image.Image, box: Box, size: tuple[int, int]) -> tuple[Image.
 
 
 def rand_augment(augment: Augment) -> list[Callable[[Image.Image], Image.Image]]:
-    """The operations of RandAugment: timm's, on the paper's scale of magnitudes (torchvision's differs), and Cutout.
+    """Return the operations of RandAugment: timm's operations on the paper's scale of magnitudes, and Cutout.
 
     timm's list is that of the reference implementation (TPU EfficientNet) without Cutout, and with translations
-    relative to the size of the image.
+    relative to the image size. torchvision uses another scale of magnitudes.
     """
     from timm.data.auto_augment import rand_augment_ops
 
     magnitude = augment.randaugment_magnitude
-    # Without magnitude_max timm would cut 15 down to 10.
+    # Without magnitude_max timm would clip 15 to 10.
     options = {"interpolation": Image.Resampling.BILINEAR, "magnitude_max": max(10, magnitude)}
     operations = rand_augment_ops(magnitude, augment.randaugment_probability, options)
     return [*operations, Cutout(augment)] if augment.randaugment_cutout else operations
@@ -178,8 +211,8 @@ def rand_augment(augment: Augment) -> list[Callable[[Image.Image], Image.Image]]
 class Cutout:
     """Fill a square around a random pixel with grey.
 
-    The reference implementation's square reaches 40 pixels from its centre at magnitude 10, for images of 224. Here it
-    scales with the image, as timm's translations do.
+    In the reference implementation, the square reaches 40 pixels from its centre at magnitude 10, for images of 224
+    pixels. Here it scales with the image, as timm's translations do.
     """
 
     def __init__(self, augment: Augment) -> None:
@@ -199,11 +232,30 @@ class Cutout:
 
 
 def normalize(images: Tensor, preprocessing: Preprocessing, dtype: torch.dtype = torch.float32) -> Tensor:
-    """uint8 [B, C, H, W] to (x / 255 - mean) / std, where the images are: on the device it costs nothing."""
+    """Normalise images with (x / 255 - mean) / std, on their device.
+
+    Args:
+        images: uint8 [B, C, H, W].
+        preprocessing: mean and std, one number per channel.
+        dtype: data type of the result.
+
+    Returns a tensor [B, C, H, W]. Raises ValueError if mean and std do not match the number of channels.
+
+    Example:
+
+        import torch
+
+        from lambdanets.data.preprocessing import Preprocessing
+        from lambdanets.data.transforms import normalize
+
+        images = torch.randint(0, 256, (2, 3, 224, 224), dtype=torch.uint8)
+        print(normalize(images, Preprocessing()).dtype)  # torch.float32
+    """
     channels = images.shape[1]
     if not len(preprocessing.mean) == len(preprocessing.std) == channels:
         raise ValueError(
-            f"mean {preprocessing.mean} and std {preprocessing.std} for images of {channels} channels: one of each"
+            f"mean and std must have one number for each of {channels} channels, got {preprocessing.mean} and "
+            f"{preprocessing.std}"
         )
     scale_C11, shift_C11 = scale_and_shift(preprocessing, images.device)
     return (images.float() * scale_C11 + shift_C11).to(dtype)
@@ -211,7 +263,7 @@ def normalize(images: Tensor, preprocessing: Preprocessing, dtype: torch.dtype =
 
 @lru_cache(maxsize=16)
 def scale_and_shift(preprocessing: Preprocessing, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Kept, because a copy to a GPU waits for all that it has to do."""
+    """Return scale and shift [C, 1, 1]; cached, because a copy to a GPU would synchronise with it."""
     scale = [1 / (255 * std) for std in preprocessing.std]
     shift = [-mean / std for mean, std in zip(preprocessing.mean, preprocessing.std, strict=True)]
     with torch.inference_mode(False):
@@ -225,11 +277,11 @@ def height_width(size: int | tuple[int, int]) -> tuple[int, int]:
 
 def mode_of(channels: int) -> str:
     if channels not in MODES:
-        raise ValueError(f"images have 1 or 3 channels, not {channels}")
+        raise ValueError(f"channels must be 1 or 3, got {channels}")
     return MODES[channels]
 
 
 def interpolation_of(name: str) -> Image.Resampling:
     if name not in RESAMPLING:
-        raise ValueError(f"no interpolation {name!r}: there are {', '.join(RESAMPLING)}")
+        raise ValueError(f"interpolation must be one of {', '.join(RESAMPLING)}, got {name!r}")
     return RESAMPLING[name]

@@ -1,7 +1,7 @@
-"""What a worker process does with signals.
+"""Signal handling of worker processes.
 
-A cluster or a terminal signals every process of a run. The main one decides what that means, and needs its workers
-until it has: they take notice of nobody else.
+A cluster or a terminal signals every process of a run. The main process handles these signals and needs its workers
+until it has finished, so workers ignore signals from other senders.
 """
 
 import os
@@ -10,7 +10,7 @@ import threading
 
 
 def obey_parent_only(worker: int = 0) -> None:
-    """SIGINT is ignored, and SIGTERM unless the parent sent it (which is how it ends workers)."""
+    """Ignore SIGINT, and SIGTERM unless the parent process sent it to stop the worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -18,12 +18,12 @@ def obey_parent_only(worker: int = 0) -> None:
 
 
 def loss_of_worker(error: BaseException) -> str | None:
-    """What to tell the user if an error is torch's report of a killed worker process; otherwise None."""
+    """Return a message for the user if an error is torch's report of a killed worker process; otherwise None."""
     text = " ".join(str(error).split())
     if not isinstance(error, RuntimeError) or not text.startswith("DataLoader worker (pid"):
         return None
     return (
-        f"a process that reads images was killed, most often because memory or shared memory ran out: use fewer "
+        f"a worker process that reads images was killed, usually because memory or shared memory ran out: use fewer "
         f"workers or free some memory ({text[:200]})"
     )
 

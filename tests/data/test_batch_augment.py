@@ -376,7 +376,7 @@ def test_grey_images_and_uint8_of_workers():
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"erasing": 1.5}, "erasing is between 0 and 1"),
+        ({"erasing": 1.5}, "erasing must be between 0 and 1"),
         ({"mixup": -1.0}, "mixup must be between"),
         ({"color_jitter": -0.1}, "c"),
     ],

@@ -35,7 +35,7 @@ def test_pack_keeps_bytes_and_labels(tmp_path: Path, capsys: pytest.CaptureFixtu
     labels = open_source(tmp_path / "shards").labels
     assert np.any(labels[:-1] > labels[1:])  # mixed
     assert main(["data", "pack", str(tmp_path / "set"), str(tmp_path / "shards")]) == 2
-    assert "has shards already" in capsys.readouterr().err
+    assert "already contains shards" in capsys.readouterr().err
 
 
 def test_packing_twice_gives_the_same_files(tmp_path: Path):
@@ -69,7 +69,7 @@ def test_check_finds_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture
     for name, size in {"wide": (40, 32), "tall": (32, 40)}.items():  # the same bytes in another shape are no copies
         (folder / "train" / "ant" / f"{name}.png").write_bytes(encoded(Image.new("RGB", size, (9, 9, 9)), "PNG"))
     assert main(["data", "check", str(folder)]) == 0
-    assert capsys.readouterr().out == "18 images (train 15, validation 3) of 2 classes\n"
+    assert capsys.readouterr().out == "18 images (train 15, validation 3) in 2 classes\n"
     (folder / "train" / "ant" / "bad.jpg").write_bytes(jpeg(0)[:300])
     (folder / "train" / "bee" / "twice.jpg").write_bytes(jpeg(0))  # ant/000, with another label
     pixels = encoded(picture(50), "PNG")
@@ -85,7 +85,7 @@ def test_check_finds_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture
     ]
     assert [[place["name"] for place in group] for group in found["leaked"]] == [["train/bee/x.png", "val/bee/x.webp"]]
     assert found["empty_classes"] == ["none"]
-    for words in ("1 unreadable", "1 in more than one split", "1 the same pixels with different labels", "none"):
+    for words in ("1 unreadable", "1 in more than one split", "1 duplicates with different labels", "none"):
         assert words in out
 
 
@@ -121,9 +121,9 @@ def test_check_tells_of_rare_and_missing_classes(tmp_path: Path, capsys: pytest.
     assert main(["data", "check", str(tmp_path / "set"), "--json", str(found)]) == 0
     out = capsys.readouterr().out
     assert f"1 file was not read in {tmp_path / 'set' / 'train'}: .heic (1). Convert them" in out
-    assert "1 classes with one training image:\n  bee\n" in out
-    assert "1 classes without an image of a split:\n  validation: cat\n" in out
-    assert "classes are unequal: 1 training images of bee, 10 of ant" in out
+    assert "1 classes with only one training image:\n  bee\n" in out
+    assert "1 classes without images in a split:\n  validation: cat\n" in out
+    assert "classes are imbalanced: 1 training images of bee, 10 of ant" in out
     data = json.loads(found.read_text())
     assert data["single_classes"] == ["bee"]
     assert data["missing_classes"] == [["validation", "cat"]]
@@ -169,4 +169,4 @@ def test_check_of_a_list_without_training_images(tmp_path: Path, capsys: pytest.
     rows = [f"{path.relative_to(tmp_path)},{path.parent.name},val" for path in sorted((tmp_path / "set").rglob("*.*"))]
     (tmp_path / "list.csv").write_text("\n".join(["file,label,split", *rows]) + "\n")
     assert main(["data", "check", str(tmp_path / "list.csv")]) == 0
-    assert "1 classes with one validation image:\n  ant\n" in capsys.readouterr().out
+    assert "1 classes with only one validation image:\n  ant\n" in capsys.readouterr().out

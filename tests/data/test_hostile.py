@@ -38,7 +38,7 @@ class Trap:
 def test_a_pickle_in_a_shard_is_refused(tmp_path: Path, name: str):
     mark = tmp_path / "mark"
     write_tar(tmp_path / "x.tar", [("00000.jpg", jpeg(0)), (name, pickle.dumps(Trap(mark)))])
-    with pytest.raises(ValueError, match=f"{name}: pickles can run code"):
+    with pytest.raises(ValueError, match=f"{name}: pickles are refused, because they can run code"):
         open_source(tmp_path)
     assert not mark.exists()
 
@@ -68,7 +68,7 @@ def test_a_pickle_by_another_name_is_not_run(tmp_path: Path, name: str):
 )
 def test_only_web_urls_are_opened(tmp_path: Path, url: str):
     mark = tmp_path / "mark"
-    with pytest.raises(ValueError, match=r"refused|no spaces"):
+    with pytest.raises(ValueError, match=r"refused|spaces"):
         open_source(url.format(mark=mark))
     assert not mark.exists()
 
@@ -318,7 +318,7 @@ def test_images_behind_the_end_of_a_shard_are_not_lost_silently(tmp_path: Path):
     (tmp_path / "two.tar").write_bytes(first + second)
     (tmp_path / "hole.tar").write_bytes(bytes(512) + first[512:])  # the header of the first file
     for name in ("two.tar", "hole.tar"):
-        with pytest.raises(ValueError, match=rf"{name} has more files behind its end"):
+        with pytest.raises(ValueError, match=rf"{name} has more files after its end"):
             open_source(tmp_path / name)
     assert len(open_source(tmp_path / "a")) == 3
 

@@ -153,7 +153,7 @@ def test_processes_and_micro_batches_share_the_batches_of_one(cut: dict):
 def test_what_does_not_fit_is_refused(monkeypatch):
     with pytest.raises(ValueError, match=r"9 images take 0.0 GiB, and 0.0 GiB of memory on the device are free"):
         ResidentImages(Numbered(9), np.arange(9), (8, 8), Augment(), CPU, 100)
-    with pytest.raises(ValueError, match="3 training images do not fill a batch of 4"):
+    with pytest.raises(ValueError, match="3 training images are too few for batches of 4"):
         ResidentLoader(images_of(Numbered(3), Augment()), LoaderOptions(batch_size=4))
 
 

@@ -85,7 +85,7 @@ def test_images_without_folders_have_no_labels(tmp_path: Path):
 
 
 def test_an_empty_folder_says_what_is_expected(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"no images.*a folder for each class"):
+    with pytest.raises(ValueError, match=r"no images.*one folder per class"):
         open_source(tmp_path)
     with pytest.raises(ValueError, match=r"no such folder.*mnist.*csv.*tar"):
         open_source(tmp_path / "missing")
@@ -97,7 +97,7 @@ def test_an_empty_path_is_not_the_current_folder(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)
     assert len(open_source(".")) == 2
     for read in (open_source, splits_of, coco.open_set, coco.splits_of):
-        with pytest.raises(ValueError, match="the path of the images is empty"):
+        with pytest.raises(ValueError, match="the path of the dataset is empty"):
             read(text)
 
 
@@ -158,18 +158,18 @@ def test_lists_with_numbers_and_without_a_header(tmp_path: Path):
             ("a.jpg,1\nb.jpg\n", "line 2"),
             ("path,label\n,1\n", "no path"),
         ),
-        ("path,label,label\na.jpg,1,2\n", "two columns 'label'"),
-        ("path,label,path\na.jpg,1,b.jpg\n", "two columns 'path'"),
+        ("path,label,label\na.jpg,1,2\n", "two columns named 'label'"),
+        ("path,label,path\na.jpg,1,b.jpg\n", "two columns named 'path'"),
         ("a.jpg,1\n\n\nb.jpg,c\0t\n", "line 4 has a line break or a NUL byte"),
-        ('a.jpg,"cat\nb.jpg,dog\n', "not a CSV file: line 2"),
+        ('a.jpg,"cat\nb.jpg,dog\n', "not a valid CSV file: line 2"),
         ('a.jpg,"cat\ndog"\n', "line 2 has a line break"),
-        ("a.jpg,cat\n" + "b" * 200_000 + ",dog\n", "not a CSV file: line 2: field larger"),
+        ("a.jpg,cat\n" + "b" * 200_000 + ",dog\n", "not a valid CSV file: line 2: field larger"),
         ("a.jpg,1\nb.jpg," + "9" * 400 + "\n", "label 9999.* is too large"),
         ("a.jpg,1\nb.jpg," + "9" * 5000 + "\n", "label 9999.* is too large"),
         ("a.jpg," + "x," * 50_000 + "\nb.jpg\n", "line 2"),
         ("a.jpg,-2\nb.jpg,0\n", "the label -2 is negative"),
         ("a.jpg,-2\nb.jpg,cat\n", "the label -2 is negative"),
-        ("a.jpg,cat\nb.jpg,dog\nc.jpg,-1\n", "label -1 among names"),
+        ("a.jpg,cat\nb.jpg,dog\nc.jpg,-1\n", "label -1 although labels are names"),
     ],
     ids=short,
 )
@@ -244,7 +244,7 @@ def test_a_header_does_not_decide_how_much_memory_is_taken(tmp_path: Path):
     header = b"\0\0\x08\x03" + (2**12).to_bytes(4, "big") + (2**10).to_bytes(4, "big") * 2  # 4 GiB
     (tmp_path / "train-images-idx3-ubyte").write_bytes(header)
     tracemalloc.start()
-    with pytest.raises(ValueError, match="has 0 bytes of data where its header says 4,294,967,296"):
+    with pytest.raises(ValueError, match="has 0 bytes of data, but its header specifies 4,294,967,296"):
         read_idx(tmp_path / "train-images-idx3-ubyte")
     assert tracemalloc.get_traced_memory()[1] < 2**26
     tracemalloc.stop()
@@ -363,7 +363,10 @@ def test_labels_belong_to_images_in_any_order(tmp_path: Path, order: str):
         ([("a.jpg", b"x"), ("b.jpg", b"x"), ("a.cls", b"1"), ("b.cls", b"1"), ("a.cls", b"0")], "a.cls twice"),
         ([("a.jpg", b"x"), ("a.cls", b"1"), ("a.png", b"y")], r"a.jpg and a.png, two images of one key"),
         ([("a.1.png", b"x"), ("a.cls", b"1"), ("a.2.png", b"y")], r"a.1.png and a.2.png, two images of one key"),
-        ([("a.jpg", b"x"), ("b.cls", b"1"), ("c.tiff", b"y"), ("c.cls", b"2")], r"2 labels without.*first b.cls: add"),
+        (
+            [("a.jpg", b"x"), ("b.cls", b"1"), ("c.tiff", b"y"), ("c.cls", b"2")],
+            r"2 labels without.*first is b.cls: add",
+        ),
         ([("a.jpg", b"x"), ("a.cls", b" " * 2_000_000 + b"1")], r"a.cls has 2,000,001 bytes, too many for a label"),
     ],
     ids=short,
@@ -427,14 +430,14 @@ def test_wrong_labels_in_json_are_refused(tmp_path: Path, content: bytes):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"cat\n\xe9t\xe9\n", "not text in UTF-8"),
-        ("cat\ndog\n".encode("utf-16"), "not text in UTF-8"),
+        (b"cat\n\xe9t\xe9\n", "not UTF-8 text"),
+        ("cat\ndog\n".encode("utf-16"), "not UTF-8 text"),
         (b"", "is empty"),
         (b" \n\n", "is empty"),
-        (b"cat\ndog\ncat\n", "'cat' is there twice"),
-        (b"0\tcat\n1\t\n", "'' is no name"),
-        (b"cat\nd\0g\n", "is no name"),
-        (b"x" * (2**24 + 1), "too large for class names"),
+        (b"cat\ndog\ncat\n", "'cat' is duplicated"),
+        (b"0\tcat\n1\t\n", "'' is invalid"),
+        (b"cat\nd\0g\n", "is invalid"),
+        (b"x" * (2**24 + 1), "is larger than the limit of"),
     ],
     ids=short,
 )
@@ -453,7 +456,7 @@ def test_class_names_of_other_systems_are_read(tmp_path: Path):
 
 @pytest.mark.parametrize("pattern", ["{0..99999999}.tar", "{0..9}" * 12 + ".tar", "x-*/{a,b}{1..99999}.tar"])
 def test_expansions_have_a_limit(tmp_path: Path, pattern: str):
-    with pytest.raises(ValueError, match="stands for more than 100,000 names"):
+    with pytest.raises(ValueError, match="expands to more than 100,000 names"):
         open_source(f"{tmp_path}/{pattern}")
 
 
@@ -540,9 +543,9 @@ def test_pixels_of_every_kind_become_rgb():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("path,label,split\na.jpg,cat,train\nb.jpg,cat,trian\n", "rows of the split 'trian'"),
-        ("path,label,split\na.jpg,cat,train\nb.jpg,cat,\n", "rows of the split ''"),
-        ("path,label,split\na.jpg,cat,train\nb.jpg,cat,val\nc.jpg,cat,valid\n", "'val' and of 'valid'"),
+        ("path,label,split\na.jpg,cat,train\nb.jpg,cat,trian\n", "rows with the split 'trian'"),
+        ("path,label,split\na.jpg,cat,train\nb.jpg,cat,\n", "rows with the split ''"),
+        ("path,label,split\na.jpg,cat,train\nb.jpg,cat,val\nc.jpg,cat,valid\n", "rows with both 'val' and 'valid'"),
         ("path,lab\0l,split\na.jpg,cat,train\n", "NUL"),
     ],
 )
@@ -598,12 +601,12 @@ def test_images_of_a_shard_that_are_not_read_are_counted_and_named(tmp_path: Pat
 def test_images_beside_the_class_folders_are_counted_and_named(tmp_path: Path):
     write_folder(tmp_path / "train", {"a": 2, "b": 1})
     (tmp_path / "train" / "1.jpg").write_bytes(jpeg(5))
-    where = f"{tmp_path / 'train'} itself, beside the class folders, and"
+    where = f"{tmp_path / 'train'} outside the class folders and"
     source = open_source(tmp_path)
     assert len(source) == 3
-    assert notes_on([source]) == [f"1 image lies in {where} is not used: 1.jpg"]
+    assert notes_on([source]) == [f"1 image is in {where} is not used: 1.jpg"]
     (tmp_path / "train" / "0.png").write_bytes(encoded(picture(0), "PNG"))
-    assert notes_on([open_source(tmp_path)]) == [f"2 images lie in {where} are not used: the first is 0.png"]
+    assert notes_on([open_source(tmp_path)]) == [f"2 images are in {where} are not used: the first is 0.png"]
 
 
 def labelled(source) -> dict[str, str]:
@@ -622,7 +625,7 @@ def test_a_link_brings_no_other_class_into_a_class(tmp_path: Path, target: str):
     source = open_source(root)
     assert labelled(source) == before
     (note,) = notes_on([source])
-    assert note.startswith("1 link was not followed (to a folder that holds this one")
+    assert note.startswith("1 link was not followed, because the target contains this folder")
     assert "ant/link" in note
 
 
@@ -650,7 +653,7 @@ def test_links_to_images_elsewhere_are_followed(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("target", "words"), [("ant", "are the same folder"), ("..", "holds"), ("ant/in", "lies inside")]
+    ("target", "words"), [("ant", "are the same folder"), ("..", "contains"), ("ant/in", "lies inside")]
 )
 def test_a_class_that_is_a_link_to_another_is_refused(tmp_path: Path, target: str, words: str):
     root = write_folder(tmp_path / "set", {"ant": 2})

@@ -56,5 +56,5 @@ def test_seeds_differ_and_nothing_can_be_held_out():
 
 @pytest.mark.parametrize("fraction", [-0.1, 1, 1.5])
 def test_a_wrong_fraction_is_refused(fraction: float):
-    with pytest.raises(ValueError, match=f"not {fraction}"):
+    with pytest.raises(ValueError, match=f"got {fraction}"):
         held_out(LABELS, fraction)

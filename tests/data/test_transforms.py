@@ -109,7 +109,7 @@ def test_one_channel():
     small = training(28, Augment(crop_scale=None, flip=0.0, randaugment_layers=2), channels=1)
     assert small(picture(0, (28, 28)).convert("L")).shape == (28, 28, 1)
     assert evaluation(Preprocessing(size=28, crop=1.0), 1)(picture(0)).shape == (28, 28, 1)
-    with pytest.raises(ValueError, match="1 or 3 channels, not 4"):
+    with pytest.raises(ValueError, match="channels must be 1 or 3, got 4"):
         training(28, channels=4)
 
 

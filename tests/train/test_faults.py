@@ -358,7 +358,7 @@ def test_a_validation_set_that_cannot_be_read_stops_the_run_and_mended_it_goes_o
     fit(Classify(c := image_config(images, whole)), c)
     folder_of_images(images, broken=range(4, 60, 5))
     config = image_config(images, parts, data=DataConfig(path=str(images), workers=0, max_broken=0.9))
-    with pytest.raises(TooManyBrokenError, match="12 of the 12 images"):
+    with pytest.raises(TooManyBrokenError, match="12 of 12 images"):
         fit(Classify(config), config)
     assert [path.name[:14] for path in complete(parts / "checkpoints")] == ["step-000000006"]
     assert records(parts, "end")[0]["step"] == 6
@@ -396,7 +396,7 @@ def test_a_fraction_that_holds_everything_out_is_refused(tmp_path):
 def test_an_empty_path_of_validation_images_is_refused(tmp_path):
     images = folder_of_images(tmp_path / "images")
     data = DataConfig(path=str(images), validation="", workers=0)
-    with pytest.raises(ValueError, match="the path of the images is empty"):
+    with pytest.raises(ValueError, match="the path of the dataset is empty"):
         Classify(image_config(images, tmp_path / "run", data=data))
 
 

@@ -112,7 +112,7 @@ class Evaluate:
 
 @dataclass(frozen=True)
 class Predict:
-    """Predict the most likely classes of images: files, folders, or stdin.
+    """Predict the most likely classes of images: files, folders, or stdin. Exit status 1 if an image is unreadable.
 
     `find . -name '*.jpg' | lambdanets predict RUN -` reads a list of files, `lambdanets predict RUN - < cat.jpg` reads
     one image. Unreadable images get an error in their output line and do not stop the others; the exit status is then
