@@ -6,14 +6,18 @@ from typing import Annotated
 
 import tyro
 
-from lambdanets.convert.files import chosen_names, read_source, save_converted
-from lambdanets.convert.formats import FORMATS, convert_state
+from lambdanets.convert.files import chosen_names, read_own, read_source, save_converted
+from lambdanets.convert.formats import FORMATS, OWN, Converted, convert_state
+from lambdanets.models import Network
+from lambdanets.models.compact import Bits, largest_error
+from lambdanets.models.pretrained import stored_state
+from lambdanets.models.stored import read_state
 from lambdanets.options import optional
 
 
 @dataclass(frozen=True)
 class Convert:
-    """Convert weights of other implementations to this package, with equal outputs.
+    """Convert weights of other implementations to this package, with equal outputs, or our own to fewer bits.
 
     Supported are the lambda layers of lucidrains, timm and d-li14, d-li14's LambdaResNet, timm's lambda networks,
     ResNet and ResNet-RS of torchvision and timm, and torchvision's MobileNet-v2. Networks are recognised by their
@@ -37,14 +41,34 @@ class Convert:
     class_names: Annotated[str | None, optional("NAMES")] = None
     """Class names of a network, stored with its weights: a .txt file with one name per line, imagenet
     (WordNet ids such as n01440764) or imagenet-words (English names)."""
+    bits: Annotated[Bits | None, optional("{8,16,32}")] = None
+    """Write a smaller file of a network: 8 stores large tensors as 8-bit integers with one scale per output channel, and
+    16 in half precision; 32 is float32. By default the dtype of the weights is kept."""
 
     def run(self) -> int:
         names = chosen_names(self.class_names)
+        converted = self.convert()
+        written = save_converted(converted, self.target, self.source, names, self.bits)
+        print(f"converted {self.source} ({converted.source_format}) to {converted.description}, written to {written}")
+        if self.bits is not None and isinstance(converted.module, Network):
+            show_size(converted.module, self.source, written)
+        return 0
+
+    def convert(self) -> Converted:
+        own = None if self.format else read_own(self.source)
+        if own is not None:
+            return Converted(own, OWN)
         state = read_source(self.source)
         try:
-            converted = convert_state(state, self.format)
+            return convert_state(state, self.format)
         except ValueError as error:
             raise ValueError(f"{self.source}: {error}") from error
-        written = save_converted(converted, self.target, self.source, names)
-        print(f"converted {self.source} ({converted.source_format}) to {converted.description}, written to {written}")
-        return 0
+
+
+def show_size(network: Network, source: Path, written: Path) -> None:
+    """Print the sizes of both files and the largest error of the new one."""
+    before, after = stored_state(network), read_state(written)
+    names = [name for name, tensor in before.items() if tensor.is_floating_point()]
+    error, name = largest_error(before, after, names)
+    sizes = [path.stat().st_size / 1e6 for path in (written, source)]
+    print(f"{sizes[0]:.2f} MB, from {sizes[1]:.2f} MB; largest relative error of a tensor: {error:.2%} ({name})")

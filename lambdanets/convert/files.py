@@ -12,13 +12,29 @@ from lambdanets.data.class_names import listed_names
 from lambdanets.files import as_object, whole_path
 from lambdanets.layers import LambdaLayer2d
 from lambdanets.models import Network
-from lambdanets.models.pretrained import KEY, WEIGHTS, default_card, save_weights
-from lambdanets.models.stored import check_finite, load_exactly, read_description_of, read_state, within_size_of
+from lambdanets.models.compact import Bits
+from lambdanets.models.pretrained import KEY, WEIGHTS, default_card, from_pretrained, save_weights
+from lambdanets.models.stored import (
+    check_finite,
+    load_exactly,
+    only_finite_weights,
+    read_description_of,
+    read_state,
+    within_size_of,
+)
 
 LAYER = "layer"  # key of the class name in the header, where networks have their name
 LAYER_ARGUMENTS = frozenset(
     {"channels", "out_channels", "heads", "key_depth", "intra_depth", "scope", "input_size", "position_bias"}
 )
+
+
+def read_own(path: Path) -> Network | None:
+    """The network of a file that lambdanets wrote, None for other files."""
+    if path.suffix != ".safetensors" or not path.is_file() or "name" not in (read_description_of(path, KEY) or {}):
+        return None
+    with only_finite_weights():
+        return from_pretrained(path)
 
 
 def read_source(path: Path) -> dict[str, Tensor]:
@@ -57,7 +73,9 @@ def chosen_names(names: str | None) -> tuple[str, ...]:
     return found
 
 
-def save_converted(converted: Converted, target: Path, source: Path, class_names: tuple[str, ...] = ()) -> Path:
+def save_converted(
+    converted: Converted, target: Path, source: Path, class_names: tuple[str, ...] = (), bits: Bits | None = None
+) -> Path:
     """Write converted weights as a safetensors file with a description in its header, and return the file.
 
     Args:
@@ -65,6 +83,7 @@ def save_converted(converted: Converted, target: Path, source: Path, class_names
         target: a name that ends in .safetensors; for a network also a folder, written like `save_pretrained` does.
         source: the file that the weights come from; its name is stored in the header.
         class_names: class names of a network, stored with its weights.
+        bits: 8 or 16 for a smaller file of a network (see `lambdanets.models.compact`); None keeps the dtype.
 
     >>> import tempfile
     >>> from pathlib import Path
@@ -83,12 +102,15 @@ def save_converted(converted: Converted, target: Path, source: Path, class_names
     if is_file and target.resolve() == source.resolve():
         raise ValueError(f"{target} is the source file itself: choose another name")
     if isinstance(module, Network):
-        card = replace(module.card or default_card(module), recipe=recipe, class_names=class_names)
+        card = module.card or default_card(module)
+        card = replace(card, recipe=card.recipe or recipe, class_names=class_names or card.class_names)
+        if not is_file and bits is not None:
+            raise ValueError(f"{target}: --bits needs one file as the target, with a name that ends in .safetensors")
         if not is_file:
             return module.save_pretrained(target, card) / WEIGHTS
-        return save_weights(module, target, card)
-    if class_names:
-        raise ValueError("--class-names is for networks, and this is a layer")
+        return save_weights(module, target, card, bits)
+    if class_names or bits is not None:
+        raise ValueError("--class-names and --bits are for networks, and this is a layer")
     if not is_file:
         raise ValueError(f"cannot write a layer to {target}: choose a file name that ends in .safetensors")
     return save_layer(module, target, recipe)

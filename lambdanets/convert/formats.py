@@ -14,6 +14,7 @@ from lambdanets.models.keys import COUNTER
 from lambdanets.models.stored import SPARE, SPARE_TENSORS, Budget, shorten, unwrapped
 
 Module = LambdaLayer2d | Network
+OWN = "lambdanets"
 
 
 def layer(names: LayerNames, state: Mapping[str, Tensor]) -> LambdaLayer2d:

@@ -17,12 +17,14 @@ from torch import Tensor
 
 from lambdanets.data.preprocessing import Preprocessing
 from lambdanets.files import read_object, whole_path, write_json
+from lambdanets.models.compact import Bits, compress
 from lambdanets.models.config import NetworkConfig
 from lambdanets.models.foreign import from_byobnet, is_byobnet
 from lambdanets.models.model_card import README, write_model_card
-from lambdanets.models.shared import complete_shared
+from lambdanets.models.shared import complete_shared, names_of_parameters
 from lambdanets.models.stored import (
     NonFiniteWeightsWarning,
+    check_finite,
     misfits,
     non_finite,
     non_finite_message,
@@ -124,15 +126,36 @@ def describe_network(network: "Network", card: Card) -> dict[str, Any]:
     return {"version": __version__, "name": network.name, "arguments": arguments, **asdict(card)}
 
 
-def save_weights(network: "Network", path: str | Path, card: Card | None = None) -> Path:
-    """One safetensors file that says what it is; under its name only when it is complete."""
-    from safetensors.torch import save_model
+def save_weights(network: "Network", path: str | Path, card: Card | None = None, bits: Bits | None = None) -> Path:
+    """Write one safetensors file that holds its own description.
 
-    ours = describe_network(network, card or network.card or default_card(network))
+    Args:
+        network: whose weights.
+        path: of the file, which has this name only when it is complete.
+        card: what is stored about the weights; by default the network's own.
+        bits: 8 or 16 for a smaller file (`lambdanets.models.compact`), 32 for float32; None keeps the dtype.
+    """
+    from safetensors.torch import save_file, save_model
+
+    metadata = {
+        "format": "pt",
+        KEY: json.dumps(describe_network(network, card or network.card or default_card(network))),
+    }
     path = Path(path)
+    state = {} if bits is None else stored_state(network)
+    check_finite(path, state)
     with whole_path(path) as part:
-        save_model(network, str(part), metadata={"format": "pt", KEY: json.dumps(ours)})
+        if bits is None:
+            save_model(network, str(part), metadata=metadata)
+        else:
+            save_file(compress(state, bits), str(part), metadata=metadata)
     return path
+
+
+def stored_state(network: "Network") -> dict[str, Tensor]:
+    """The state dict with each shared parameter once."""
+    repeated = {name for names in names_of_parameters(network).values() for name in sorted(names)[1:]}
+    return {name: tensor for name, tensor in network.state_dict().items() if name not in repeated}
 
 
 def save_pretrained(

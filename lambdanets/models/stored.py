@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from lambdanets.files import as_object, parse_json
+from lambdanets.models.compact import expand
 
 SPARE = 2**26  # elements that a network may have beyond the bytes of its file: new classifiers, buffers
 SPARE_TENSORS = 1000
@@ -46,17 +47,18 @@ def read_description_of(path: Path, key: str) -> dict[str, Any] | None:
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, or of a state dict that torch.save wrote."""
+    """The tensors of a safetensors file, or of a state dict that torch.save wrote; those in 8 bits become float32."""
     if path.suffix == ".safetensors":
         from safetensors import SafetensorError
         from safetensors.torch import load_file
 
         try:
-            return load_file(str(path))
+            state = load_file(str(path))
         except FileNotFoundError:
             raise
         except (SafetensorError, OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
             raise not_whole(path, error) from error
+        return expand(state, path)
     try:
         with torch.serialization.safe_globals([Namespace]):  # timm's checkpoints have one beside the tensors
             state = torch.load(path, map_location="cpu", weights_only=True)
