@@ -42,8 +42,8 @@ class Convert:
     """Class names of a network, stored with its weights: a .txt file with one name per line, imagenet
     (WordNet ids such as n01440764) or imagenet-words (English names)."""
     bits: Annotated[Bits | None, optional("{8,16,32}")] = None
-    """Write a smaller file of a network: 8 stores large tensors as 8-bit integers with one scale per output channel, and
-    16 in half precision; 32 is float32. By default the dtype of the weights is kept."""
+    """Store large tensors of a network in fewer bits: 8 (integers with one scale per output channel), 16 (half
+    precision) or 32. By default the dtype of the weights is kept."""
 
     def run(self) -> int:
         names = chosen_names(self.class_names)
