@@ -1,4 +1,4 @@
-"""Blocks about networks that learned: comparisons, pseudo-labels, detection, and what training and kernels cost."""
+"""Blocks about trained networks (comparisons, pseudo-labels, detection) and about the cost of training and kernels."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ Row = dict[str, Any]
 
 
 def comparison(result: Row, where: str) -> str:
-    """What `lambdanets experiments compare` wrote: the final runs, and the trials that chose their settings."""
+    """Show the result of `lambdanets experiments compare`: the final runs, and the trials that chose their settings."""
     from lambdanets.experiments.compare import TITLES, cells
 
     rows = result["rows"]
@@ -34,7 +34,7 @@ def comparison(result: Row, where: str) -> str:
 
 
 def embedding(result: Row, where: str) -> str:
-    """What benchmarks/embedding_std.py wrote."""
+    """Show the result of benchmarks/embedding_std.py."""
     used = result["settings"]
     network = " ".join([used["network"], *used["options"]])
     lines = [
@@ -54,12 +54,12 @@ def embedding(result: Row, where: str) -> str:
 
 
 def own_images(result: Row, where: str) -> str:
-    """What benchmarks/own_images.py wrote."""
+    """Show the result of benchmarks/own_images.py."""
     kinds = {"photos": "five classes of Imagenette with 100 photos each", "digits": "50 of each digit of MNIST"}
     used = "; ".join(f"{name}: {kinds[name]}" for name in dict.fromkeys(row["data"] for row in result["rows"]))
     lines = [
-        f"{where}. {used[0].upper()}{used[1:]}. No method sees the test images before the end.\n\n",
-        "| 500 images | method | top-1, test images | top-1, held-out images | seconds of a core |\n",
+        f"{where}. {used[0].upper()}{used[1:]}. No method uses the test images before the final evaluation.\n\n",
+        "| 500 images | method | top-1, test images | top-1, held-out images | CPU time, s |\n",
         "| --- | --- | ---: | ---: | ---: |\n",
     ]
     for row in result["rows"]:
@@ -72,24 +72,24 @@ def own_images(result: Row, where: str) -> str:
 
 
 def engine(result: Row, where: str) -> str:
-    """What benchmarks/loop_overhead.py wrote."""
+    """Show the result of benchmarks/loop_overhead.py."""
     used = result["settings"]
     spans = {name: f"{min(rates):,.0f} to {max(rates):,.0f}" for name, rates in result["windows"].items()}
     quartiles = " to ".join(f"{100 * one:+.1f}" for one in result["overhead_quartiles"])
     seconds = {name: sum(1 / rate for rate in rates) for name, rates in result["windows"].items()}
     compiled = ", compiled" if used["compile"] else ""
-    bare = "the network alone" if used.get("alone") else "a bare loop"
+    bare = "the network alone" if used.get("alone") else "a minimal loop"
     return (
         f"{where}; ResNet-50 {used['placement']} at {used['image_size']} pixels, batch {used['batch']}, "
-        f"{used['precision']}{compiled}: {bare} {result['bare']:,.0f} images/s ({spans['bare']} in all turns), "
-        f"ours {result['ours']:,.0f} ({spans['ours']}): {100 * result['overhead']:+.1f}% time, "
-        f"the median of {used['turns']} turns (half of them {quartiles}; all of them together "
+        f"{used['precision']}{compiled}: {bare} {result['bare']:,.0f} images/s ({spans['bare']} over all turns), "
+        f"ours {result['ours']:,.0f} images/s ({spans['ours']}). Our loop takes {100 * result['overhead']:+.1f}% time, "
+        f"the median of {used['turns']} turns (quartiles {quartiles}%; total time of all turns "
         f"{100 * (seconds['ours'] / seconds['bare'] - 1):+.1f}%).\n"
     )
 
 
 def kernels(result: Row, where: str) -> str:
-    """What `lambdanets bench kernels` wrote: for each map a table of its training step, and inference in a line."""
+    """Show the result of `lambdanets bench kernels`: inference in a line, a training step in a table."""
     from lambdanets.bench.roofline import TITLES, Peaks, lines, sentence
 
     used, rows = result["settings"], result["rows"]
@@ -97,7 +97,7 @@ def kernels(result: Row, where: str) -> str:
     limits = f" Limits: {peaks.flops / 1e12:g} TFLOP/s and {peaks.bytes / 1e12:g} TB/s." if peaks else ""
     parts = [
         f"{where}; one layer, channels-last, scope {used['scope']}, batch {used['batch']}, {used['dtype']}, "
-        f"{used['heads']} heads, key depth {used['key_depth']}. Time in kernels alone, medians of {used['steps']} "
+        f"{used['heads']} heads, key depth {used['key_depth']}. Time in kernels only, medians of {used['steps']} "
         f"steps.{limits}\n"
     ]
     for shape in dict.fromkeys(row["shape"] for row in rows):
@@ -114,22 +114,25 @@ def kernels(result: Row, where: str) -> str:
 
 
 def loader(result: Row, where: str) -> str:
-    """What `lambdanets data speed --json` wrote."""
+    """Show the result of `lambdanets data speed --json`."""
     options = result["options"]
-    probability = options.get("randaugment_probability", 0.5)  # what results without it were measured with
+    probability = options.get("randaugment_probability", 0.5)  # the default before the setting existed
     lines = [
         f"{where}; crops of {options['image_size']} pixels, {options['randaugment_layers']} layers of RandAugment, "
         f"each applied with probability {probability:g}."
     ]
-    lines.append("\n\n| | images/s of one core |\n| --- | ---: |\n")
-    single = [row for row in result["rows"] if row["per_core"] is not None]  # others are measured by the clock
+    lines.append("\n\n| loader | images/s per core |\n| --- | ---: |\n")
+    single = [
+        row for row in result["rows"] if row["per_core"] is not None
+    ]  # rows with several processes have wall-clock times
     return "".join([*lines, *(f"| {row['name']} | {row['per_core']:,.0f} |\n" for row in single)])
 
 
 def pseudo(result: Row, where: str) -> str:
-    """What benchmarks/pseudo_imagenette.py wrote."""
+    """Show the result of benchmarks/pseudo_imagenette.py."""
     lines = [f"{where}; {result['steps']} steps of {result['batch_size']} images each, {result['fraction']:.0%} of "]
-    lines.append("the labels.\n\n| seed | alone | with pseudo-labels | gain | kept | of these right |\n")
+    lines.append("the labels. Top-1 on the validation images, in percent.\n\n")
+    lines.append("| seed | labels only | with pseudo-labels | gain | pseudo-labels kept | of these correct |\n")
     lines.append("| ---: | ---: | ---: | ---: | ---: | ---: |\n")
     for row in result["seeds"]:
         alone, after = 100 * row["alone"], 100 * row["with_pseudo_labels"]
@@ -139,8 +142,8 @@ def pseudo(result: Row, where: str) -> str:
         )
     gain, spread, speeds = result["gain_mean"], result["gain_stdev"], result["throughput"]
     lines.append(f"\nGain: {gain:+.2f} points (standard deviation {spread:.2f}). Labelling ran at ")
-    lines.append(f"{speeds['labels_per_second']:,.0f} images/s, {speeds['share']:.0%} of the teacher alone, ")
-    lines.append("fed by the same loader.\n\n")
+    lines.append(f"{speeds['labels_per_second']:,.0f} images/s, {speeds['share']:.0%} of the teacher alone ")
+    lines.append("with the same loader.\n\n")
     taken, ratio = result["steps"] * result["batch_size"], result["ratio"]
     student = taken * ratio / (1 + ratio) / fmean(row["used"] for row in result["seeds"])
     own = fmean(row["labelled_images"] for row in result["seeds"]) * result["fraction"] / (1 - result["fraction"])
@@ -149,12 +152,12 @@ def pseudo(result: Row, where: str) -> str:
 
 
 def pseudo_hours(results: Path, images: int = 130_000_000) -> str:
-    """Hours for the paper's number of images, from speeds of one GPU; over several they are divided, not measured."""
+    """Compute the hours for the paper's number of images from the measured speed of one GPU."""
     small, large = results / "pseudo-imagenette.json", results / "reproduce-h200/reproduce.json"
     if not small.exists() or not large.exists():
-        return f"No measurement yet: it takes {small.name} and {large.parent.name}/{large.name}.\n"
+        return f"No measurement yet. It needs {small.name} and {large.parent.name}/{large.name}.\n"
     ours, theirs = json.loads(small.read_text()), json.loads(large.read_text())["measurements"]
-    rows = [("labelling as above, with reading", ours["machine"]["gpu"], ours["throughput"]["labels_per_second"])]
+    rows = [("labelling as above, with image loading", ours["machine"]["gpu"], ours["throughput"]["labels_per_second"])]
     for mode, what in (("inference", "labelling"), ("training", "one pass of training")):
         one = theirs[f"lambda_resnet152 | 288px | {mode} | bfloat16 | batch 1024"]
         rows.append((f"{what}, LambdaResNet-152, 288 px, network alone", one["hardware"], one["examples_per_second"]))
@@ -166,14 +169,14 @@ def pseudo_hours(results: Path, images: int = 130_000_000) -> str:
 
 
 def detect(result: Row, where: str) -> str:
-    """What benchmarks/detector_step.py wrote: a table for each size, beside its first backbone."""
-    lines = [f"{where}. Medians, and in brackets beside the first row.\n"]
+    """Show the result of benchmarks/detector_step.py: a table for each size, with ratios to its first backbone."""
+    lines = [f"{where}. Medians; in brackets: relative to the first row.\n"]
     kinds = ("width", "height", "batch", "precision", "compiled")
     for kind in dict.fromkeys(tuple(row[key] for key in kinds) for row in result["rows"]):
         chosen = [row for row in result["rows"] if tuple(row[key] for key in kinds) == kind]
         width, height, batch, precision, compiled = kind
-        how = ", the backbone compiled" if compiled else ""
-        lines.append(f"\nA training step, {batch} pictures of {width}x{height}, {precision}{how}:\n\n")
+        how = ", compiled backbone" if compiled else ""
+        lines.append(f"\nA training step, {batch} images of {width}x{height}, {precision}{how}:\n\n")
         lines.append("| backbone | parameters | step, ms | backbone and pyramid, ms | peak memory, GiB |\n")
         lines.append("| --- | ---: | ---: | ---: | ---: |\n")
         for row in chosen:
@@ -183,30 +186,31 @@ def detect(result: Row, where: str) -> str:
             cells = [f"`{row['network']}`", f"{row['parameters'] / 1e6:.1f}M"]
             for key, factor in (("seconds", 1e3), ("backbone_seconds", 1e3), ("peak_bytes", 2**-30)):
                 first = chosen[0][key]
-                beside = f" ({row[key] / first:.2f})" if first else ""
-                cells.append(f"{row[key] * factor:.4g}{beside}")
+                ratio = f" ({row[key] / first:.2f})" if first else ""
+                cells.append(f"{row[key] * factor:.4g}{ratio}")
             lines.append(f"| {' | '.join(cells)} |\n")
     return "".join(lines)
 
 
 def sets(result: Row, where: str) -> str:
-    """What benchmarks/detect_sets.py wrote: AP on each set, how two backbones differ, and what the runs cost."""
+    """Show the result of benchmarks/detect_sets.py: AP on each set, the difference of two backbones, and the cost."""
     columns = {"ap": "AP", "ap50": "AP50", "ap75": "AP75", "small": "small", "medium": "medium", "large": "large"}
-    lines = [f"{where}. Means over seeds, and for all and for small objects the least and the largest.\n"]
+    lines = [f"{where}. Means over seeds; for all and for small objects also the minimum and maximum.\n"]
     for name, about in result["sets"].items():
         for split, facts in about["splits"].items():
             chosen = [row for row in result["means"] if (row["set"], row["split"]) == (name, split)]
             sorts = f", {facts['small']:,} of them small" if "small" in facts else ""
-            sorts += f", crowds: {facts['crowds']}" if facts["crowds"] else ""
+            sorts += f", crowd annotations: {facts['crowds']}" if facts["crowds"] else ""
             if not any(row["box_ap50"] for row in chosen):
                 lines.append(
-                    f"\n{name}, {split}: {facts['pictures']} pictures, {facts['objects']:,} objects{sorts}. After "
-                    f"{about['steps']:,} steps nothing is found yet, by either backbone.\n"
+                    f"\n{name}, {split}: {facts['pictures']} images, {facts['objects']:,} objects{sorts}. After "
+                    f"{about['steps']:,} steps neither backbone detects any object.\n"
                 )
                 continue
             lines.append(
-                f"\n{name}, {split}: {facts['pictures']} pictures, {facts['objects']:,} objects{sorts}; "
-                f"{about['steps']:,} steps of {about['batch_size']} pictures at {about['size']} pixels.\n\n"
+                f"\n{name}, {split}: {facts['pictures']} images, {facts['objects']:,} objects{sorts}; "
+                f"{about['steps']:,} steps of {about['batch_size']} images at {about['size']} pixels, "
+                f"{about['precision']}.\n\n"
             )
             lines.append(f"| backbone | seeds | | {' | '.join(columns.values())} |\n")
             lines.append(f"| --- | ---: | --- | {' | '.join(['---:'] * len(columns))} |\n")
@@ -218,7 +222,7 @@ def sets(result: Row, where: str) -> str:
                     cells = [difference_cell(*(row[f"{what}_{key}"] for row in chosen)) for key in columns]
                     said = f"`{chosen[0]['backbone']}` - `{chosen[1]['backbone']}`"
                     lines.append(f"| {said} | | {what} | {' | '.join(cells)} |\n")
-    lines.append("\nWhat the runs cost:\n\n| set | backbone | parameters | pictures/s | runs at once | ")
+    lines.append("\nCost of the runs:\n\n| set | backbone | parameters | images/s | parallel runs | ")
     lines.append("seconds of training | peak memory, GiB | Imagenette top-1 |\n| --- | --- |" + " ---: |" * 6 + "\n")
     for row in {(row["set"], row["backbone"]): row for row in result["means"]}.values():
         start = result["weights"].get(row["backbone"])

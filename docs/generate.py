@@ -1,17 +1,19 @@
-"""Fills the generated blocks of README.md and docs/*.md from benchmarks/results/*.json.
+"""Fill the generated blocks of README.md and docs/*.md from benchmarks/results/*.json.
 
     python docs/generate.py            # write
     python docs/generate.py --check    # exit with 1 if a block is stale
 
 A block is everything between `<!-- bench:NAME -->` and `<!-- /bench -->`; it shows benchmarks/results/NAME.json.
-No number is typed by hand: measure again, then run this.
+`python benchmarks/run.py NAME` measures again; run this afterwards.
 """
 
+import importlib.util
 import json
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # blocks.py, readings.py, summary.py
 
@@ -19,38 +21,59 @@ import paper_tables
 import readings
 import summary
 from blocks import Row, comparison, detect, embedding, engine, kernels, loader, own_images, pseudo, pseudo_hours, sets
+from summary import form, left_out, when
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 BLOCK = re.compile(r"(?P<open><!-- bench:(?P<name>[\w-]+) -->\n)(?P<body>.*?)(?P<close><!-- /bench -->)", re.DOTALL)
 
 
+def runner() -> ModuleType:
+    """Import benchmarks/run.py, which has the command of every file."""
+    spec = importlib.util.spec_from_file_location("benchmarks_run", ROOT / "benchmarks" / "run.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+run = runner()
+
+
 def documents() -> list[Path]:
+    """Return the files that may have generated blocks."""
     return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "lambdanets/ops/triton/README.md"]
 
 
 def filled(text: str, results: Path = RESULTS) -> str:
-    """The text with every block as the JSON says."""
+    """Return the text with every block filled from the JSON."""
     return BLOCK.sub(lambda match: match["open"] + body(match["name"], results) + match["close"], text)
 
 
 def body(name: str, results: Path) -> str:
+    """Return the content of a block."""
     if name.startswith("reproduce-"):
         return reproduced(name, results)
     if name == "pseudo-hours":
         return pseudo_hours(results)
-    if name in ("summary", "contenders"):
+    if name in ("summary", "contenders", "layers"):
         return getattr(summary, name)(results)
+    if name == "files":
+        return files(results)
+    if name == "records":
+        return records(results)
     if name == "pseudo-select":
         return readings.selection(results)
     path = results / f"{name}.json"
     if not path.exists():
-        command = WRITERS.get(name, "lambdanets bench")
-        return f"No measurement yet: `{command}` writes {name}.json.\n"
+        how = f"`python benchmarks/run.py {name}` writes" if name in run.COMMANDS else "There is no"
+        return f"No measurement yet. {how} {name}.json.\n"
     result = json.loads(path.read_text())
     machine = result["machine"]
     versions = ", ".join(f"{package} {version}" for package, version in result["versions"].items() if version)
-    measured = f"{versions}. Measured {result['date'][:10]}{commit_of(result)}"
+    measured = f"{versions}. Measured {when(result)}"
     if "files" in result:
         return exports(result, f"{machine['cpu']}. {measured}")
     kind = "roofline" if "peaks" in result else result.get("name", name).partition("-")[0]
@@ -83,21 +106,51 @@ def body(name: str, results: Path) -> str:
         if operations:
             parts.append(f"\nThe operation alone, {mode}: milliseconds; `auto` chooses the one marked with *.\n\n")
             parts.append(table(operations, operation_cell))
-    return "".join(parts)
+    missing = left_out(result)
+    return "".join([*parts, *(["\n"] if missing else []), *missing])
 
 
-def commit_of(result: Row) -> str:
-    """The commit of a measurement; "+changes" becomes a plus."""
-    commit = result.get("commit")
-    return f" at {commit[:7]}{'+' if '+' in commit else ''}" if commit else ""
+def files(results: Path) -> str:
+    """List every file with a command: what wrote it, on which machine, when, at which commit."""
+    lines = ["| file | command | machine | measured |\n| --- | --- | --- | --- |\n"]
+    for name in run.COMMANDS:
+        if (results / f"{name}.json").exists():
+            command = run.command(name).replace("|", "\\|")
+            lines.append(f"| {link_to(name)} | `{command}` | {' | '.join(origin(results, name))} |\n")
+    return "".join(lines)
+
+
+def records(results: Path) -> str:
+    """List the files that are records of experiments with earlier kernels."""
+    lines = ["| file | machine | measured |\n| --- | --- | --- |\n"]
+    lines += [f"| {link_to(name)} | {' | '.join(origin(results, name))} |\n" for name in run.RECORDS]
+    return "".join(lines)
+
+
+def link_to(name: str) -> str:
+    return f"[{name}.json](../{run.RESULTS}/{name}.json)"
+
+
+def origin(results: Path, name: str) -> tuple[str, str]:
+    """Return the machine of a measurement, and its date and commit."""
+    result = json.loads((results / f"{name}.json").read_text())
+    machine = result.get("machine", {})
+    parts = list(result.get("measurements", {}).values())  # of `lambdanets reproduce`, each with its own date
+    where = machine.get("gpu") or machine.get("device") or machine.get("cpu") or result.get("hardware") or "not noted"
+    if "date" in result:
+        return where, when(result)
+    if not parts:
+        return where, "not noted"
+    first, last = (pick(parts, key=lambda one: one["date"]) for pick in (min, max))
+    return where, f"{when(first)} to {when(last)}"
 
 
 def reproduced(name: str, results: Path) -> str:
-    """What `lambdanets reproduce` wrote into a folder: its name shows the headlines, with `-tables` the tables."""
+    """Show what `lambdanets reproduce` wrote: the headlines, or the tables if the name ends in -tables."""
     folder = name.removesuffix("-tables")
     path = results / folder / "reproduce.json"
     if not path.exists():
-        return f"No measurement yet: `lambdanets reproduce all --out benchmarks/results/{folder}` writes it.\n"
+        return f"No measurement yet. `lambdanets reproduce all --out benchmarks/results/{folder}` writes it.\n"
     result = json.loads(path.read_text())
     if folder != name:
         return paper_tables.tables(result)
@@ -106,11 +159,14 @@ def reproduced(name: str, results: Path) -> str:
 
 
 def exports(result: Row, where: str) -> str:
-    """What `lambdanets export --json` printed."""
+    """Show the output of `lambdanets export --json`."""
     name = " ".join([result["what"], *result["options"]])
     sides = " x ".join(map(str, result["shapes"][0][2:]))
-    lines = [f"{where}; one image of {sides}, {result['threads']} thread(s), medians of CPU time. "]
-    lines.append(f"float32 itself changes the scores of this network by {result['rounding']:.1g} of the largest.\n\n")
+    threads = f"{result['threads']} thread{'s' if result['threads'] > 1 else ''}"
+    lines = [f"{where}; one image of {sides}, float32, {threads}, medians of CPU time. "]
+    lines.append(
+        f"Rounding in float32 alone changes the scores of this network by {result['rounding']:.1g} (relative).\n\n"
+    )
     lines.append(f"| {name}, {result['size']} size | difference | MB | ms | speed-up |\n")
     lines.append("| --- | ---: | ---: | ---: | ---: |\n")
     eager = result["eager"]["cpu"]
@@ -123,12 +179,18 @@ def exports(result: Row, where: str) -> str:
 
 
 def networks(result: Row, where: str) -> str:
-    """What `lambdanets bench network` wrote: images per second and the ratio to the first network of the resolution."""
+    """Show the result of `lambdanets bench network`: images per second, and the ratio to the first network."""
     kinds = list(dict.fromkeys(kind_of(row["protocol"]) for row in result["rows"]))
     found: dict[str, Row] = {}
+    again: list[str] = []  # measured a second time, at the end
     for row in result["rows"]:
         one = found.setdefault(row["network"], {"parameters": row["parameters"], "pixels": row["image_size"][0]})
-        one.setdefault(kind_of(row["protocol"]), row["result"])  # the first network comes again at the end
+        kind = kind_of(row["protocol"])
+        if kind not in one:
+            one[kind] = row
+        elif row["result"] and one[kind]["result"]:
+            ratio = row["result"]["examples_per_second"] / one[kind]["result"]["examples_per_second"]
+            again.append(f"`{row['network']}`, {kind}: {row['result']['examples_per_second']:,.0f} ({ratio:.3f})")
     training = next((kind for kind in kinds if kind.startswith("training")), None)  # the one whose memory is shown
     protocol = result["rows"][0]["protocol"]
     lines = [
@@ -137,7 +199,8 @@ def networks(result: Row, where: str) -> str:
     ]
     titles = ["network", "pixels", "parameters", *kinds]
     if training:
-        images = {row["peak_batch"] for one in found.values() if (row := one.get(training))}
+        rows = [one[training]["result"] for one in found.values() if training in one]
+        images = {row["peak_batch"] for row in rows if row}
         titles.append(f"training memory, batch {' or '.join(map(str, sorted(images)))}")
     lines.append(f"| {' | '.join(titles)} |\n| --- | {' | '.join(['---:'] * (len(titles) - 1))} |\n")
     firsts: dict[int, Row] = {}
@@ -148,6 +211,8 @@ def networks(result: Row, where: str) -> str:
         cells += [speed(one.get(kind), first.get(kind), "examples_per_second") for kind in kinds]
         cells += [speed(one.get(training), first.get(training), "peak_bytes")] if training else []
         lines.append(f"| {' | '.join(cells)} |\n")
+    if again:
+        lines.append(f"\nMeasured again at the end of the run: {'; '.join(again)}.\n")
     return "".join(lines)
 
 
@@ -159,33 +224,38 @@ def kind_of(protocol: Row) -> str:
 
 
 def speed(row: Row | None, first: Row | None, what: str) -> str:
-    if row is None or first is None:
-        return "-"
-    value = f"{row[what]:,.0f}" if what != "peak_bytes" else f"{row[what] / 2**30:.1f} GiB"
-    return f"{value} ({row[what] / first[what]:.2f})"
+    """Return a value with its ratio to that of the first network, or the error of the measurement."""
+    if row is None:
+        return "not measured"
+    if row["result"] is None:
+        return str(row["error"]).replace("|", "/").replace("\n", " ")
+    value = row["result"][what]
+    shown = f"{value:,.0f}" if what != "peak_bytes" else f"{value / 2**30:.1f} GiB"
+    base = (first or {}).get("result")
+    return f"{shown} ({value / base[what]:.2f})" if base else shown
 
 
 def language(result: Row, where: str) -> str:
-    """What benchmarks/language_models.py wrote."""
+    """Show the result of benchmarks/language_models.py."""
     text, training, settings = result["text"], result["training"], result["settings"]
     kinds, equal = list(training), result["equal_steps"]
     lines = [
-        f"{where}. Text: {text['corpus']}, {text['files']} files, {text['training_bytes']:,} bytes to learn from and "
-        f"{text['validation_bytes']:,} kept back (SHA-256 {text['sha256']}...). {settings['minutes']:g} minutes of "
-        f"training for each, in turns, in steps of {settings['batch_size']} sequences of {settings['length']} bytes; "
-        f"{result['evaluated_bytes']:,} bytes evaluated.\n\n",
+        f"{where}. Text: {text['corpus']}, {text['files']} files, {text['training_bytes']:,} bytes for training and "
+        f"{text['validation_bytes']:,} for validation (SHA-256 {text['sha256']}...). {settings['minutes']:g} minutes "
+        f"of training for each model, in turns, in steps of {settings['batch_size']} sequences of "
+        f"{settings['length']} bytes; {result['evaluated_bytes']:,} bytes evaluated.\n\n",
         f"| model | parameters | bits per byte, equal time | equal steps ({equal['step']:,}) | steps | bytes/s |\n",
         "| --- | ---: | ---: | ---: | ---: | ---: |\n",
     ]
     for kind, found in training.items():
         cells = [kind, f"{found['parameters']:,}", f"{found['bits_per_byte']:.3f}", f"{equal[kind]:.3f}"]
         lines.append(f"| {' | '.join(cells)} | {found['steps']:,} | {found['bytes_per_second']:,.0f} |\n")
-    lines.append(f"| counted pairs of bytes | | {result['bigram_bits_per_byte']:.3f} | | | |\n")
-    lines.append("\nThe trained models on the same bytes, predicted from texts of other lengths (bits per byte):\n\n")
+    lines.append(f"| bigram counts | | {result['bigram_bits_per_byte']:.3f} | | | |\n")
+    lines.append("\nThe trained models on the same bytes, with other context lengths (bits per byte):\n\n")
     lines.append(f"| length | {' | '.join(kinds)} |\n|{' ---: |' * (1 + len(kinds))}\n")
     for row in result["context"]:
         lines.append(f"| {row['length']:,} | {' | '.join(f'{row[kind]:.3f}' for kind in kinds)} |\n")
-    lines.append("\nGeneration, one text: the next byte after so many.\n\n| bytes so far |")
+    lines.append("\nGeneration of one text: cost of the next byte by the number of bytes so far.\n\n| bytes so far |")
     for title in ("ms a byte", "state, KiB", "growth of the process, MiB"):
         lines += [f" {kind}, {title} |" for kind in kinds]
     lines.append(f"\n|{' ---: |' * (1 + 3 * len(kinds))}\n")
@@ -201,34 +271,25 @@ def language(result: Row, where: str) -> str:
 OTHERS = {"language": language, "compare": comparison, "networks": networks, "engine": engine, "pseudo": pseudo}
 OTHERS |= {"detect": detect, "sets": sets, "loader": loader, "guard": readings.guard}
 OTHERS |= {"roofline": kernels, "embedding": embedding, "own_images": own_images}
-WRITERS = {"detect-cuda": "benchmarks/detector_step.py", "detect-sets": "benchmarks/detect_sets.py"}
-WRITERS |= {"guard-imagenette": "benchmarks/guard_hashes.py", "kernels-h200": "lambdanets bench kernels"}
-WRITERS |= {"compare-imagenette": "lambdanets experiments compare"}
-WRITERS |= {"embedding-std": "benchmarks/embedding_std.py", "own-images": "benchmarks/own_images.py"}
+OTHERS |= {"kill": readings.kills}
 
 
 def hard_baseline(rows: list[Row]) -> str:
-    """Ours over the convolution, each in its fastest form: eager, folded (inference) or compiled (training)."""
-    lines = []
+    """Compare ours with the convolution, each in its fastest form: eager, folded (inference) or compiled (training)."""
+    lines, compared = [], False
     for shape, scope in dict.fromkeys((row["shape"], row["scope"]) for row in rows):
         found = [row for row in rows if (row["shape"], row["scope"]) == (shape, scope)]
         both = [[row for row in found if row["contender"].startswith(name)] for name in ("ours", "conv3x3")]
-        if not all(both):  # a run without one of the two
-            continue
-        mine, other = (min(side, key=lambda row: row["milliseconds"]) for side in both)
-        times = [f"{one['milliseconds']:.3g}{form(one)}" for one in (mine, other)]
-        ratio = mine["milliseconds"] / other["milliseconds"]
-        lines.append(f"| {shape} | {scope or 'global'} | {' | '.join(times)} | {ratio:.2f} |\n")
-    if not lines:
+        fastest = [min(side, key=lambda row: row["milliseconds"]) if side else None for side in both]
+        times = [f"{one['milliseconds']:.3g}{form(one)}" if one else "not measured" for one in fastest]
+        mine, other = fastest
+        compared = compared or bool(mine and other)
+        ratio = f"{mine['milliseconds'] / other['milliseconds']:.2f}" if mine and other else "-"
+        lines.append(f"| {shape} | {scope or 'global'} | {' | '.join(times)} | {ratio} |\n")
+    if not compared:  # a run without one of the two
         return ""
     title = f"\nBoth in their fastest form, {rows[0]['mode']}: milliseconds, and the ratio of times.\n"
     return title + "\n| map | scope | ours | conv3x3 | ratio |\n| --- | --- | ---: | ---: | ---: |\n" + "".join(lines)
-
-
-def form(row: Row) -> str:
-    """How a layer ran, if not eager and channels-last (on a CPU the format is not chosen)."""
-    contiguous = ", contiguous" if row["memory_format"] == "contiguous" else ""
-    return next((f", {word}" for word in ("folded", "compiled") if word in row["contender"]), "") + contiguous
 
 
 def layer_cell(row: Row) -> str:
@@ -250,7 +311,7 @@ def operation_cell(row: Row) -> str:
 
 
 def table(rows: list[Row], cell: Callable[[Row], str]) -> str:
-    """One line for each feature map and scope, one column for each contender."""
+    """Return one line for each feature map and scope, with one column for each contender."""
     names = list(dict.fromkeys(row["contender"] for row in rows))
     lines = [["map", "scope", *names], ["---", "---", *["---:"] * len(names)]]
     for case in dict.fromkeys((row["shape"], row["scope"]) for row in rows):

@@ -2,7 +2,6 @@
 
 import contextlib
 import io
-import json
 import os
 import re
 from pathlib import Path
@@ -11,7 +10,6 @@ from sphinx.application import Sphinx
 
 HERE = Path(__file__).resolve().parent
 GENERATED = HERE / "_generated"
-RESULTS = HERE.parent / "benchmarks" / "results"
 
 # Pages link to files of the repository, so that they work there too; on the site those files are pages.
 OUTSIDE = {
@@ -32,7 +30,7 @@ def read_source(app: Sphinx, page: str, source: list[str]) -> None:
 
 def write_pages(app: Sphinx) -> None:
     GENERATED.mkdir(exist_ok=True)
-    for name, text in (("commands", commands()), ("measurements", measurements()), ("counts", counts())):
+    for name, text in (("commands", commands()), ("counts", counts())):
         path = GENERATED / f"{name}.md"
         if not path.exists() or path.read_text() != text:  # what is the same is not built again
             path.write_text(text)
@@ -85,19 +83,6 @@ def sections(words: tuple[str, ...]) -> list[str]:
 
 def fenced(text: str) -> str:
     return f"```text\n{text}\n```\n"
-
-
-def measurements() -> str:
-    """Every file of benchmarks/results, to download."""
-    lines = ["| file | where | when |", "| --- | --- | --- |"]
-    for path in sorted(RESULTS.rglob("*.json")):
-        result, name = json.loads(path.read_text()), path.relative_to(RESULTS).as_posix()
-        machine = result.get("machine", {})
-        where = machine.get("gpu") or machine.get("cpu") or result.get("hardware") or ""
-        dates = [result["date"]] if "date" in result else [o["date"] for o in result.get("measurements", {}).values()]
-        link = f"{{download}}`{name} <../benchmarks/results/{name}>`"
-        lines.append(f"| {link} | {where} | {max(dates, default='')[:10]} |")
-    return "\n".join(lines) + "\n"
 
 
 def counts() -> str:

@@ -1,4 +1,4 @@
-"""Sentences about measurements, with every number and every verdict from the file."""
+"""Blocks about pseudo-label selection, near-duplicate images, and interrupted runs."""
 
 import json
 from pathlib import Path
@@ -8,34 +8,52 @@ Row = dict[str, Any]
 
 
 def selection(results: Path, images: int = 130_000_000) -> str:
-    """What `python benchmarks/pseudo_select.py` printed: choosing among made-up labels, and what more would take."""
+    """Show the results of benchmarks/pseudo_select.py, and the cost for more images computed from them."""
     found = [json.loads(path.read_text()) for path in sorted(results.glob("pseudo-select*.json"))]
     if not found:
-        return "No measurement yet: `python benchmarks/pseudo_select.py` prints one.\n"
+        return "No measurement yet. `python benchmarks/run.py pseudo-select` writes pseudo-select.json.\n"
     found.sort(key=lambda one: one["entries"])
     lines = ["| | |\n| --- | --- |\n"]
     for one in found:
         what = (
-            f"choosing among {one['entries'] / 1e6:g}M labels of {one['classes']:,} classes in {one['units']:,} files"
+            f"selecting among {one['entries'] / 1e6:g}M labels of {one['classes']:,} classes in {one['units']:,} files"
         )
-        memory = f"{one['peak_bytes'] / 1e9:.2f} GB, of which {one['peak_bytes_before'] / 1e9:.2f} are Python and torch"
-        times = f"{one['cpu_seconds']:.0f} s of the core, {one['seconds']:.0f} s until all is safe on the disk"
+        memory = (
+            f"{one['peak_bytes'] / 1e9:.2f} GB, of which {one['peak_bytes_before'] / 1e9:.2f} GB are Python and torch"
+        )
+        times = f"{one['cpu_seconds']:.0f} s of CPU time, {one['seconds']:.0f} s including fsync"
         lines.append(f"| {what} | {times}; {memory} |\n")
     hard, soft = (pick(one["label_bytes_per_image"] for one in found) for pick in (min, max))
-    lines.append(f"| a label on the disk | {hard:.0f} bytes, with ten soft probabilities {soft:.0f} |\n")
+    lines.append(f"| size of a label | {hard:.0f} bytes; with ten soft probabilities {soft:.0f} bytes |\n")
     seconds = found[-1]["cpu_seconds"] / found[-1]["entries"] * images
-    lines.append(f"| choosing among {images / 1e6:g}M (computed) | {seconds:.0f} s of a core |\n")
-    sizes = f"{hard * images / 1e9:.1f} GB, with ten soft probabilities {soft * images / 1e9:.1f} GB"
-    lines.append(f"| their labels on the disk (computed) | {sizes} |\n")
+    lines.append(f"| selecting among {images / 1e6:g}M labels (computed) | {seconds:.0f} s of CPU time |\n")
+    sizes = f"{hard * images / 1e9:.1f} GB; with ten soft probabilities {soft * images / 1e9:.1f} GB"
+    lines.append(f"| size of these labels (computed) | {sizes} |\n")
     return "".join(lines)
 
 
 def guard(result: Row, where: str) -> str:
-    """What benchmarks/guard_hashes.py wrote."""
+    """Show the result of benchmarks/guard_hashes.py."""
     bits = " | ".join(f"{distance} bits" for distance in result["distances"])
-    lines = [f"{where}; {result['changed']} photographs changed in each way, {result['pairs']:,} pairs of different "]
-    lines.append(f"ones.\n\n| found again | {bits} |\n| --- |{' ---: |' * len(result['distances'])}\n")
+    lines = [f"{where}; {result['changed']} photographs with each change, {result['pairs']:,} pairs of different "]
+    lines.append(f"photographs.\n\n| recognized after | {bits} |\n| --- |{' ---: |' * len(result['distances'])}\n")
     for row in result["rows"]:
         lines.append(f"| {row['change']} | {' | '.join(f'{100 * share:.1f}%' for share in row['found'])} |\n")
     taken = " | ".join(f"{count:,}" for count in result["taken_for_the_same"])
-    return "".join([*lines, f"| different ones taken for the same | {taken} |\n"])
+    return "".join([*lines, f"| false matches among the pairs | {taken} |\n"])
+
+
+def kills(result: Row, where: str) -> str:
+    """Show the result of benchmarks/kill_and_resume.py."""
+    names = {
+        "checkpoint": "while a checkpoint was written",
+        "end": "after the last step",
+        "random": "at random moments",
+    }
+    moments = ", ".join(f"{count} {names[moment]}" for moment, count in result["moments"].items())
+    same = "identical" if result["identical"] else "different"
+    return (
+        f"{where}; float32, batch 32. A run of {result['steps']} steps was killed with SIGKILL {result['kills']} times "
+        f"({moments}) and resumed {result['resumed']} times; {result['damaged']} checkpoints were damaged. Its final "
+        f"weights and those of an uninterrupted run are {same} (SHA-256).\n"
+    )

@@ -1,99 +1,164 @@
-"""Short tables for README.md and the summary of docs/benchmarks.md, from the newest measurement of each."""
+"""Short tables for README.md and the report in docs/benchmarks.md, from the newest measurement of each contender."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
 MAPS = {"56x56x64": "c2", "28x28x128": "c3", "14x14x256": "c4", "7x7x512": "c5"}  # of ResNet-50 at 224 pixels
 
-LAYERS = {  # how the measurements call them, and the README
+LAYERS = {  # by their names in the measurements
     "ours": "**lambda layer (lambdanets)**",
     "conv3x3": "3x3 convolution",
     "timm": "lambda layer (timm)",
+    "timm, global": "lambda layer (timm), global scope",
     "lucidrains": "lambda layer (lucidrains)",
+    "lucidrains, global": "lambda layer (lucidrains), global scope",
     "halo attention": "halo attention (timm)",
+    "bottleneck attention": "bottleneck attention (timm)",
     "axial attention": "axial attention",
     "attention (SDPA)": "global attention (SDPA)",
 }
+IN_README = [name for name in LAYERS if not name.endswith(", global") and name != "bottleneck attention"]
+
+
+def commit_of(result: Row) -> str:
+    """Return " at COMMIT" for a measurement; a plus stands for uncommitted changes."""
+    commit = result.get("commit")
+    return f" at {commit[:7]}{'+' if '+' in commit else ''}" if commit else ""
+
+
+def when(result: Row) -> str:
+    return f"{result['date'][:10]}{commit_of(result)}"
+
+
+def read(results: Path, name: str) -> Row:
+    return json.loads((results / f"{name}.json").read_text())
 
 
 def newest(results: Path) -> tuple[list[Row], str]:
-    """Rows of all contenders on a GPU: lambda layer and convolution from their own, later run; and a note on both."""
-    every, ours = (
-        json.loads((results / f"{name}.json").read_text()) for name in ("layer-cuda", "layer-cuda-convolution")
-    )
-    peers = [row for row in every["rows"] if base_of(row["contender"]) not in ("ours", "conv3x3")]
+    """Return the rows of all contenders on a GPU, and a note on both runs that they come from."""
+    peers, ours = read(results, "layer-cuda"), read(results, "layer-cuda-convolution")
     note = (
-        f"{ours['machine']['gpu']}, bfloat16, batch 256, scope 23. This lambda layer and the convolution were measured "
-        f"in one run on {ours['date'][:10]}, the others on {every['date'][:10]}."
+        f"{ours['machine']['gpu']}, bfloat16, batch 256, scope 23. The lambda layer of this package and the "
+        f"convolution: one run of {when(ours)}; the others: one run of {when(peers)}."
     )
-    return [*ours["rows"], *peers], note
+    return [*ours["rows"], *peers["rows"]], note
+
+
+def best(rows: list[Row], name: str, shape: str, mode: str) -> Row | None:
+    """Return the row of a contender in its fastest form: eager, compiled, or folded for inference."""
+    found = [row for row in rows if (row["shape"], row["mode"], base_of(row["contender"])) == (shape, mode, name)]
+    return min(found, key=lambda row: row["milliseconds"], default=None)
 
 
 def contenders(results: Path) -> str:
-    """Time and memory of one layer and its alternatives, each in its fastest form."""
-    found, note = newest(results)
+    """Time and memory of one layer and its alternatives on two maps, each in its fastest form."""
+    rows, note = newest(results)
     shapes = ("28x28x128", "14x14x256")
     titles = [f"{shape}, {what}" for shape in shapes for what in ("inference", "training", "memory")]
     lines = [f"| layer | {' | '.join(titles)} |\n", f"| --- |{' ---: |' * len(titles)}\n"]
-    for name, title in LAYERS.items():
+    for name in IN_README:
         cells = []
         for shape in shapes:
-            rows = [row for row in found if row["shape"] == shape and base_of(row["contender"]) == name]
-            best = {
-                mode: min((row for row in rows if row["mode"] == mode), key=lambda row: row["milliseconds"])
-                for mode in ("inference", "training")
-            }
-            cells += [f"{best[mode]['milliseconds']:.2f} ms" for mode in best]
-            cells.append(f"{best['training']['peak_bytes'] / 2**20:,.0f} MiB")
-        lines.append(f"| {title} | {' | '.join(cells)} |\n")
+            inference, training = (best(rows, name, shape, mode) for mode in ("inference", "training"))
+            cells += [f"{row['milliseconds']:.2f} ms" if row else "-" for row in (inference, training)]
+            cells.append(f"{training['peak_bytes'] / 2**20:,.0f} MiB" if training else "-")
+        lines.append(f"| {LAYERS[name]} | {' | '.join(cells)} |\n")
     return "".join([*lines, f"\n{note} Memory is the peak of a training step beyond the input.\n"])
 
 
+def layers(results: Path) -> str:
+    """Inference, training and memory of all contenders on all maps, each in its fastest form."""
+    rows, note = newest(results)
+    torch = read(results, "layer-cuda-convolution")["versions"]["torch"]
+    parts = [f"{note} torch {torch}, 4 heads, key depth 16, medians.\n"]
+    tables: dict[str, tuple[str, Callable[[Row], str]]] = {
+        "Inference, milliseconds": ("inference", lambda row: f"{row['milliseconds']:.3g}{form(row)}"),
+        "Training step, milliseconds": ("training", lambda row: f"{row['milliseconds']:.3g}{form(row)}"),
+        "Peak memory of a training step beyond the input, MiB": (
+            "training",
+            lambda row: f"{row['peak_bytes'] / 2**20:,.0f}",
+        ),
+    }
+    for title, (mode, cell) in tables.items():
+        parts.append(f"\n{title}:\n\n| layer | {' | '.join(MAPS)} |\n| --- |{' ---: |' * len(MAPS)}\n")
+        for name, label in LAYERS.items():
+            found = [best(rows, name, shape, mode) for shape in MAPS]
+            parts.append(f"| {label} | {' | '.join(cell(row) if row else '-' for row in found)} |\n")
+    return "".join([*parts, "\n", *left_out(read(results, "layer-cuda"))])
+
+
+def left_out(result: Row) -> list[str]:
+    """Return a line for each contender that a run left out, with its reason, and for each failed check."""
+    cases: dict[tuple[str, str], list[str]] = {}
+    for one in result.get("left_out", ()):
+        cases.setdefault((one["contender"], one["reason"]), []).append(one["case"])
+    lines = [f"- Failed its check: {text}\n" for text in result.get("mismatches", ())]
+    every = {f"{row['shape']} {'scope ' + str(row['scope']) if row['scope'] else 'global'}" for row in result["rows"]}
+    for (name, reason), found in cases.items():
+        where = "all maps" if set(found) >= every else ", ".join(dict.fromkeys(found))
+        lines.append(f"- Left out: {name}, {where}: {reason}.\n")
+    return lines
+
+
+def form(row: Row) -> str:
+    """Return how a layer ran, if not eager and channels-last (on a CPU the format is not chosen)."""
+    contiguous = ", contiguous" if row.get("memory_format") == "contiguous" else ""
+    return next((f", {word}" for word in ("folded", "compiled") if word in row["contender"]), "") + contiguous
+
+
 def base_of(contender: str) -> str:
-    """The layer, whether it ran eager, compiled or folded."""
+    """Return the name of the layer without the form it ran in."""
     return contender.partition(", ")[0].removesuffix(" + BN") if ", global" not in contender else contender
 
 
 def summary(results: Path) -> str:
     """Layers by map, then networks: the fastest form of each contender in one run."""
-    lines = ["| 3x3 convolution replaced by a lambda layer, scope 23 | inference | training | measured with |\n"]
-    lines.append("| --- | --- | --- | --- |\n")
+    titles = ("3x3 convolution replaced by a lambda layer, scope 23", "inference", "training", "training memory")
+    lines = [f"| {' | '.join((*titles, 'measured with'))} |\n| --- |{' ---: |' * 3} --- |\n"]
     for name, where in (("layer-cuda-convolution", "batch 256, bfloat16"), ("op-cpu", "batch 8, float32, one thread")):
-        path = results / f"{name}.json"
-        if not path.exists():
+        if not (results / f"{name}.json").exists():
             continue
-        result = json.loads(path.read_text())
+        result = read(results, name)
+        rows = [row for row in result["rows"] if row["kind"] == "layer" and row["scope"] == 23]
         device = result["machine"]["gpu"] or f"CPU ({result['machine']['cpu']})"
         for shape, stage in MAPS.items():
-            cells = [faster(fastest(result, shape, mode)) for mode in ("inference", "training")]
-            lines.append(f"| layer, {shape} (stage {stage} of ResNet-50) | {' | '.join(cells)} | {device}, {where} |\n")
-    path = results / "networks-cuda-blocks-again.json"
-    if path.exists():
-        result = json.loads(path.read_text())
-        speeds = {(row["network"], row["protocol"]["mode"]): row["result"] for row in reversed(result["rows"])}
+            pairs = {mode: [best(rows, side, shape, mode) for side in ("ours", "conv3x3")] for mode in MODES}
+            cells = [faster(ratio_of(pairs[mode], "milliseconds")) for mode in MODES]
+            cells.append(more(ratio_of(pairs["training"], "peak_bytes")))
+            about = f"{device}, {where}; {when(result)}"
+            lines.append(f"| layer, {shape} (stage {stage} of ResNet-50) | {' | '.join(cells)} | {about} |\n")
+    if (results / "networks-cuda-placements.json").exists():
+        result = read(results, "networks-cuda-placements")
+        found = {(row["network"], row["protocol"]["mode"]): row["result"] for row in reversed(result["rows"])}
         for placement in ("CCLL", "CLLL", "LLLL"):
-            both = []
-            for mode in ("inference", "training"):
-                ours, theirs = speeds[f"resnet50,placement={placement}", mode], speeds["resnet50", mode]
-                both.append(faster(theirs["examples_per_second"] / ours["examples_per_second"]))
+            pairs = {mode: [found["resnet50", mode], found[f"resnet50,placement={placement}", mode]] for mode in MODES}
+            cells = [faster(ratio_of(pairs[mode], "examples_per_second")) for mode in MODES]
+            cells.append(more(ratio_of(pairs["training"][::-1], "peak_bytes")))
+            about = f"{result['machine']['gpu']}, batch 256, bfloat16, compiled; {when(result)}"
             lines.append(
-                f"| network, ResNet-50 with placement {placement}, 224 pixels | {' | '.join(both)} | "
-                f"{result['machine']['gpu']}, batch 256, bfloat16, compiled |\n"
+                f"| network, ResNet-50 with placement {placement}, 224 pixels | {' | '.join(cells)} | {about} |\n"
             )
     return "".join(lines)
 
 
-def fastest(result: Row, shape: str, mode: str) -> float:
-    """Time of our layer over that of the convolution, each in its fastest form."""
-    rows = [row for row in result["rows"] if row["kind"] == "layer" and (row["shape"], row["mode"]) == (shape, mode)]
-    rows = [row for row in rows if row["scope"] == 23]
-    times = [
-        min(row["milliseconds"] for row in rows if row["contender"].startswith(name)) for name in ("ours", "conv3x3")
-    ]
-    return times[0] / times[1]
+MODES = ("inference", "training")
 
 
-def faster(ratio: float) -> str:
+def ratio_of(pair: list[Row | None], key: str) -> float | None:
+    one, other = pair
+    return one[key] / other[key] if one and other and one.get(key) and other.get(key) else None
+
+
+def faster(ratio: float | None) -> str:
+    """Describe a ratio of times, ours over theirs."""
+    if ratio is None:
+        return "not measured"
     return f"{ratio:.2f}x slower" if ratio >= 1 else f"{1 / ratio:.2f}x faster"
+
+
+def more(ratio: float | None) -> str:
+    """Describe a ratio of memory, ours over theirs."""
+    return "not measured" if ratio is None else f"{ratio:.2f}x"

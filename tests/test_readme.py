@@ -121,7 +121,7 @@ def test_hours_of_pseudo_labels_follow_from_measured_speeds(tmp_path: Path):
     (tmp_path / "reproduce-h200" / "reproduce.json").write_text(json.dumps({"measurements": found}))
     shown = generate.filled(block, tmp_path)
     network = "LambdaResNet-152, 288 px, network alone"
-    assert "| labelling as above, with reading | A GPU | 1,000 | 36.1 | 4.51 | 0.564 |\n" in shown
+    assert "| labelling as above, with image loading | A GPU | 1,000 | 36.1 | 4.51 | 0.564 |\n" in shown
     assert f"| labelling, {network} | B GPU | 4,000 | 9.03 | 1.13 | 0.141 |\n" in shown
     assert f"| one pass of training, {network} | B GPU | 500 | 72.2 | 9.03 | 1.13 |\n" in shown
 
@@ -160,7 +160,7 @@ def test_a_language_model_is_shown_beside_its_twin(tmp_path: Path):
 
 def test_a_block_without_json_says_how_to_make_it(tmp_path: Path):
     text = generate.filled("<!-- bench:op-cpu -->\n<!-- /bench -->", tmp_path)
-    assert "`lambdanets bench` writes op-cpu.json" in text
+    assert "No measurement yet. `python benchmarks/run.py op-cpu` writes op-cpu.json." in text
 
 
 def test_steps_of_detectors_are_shown_beside_the_first(tmp_path: Path):
@@ -174,10 +174,10 @@ def test_steps_of_detectors_are_shown_beside_the_first(tmp_path: Path):
     result = {"name": "detect", "date": "2021-02-17T00:00:00", "rows": rows, "versions": {"torch": "2.11"}}
     result["machine"] = {"cpu": "A chip", "cores": 1, "gpu": "A GPU"}
     block = "<!-- bench:detect-cuda -->\n<!-- /bench -->"
-    assert "`benchmarks/detector_step.py` writes detect-cuda.json" in generate.filled(block, tmp_path)
+    assert "`python benchmarks/run.py detect-cuda` writes detect-cuda.json" in generate.filled(block, tmp_path)
     (tmp_path / "detect-cuda.json").write_text(json.dumps(result))
     text = generate.filled(block, tmp_path)
-    assert "A training step, 4 pictures of 1333x800, bfloat16:\n" in text
+    assert "A training step, 4 images of 1333x800, bfloat16:\n" in text
     assert "| `two` | 50.0M | 100 (0.50) | 50 (1.00) | 4 (0.50) |\n" in text
     assert "| `three` | out of memory | | | |\n" in text
 
@@ -196,7 +196,7 @@ def test_loaders_are_shown_beside_each_other(tmp_path: Path):
 
 def test_a_comparison_is_shown_once_it_is_measured(tmp_path: Path):
     block = "<!-- bench:compare-imagenette -->\n<!-- /bench -->"
-    assert "`lambdanets experiments compare` writes compare-imagenette.json" in generate.filled(block, tmp_path)
+    assert "There is no compare-imagenette.json" in generate.filled(block, tmp_path)
 
     def one(phase: str, network: str, seed: int, top1: float) -> dict[str, object]:
         usual = {"epochs": 4.0, "batch_size": 64, "parameters": 1234, "examples_per_second": 10.0}
@@ -220,7 +220,7 @@ def test_a_comparison_is_shown_once_it_is_measured(tmp_path: Path):
 
 def test_the_initial_size_of_embeddings_is_shown(tmp_path: Path):
     block = "<!-- bench:embedding-std -->\n<!-- /bench -->"
-    assert "`benchmarks/embedding_std.py` writes embedding-std.json" in generate.filled(block, tmp_path)
+    assert "run.py embedding-std` writes embedding-std.json" in generate.filled(block, tmp_path)
     rows = [
         {"embedding_std": name, "value": value, "held_out_top1": 0.5 + seed / 10, "validation_top1": 0.25}
         for name, value in (("unit", 0.0109), ("1", 1.0))
@@ -238,7 +238,7 @@ def test_the_initial_size_of_embeddings_is_shown(tmp_path: Path):
 
 def test_training_on_a_folder_is_shown_beside_a_regression(tmp_path: Path):
     block = "<!-- bench:own-images -->\n<!-- /bench -->"
-    assert "`benchmarks/own_images.py` writes own-images.json" in generate.filled(block, tmp_path)
+    assert "run.py own-images` writes own-images.json" in generate.filled(block, tmp_path)
     rows: list[dict[str, object]] = [{"data": "photos", "method": "logistic regression", "test_top1": 0.5}]
     one = {"seed": 0, "epochs": 80.0, "cpu_seconds": 99.6, "held_out_top1": 0.75, "network": {"image_size": 96}}
     rows.append({"data": "photos", "method": "lambdanets train", "test_top1": 0.8, **one})
@@ -277,10 +277,14 @@ def test_the_summary_compares_the_fastest_forms(tmp_path: Path):
         rows += [row("ours", "inference", 4.0, shape), row("ours, folded", "inference", 2.0, shape)]
         rows += [row("conv3x3 + BN", "inference", 3.0, shape), row("ours", "inference", 0.1, shape, scope=7)]
         rows += [row("ours", "training", 3.0, shape), row("conv3x3 + BN", "training", 2.0, shape)]
-    result = {"machine": {"gpu": "TESTGPU"}, "rows": rows}
+    for one in rows:
+        one["peak_bytes"] = 2**20 if one["contender"].startswith("ours") else 2**21
+    result = {"machine": {"gpu": "TESTGPU"}, "date": "2021-02-17T00:00:00", "commit": "123456789+changes", "rows": rows}
     (tmp_path / "layer-cuda-convolution.json").write_text(json.dumps(result))
     text = generate.filled("<!-- bench:summary -->\n<!-- /bench -->", tmp_path)
-    assert "| layer, 7x7x512 (stage c5 of ResNet-50) | 1.50x faster | 1.50x slower | TESTGPU, batch 256" in text
+    line = "| layer, 7x7x512 (stage c5 of ResNet-50) | 1.50x faster | 1.50x slower | 0.50x | TESTGPU, batch 256"
+    assert line in text
+    assert "2021-02-17 at 1234567+ |" in text
     assert "network" not in text  # not measured
 
 
@@ -292,11 +296,38 @@ def test_what_choosing_takes_is_shown_and_computed_for_more(tmp_path: Path):
     for name, more in (("", {}), ("-40M", {"entries": 40_000_000, "cpu_seconds": 20.0, "label_bytes_per_image": 28.0})):
         (tmp_path / f"pseudo-select{name}.json").write_text(json.dumps(one | more))
     text = generate.filled(block, tmp_path)
-    assert "choosing among 10M labels of 1,000 classes in 1,000 files | 4 s of the core, 5 s until" in text
-    assert "; 1.50 GB, of which 0.50 are Python and torch |" in text
-    assert "| a label on the disk | 28 bytes, with ten soft probabilities 88 |" in text
-    assert "| choosing among 130M (computed) | 65 s of a core |" in text
-    assert "| 3.6 GB, with ten soft probabilities 11.5 GB |" in text
+    assert "selecting among 10M labels of 1,000 classes in 1,000 files | 4 s of CPU time, 5 s including fsync" in text
+    assert "; 1.50 GB, of which 0.50 GB are Python and torch |" in text
+    assert "| size of a label | 28 bytes; with ten soft probabilities 88 bytes |" in text
+    assert "| selecting among 130M labels (computed) | 65 s of CPU time |" in text
+    assert "| 3.6 GB; with ten soft probabilities 11.5 GB |" in text
+
+
+def test_contenders_that_are_missing_are_named(tmp_path: Path):
+    left = {"case": "7x7x64 scope 23", "contender": "theirs", "reason": "has no local scopes"}
+    machine = {"cpu": "A chip", "cores": 2, "gpu": None}
+    result = {"date": "2021-02-17", "machine": machine, "versions": {"torch": "2"}, "rows": [row()]}
+    result |= {"left_out": [left, left], "mismatches": ["x is 3 from the reference"]}
+    (tmp_path / "op-cpu.json").write_text(json.dumps(result))
+    text = generate.body("op-cpu", tmp_path)
+    assert "- Left out: theirs, all maps: has no local scopes.\n" in text
+    assert "- Failed its check: x is 3 from the reference\n" in text
+
+
+def test_every_measurement_has_a_command_that_is_understood():
+    """Each file is written by a command or is the record of an experiment, and pages show or list it."""
+    run = generate.run
+    names = {path.relative_to(generate.RESULTS).as_posix()[:-5] for path in generate.RESULTS.rglob("*.json")}
+    assert names == {*run.COMMANDS, *run.RECORDS}
+    for name in run.COMMANDS:
+        program, *words = shlex.split(run.command(name).partition(" > ")[0])
+        if program == "lambdanets":
+            parse(words)  # ends the test where a word is not understood
+        else:
+            assert program == "python"
+            assert (ROOT / words[0]).is_file(), words[0]
+    history = (ROOT / "lambdanets/ops/triton/HISTORY.md").read_text()
+    assert all(f"{name}.json" in history for name in run.RECORDS)
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -320,6 +351,12 @@ def test_networks_are_shown_beside_the_first_of_their_size(compiled: bool, tmp_p
     assert "| `b` | 224 | 1.0M | 50 (0.50) | 1.0 GiB (1.00) |" in table
     assert "| `d` | 160 | 1.0M | 150 (0.50) | 1.0 GiB (1.00) |" in table
     assert "training memory, batch 4" in table
+    rows[3] |= {"result": None, "error": "out of memory"}
+    rows.append(rows[0] | {"result": rows[0]["result"] | {"examples_per_second": 99.0}})
+    (tmp_path / "networks-cuda.json").write_text(json.dumps(found))
+    table = generate.body("networks-cuda", tmp_path)
+    assert "| `d` | 160 | 1.0M | out of memory | out of memory |" in table
+    assert "Measured again at the end of the run: `a`, training" in table
 
 
 def test_contributing_lists_every_folder_of_the_package():

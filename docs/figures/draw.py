@@ -1,9 +1,9 @@
-"""Draws figures as SVG, with the standard library, the package's own formulas and (pareto.svg) its measurements.
+"""Draw the figures of the documents as SVG, from formulas of the package and from benchmarks/results/*.json.
 
     python docs/figures/draw.py            # write
     python docs/figures/draw.py --check    # exit with 1 if a file is stale
 
-Every figure has its own background and follows the reader's light or dark scheme, so it is legible on any page.
+Every figure has its own background and follows the light or dark scheme of the browser.
 """
 
 import json
@@ -32,7 +32,7 @@ STYLE = """
   .value-line { stroke: #2f9e77 }
   .cell { fill: #eceef3; stroke: #c9ccd6 }  .pale { fill-opacity: 0.28 }
   .hollow { fill-opacity: 0.15; stroke-width: 2 }  .value.hollow { stroke: #2f9e77 }
-  .key.hollow { stroke: #3d7fd9 }  .place.hollow { stroke: #8a63d2 }
+  .key.hollow { stroke: #3d7fd9 }  .place.hollow { stroke: #8a63d2 }  .query.hollow { stroke: #e8853d }
   text { font: 14px system-ui, sans-serif }  .title { font-weight: 600 }  .small { font-size: 12px }
   @media (prefers-color-scheme: dark) {
     .card { fill: #1b1d22; stroke: #3a3e48 }  .text { fill: #e6e8ee }
@@ -67,7 +67,7 @@ def arrow(*points: tuple[float, float]) -> str:
 
 
 def matrix(x: float, y: float, rows: int, columns: int, kind: str, size: float = 14) -> list[str]:
-    """Cells of a matrix, some paler than others: numbers differ."""
+    """Return the cells of a matrix, some paler than others."""
     return [
         box(
             x + column * size,
@@ -82,16 +82,16 @@ def matrix(x: float, y: float, rows: int, columns: int, kind: str, size: float =
 
 
 def layer() -> str:
-    """How a context becomes a lambda, and a query goes through it."""
+    """How a context becomes a lambda, which is applied to a query."""
     parts: list[str] = []
     parts += [
         text(120, 34, "context", "text title"),
-        text(120, 52, "M places: a key and a value each", "quiet small"),
+        text(120, 52, "M positions with a key and a value", "quiet small"),
     ]
     parts += matrix(66, 66, 9, 3, "key") + matrix(136, 66, 9, 2, "value")
     parts += [text(86, 208, "keys", "quiet small"), text(150, 208, "values", "quiet small")]
-    parts += [text(120, 244, "where a place is,", "quiet small"), text(120, 260, "seen from query n", "quiet small")]
-    parts += [*matrix(99, 270, 9, 3, "place"), text(120, 412, "embeddings, learned", "quiet small")]
+    parts += [text(120, 244, "positions relative", "quiet small"), text(120, 260, "to query n", "quiet small")]
+    parts += [*matrix(99, 270, 9, 3, "place"), text(120, 412, "learned embeddings", "quiet small")]
 
     parts += [text(380, 62, "content lambda", "text title")]
     parts += [text(380, 80, "sum of softmax(key) × value", "quiet small"), *matrix(348, 94, 3, 4, "key", 16)]
@@ -125,7 +125,7 @@ def layer() -> str:
 
 
 def memory() -> str:
-    """Interactions that ResNet-50 keeps at 224x224, by batch: the formulas behind the paper's memory table."""
+    """Memory of the interactions of ResNet-50 at 224x224 by batch size: the formulas of the paper's memory table."""
     width, height, left, bottom, right, top = 820, 360, 90, 300, 560, 60
     batches = [1, 32, 64, 96, 128]
     attention = [global_attention_bytes(RESNET50, batch=batch) / GB for batch in batches]
@@ -152,18 +152,18 @@ def memory() -> str:
         text(right + 14, at(128, largest)[1] + 25, "a map for each image, head and layer", "quiet small", "start")
     ]
     parts += [text(right + 14, at(128, lambdas)[1] - 16, f"lambda layers: {lambdas:.1f} GB", "text title", "start")]
-    parts += [text(right + 14, at(128, lambdas)[1] + 4, "embeddings, whatever the batch", "quiet small", "start")]
+    parts += [text(right + 14, at(128, lambdas)[1] + 4, "embeddings, for any batch size", "quiet small", "start")]
     return picture(width, height, "Memory of interactions by batch size", parts)
 
 
 def scope() -> str:
-    """What one query sees: a 3x3 convolution, a local scope, and content."""
+    """The context of one query: a 3x3 convolution, a local scope, and content."""
     side, size = 15, 13
     parts: list[str] = []
     titles = (
-        ("3 × 3 convolution", "fixed weights, 9 places", 1, False),
-        ("position lambda, scope 7 × 7", "where: learned per relative place", 3, False),
-        ("content lambda", "what: always the whole context", side, True),
+        ("3 × 3 convolution", "fixed weights, 9 positions", 1, False),
+        ("position lambda, scope 7 × 7", "learned per relative position", 3, False),
+        ("content lambda", "always the whole context", side, True),
     )
     for number, (title, line, reach, everywhere) in enumerate(titles):
         x0, y0, middle = 36 + number * 262, 70, side // 2
@@ -181,11 +181,11 @@ def scope() -> str:
                     )
                 parts.append(box(x0 + column * size, y0 + row * size, size - 2, size - 2, kind))
     parts.append(text(410, 292, "orange: the query. A scope limits position interactions only.", "quiet small"))
-    return picture(820, 310, "What one query sees", parts)
+    return picture(820, 310, "The context of one query", parts)
 
 
 def pareto() -> str:
-    """Seconds for 1024 images against published accuracy, from what `lambdanets reproduce` measured."""
+    """Seconds for 1024 images against published accuracy, measured by `lambdanets reproduce`."""
     data = reproduced()
     found = {(line["row"], line["quantity"]): line["value"] for line in data["experiments"]["pareto"]}
     families = list(dict.fromkeys(one.family for one in published()))
@@ -203,7 +203,7 @@ def pareto() -> str:
 
 
 def panel(points: list[tuple[str, float | None, float]], left: float) -> list[str]:
-    """A line for each kind of (kind, seconds, accuracy), time on a logarithmic axis; what is not measured breaks it."""
+    """Draw a line for each kind of (kind, seconds, accuracy); the time axis is logarithmic, missing values are gaps."""
     right, top, bottom = left + 346, 76, 324
     known = [(seconds, top1) for _, seconds, top1 in points if seconds is not None]
     times, scores = [log10(seconds) for seconds, _ in known], [top1 for _, top1 in known]
@@ -231,47 +231,156 @@ def panel(points: list[tuple[str, float | None, float]], left: float) -> list[st
     return parts
 
 
-# In the legend's order: name in the measurements, in the figure, colour.
+# In the order of the legend: name in the measurements, name in the figure, colour.
 CONTENDERS = (
     ("ours", "lambda layer (this package)", "query"),
     ("conv3x3", "3x3 convolution", "key"),
     ("attention (SDPA)", "global attention (SDPA)", "value"),
     ("axial attention", "axial attention", "value hollow"),
     ("halo attention", "halo attention (timm)", "key hollow"),
+    ("bottleneck attention", "bottleneck attention (timm)", "query hollow"),
     ("timm", "lambda layer (timm)", "place"),
     ("lucidrains", "lambda layer (lucidrains)", "place hollow"),
 )
 
 
 def speed() -> str:
-    """Time of a layer by map, for every contender in its fastest form, on a logarithmic axis."""
-    measured, _ = summary.newest(RESULTS)
+    """Time of a layer by map, for every contender in its fastest form."""
+    rows, _ = summary.newest(RESULTS)
     title = "time of one layer, NVIDIA H200, batch 256, bfloat16, scope 23"
+    panels = [(mode, mode, "milliseconds") for mode in ("training", "inference")]
+    return by_map(title, rows, panels, "Time of one layer", (-2, 3))
+
+
+def layer_memory() -> str:
+    """Peak memory of a training step by map, for every contender in its fastest form."""
+    rows, _ = summary.newest(RESULTS)
+    title = "peak memory of a training step of one layer, NVIDIA H200, batch 256, bfloat16, scope 23"
+    scaled = [row | {"MiB": row["peak_bytes"] / 2**20} for row in rows]
+    return by_map(title, scaled, [("training", "beyond the input", "MiB")], "Memory of one layer", (1, 5))
+
+
+def cpu() -> str:
+    """Time of a layer on one CPU thread by map."""
+    result = summary.read(RESULTS, "op-cpu")
+    rows = [row for row in result["rows"] if row["kind"] == "layer" and row["scope"] == 23]
+    title = f"time of one layer, one thread of an {result['machine']['cpu']}, batch 8, float32, scope 23"
+    panels = [(mode, mode, "milliseconds") for mode in ("training", "inference")]
+    return by_map(title, rows, panels, "Time of one layer on a CPU", (0, 4))
+
+
+def by_map(
+    title: str,
+    rows: list[dict[str, Any]],
+    panels: list[tuple[str, str, str]],  # mode, heading, key of a row
+    name: str,
+    powers: tuple[int, int],  # of ten: the ends of the axis
+) -> str:
+    """Draw a dot for each contender and map on logarithmic axes, one panel for each mode."""
+    low, high = powers
+    width = (320 if len(panels) > 1 else 700) / (high - low)
     parts = [text(24, 34, title, "text title", "start")]
-    for number, mode in enumerate(("training", "inference")):
+    present = [one for one in CONTENDERS if any(summary.base_of(row["contender"]) == one[0] for row in rows)]
+    for number, (mode, heading, key) in enumerate(panels):
         left = 110 + 390 * number
-        parts.append(text(left + 160, 62, f"{mode}, milliseconds", "quiet"))
-        for power in range(-1, 4):
-            x = left + 80 * (power + 1)
-            parts.append(text(x, 272, f"{10.0**power:g}", "quiet small"))
-            parts.append(f'<line class="line" x1="{x}" y1="76" x2="{x}" y2="254" stroke-opacity="0.25"/>')
-        for line, shape in enumerate(("56x56x64", "28x28x128", "14x14x256", "7x7x512")):
+        parts.append(text(left + width * (high - low) / 2, 62, f"{heading}, {key}", "quiet"))
+        for power in range(low, high + 1):
+            x = left + width * (power - low)
+            parts.append(text(x, 272, f"{10.0**power:,g}", "quiet small"))
+            parts.append(f'<line class="line" x1="{x:g}" y1="76" x2="{x:g}" y2="254" stroke-opacity="0.25"/>')
+        for line, shape in enumerate(summary.MAPS):
             y = 98 + 46 * line
             if not number:
                 parts.append(text(left - 12, y + 5, shape.replace("x", " × "), "text small", "end"))
-            rows = [row for row in measured if (row["shape"], row["mode"]) == (shape, mode)]
-            for name, _, kind in reversed(CONTENDERS):
-                times = [row["milliseconds"] for row in rows if summary.base_of(row["contender"]) == name]
-                if times:
-                    parts.append(dot(left + 80 * (log10(min(times)) + 1), y, kind))
-    for number, (_, name, kind) in enumerate(CONTENDERS):
-        x, y = 40 + 208 * (number % 4), 306 + 24 * (number // 4)
-        parts += [dot(x, y - 4, kind), text(x + 12, y, name, "quiet small", "start")]
-    return picture(880, 348, "Time of one layer", parts)
+            for contender, _, kind in reversed(present):
+                row = summary.best(rows, contender, shape, mode)
+                if row is not None:
+                    parts.append(dot(left + width * (log10(row[key]) - low), y, kind))
+    return picture(880, 300 + 24 * ceil(len(present) / 4), name, [*parts, *legend(present, 306)])
+
+
+def legend(entries: Iterable[tuple[str, str, str]], y: float) -> list[str]:
+    """Return dots with names, four in a line."""
+    parts = []
+    for number, (_, name, kind) in enumerate(entries):
+        x, below = 40 + 208 * (number % 4), y + 24 * (number // 4)
+        parts += [dot(x, below - 4, kind), text(x + 12, below, name, "quiet small", "start")]
+    return parts
 
 
 def dot(x: float, y: float, kind: str) -> str:
     return f'<circle class="{kind}" cx="{x:.1f}" cy="{y:g}" r="5"/>'
+
+
+def networks() -> str:
+    """Images per second of ResNet-50 by placement of the lambda layers."""
+    result = summary.read(RESULTS, "networks-cuda-placements")
+    found = {(row["network"], row["protocol"]["mode"]): row["result"] for row in reversed(result["rows"])}
+    names = {"resnet50": "CCCC (ResNet-50)"}
+    names |= {f"resnet50,placement={placement}": placement for placement in ("CCLL", "CLLL", "LLLL")}
+    title = f"ResNet-50, images per second, {result['machine']['gpu']}, batch 256, bfloat16, 224 px, compiled by blocks"
+    parts = [text(24, 34, title, "text title", "start")]
+    for number, mode in enumerate(("training", "inference")):
+        left, most = 150 + 370 * number, found["resnet50", mode]["examples_per_second"]
+        parts.append(text(left + 115, 62, mode, "quiet"))
+        for line, (name, label) in enumerate(names.items()):
+            y, value = 76 + 40 * line, found[name, mode]["examples_per_second"]
+            if not number:
+                parts.append(text(left - 12, y + 19, label, "text small", "end"))
+            parts.append(box(left, y, 230 * value / most, 26, "key" if name == "resnet50" else "query"))
+            shown = f"{value:,.0f}" + ("" if name == "resnet50" else f" ({value / most:.0%})")
+            parts.append(text(left + 230 * value / most + 8, y + 18, shown, "text small", "start"))
+    parts.append(
+        text(24, 262, "C: stage with 3x3 convolutions, L: stage with lambda layers (c2 to c5)", "quiet small", "start")
+    )
+    return picture(880, 280, "Throughput of networks", parts)
+
+
+GROWTH = (
+    ("ours", 23, "lambda layer, scope 23", "query"),
+    ("ours", None, "lambda layer, global scope", "place"),
+    ("conv3x3", 23, "3x3 convolution", "key"),
+)
+
+
+def growth() -> str:
+    """Time and memory of inference by the side of the map, on logarithmic axes."""
+    result = summary.read(RESULTS, "layer-cuda-growth")
+    shapes = list(dict.fromkeys(row["shape"] for row in result["rows"]))
+    sides = [int(shape.partition("x")[0]) for shape in shapes]
+    title = f"one layer with 64 channels, {result['machine']['gpu']}, batch 8, bfloat16, inference"
+    parts = [text(24, 34, title, "text title", "start")]
+    for number, (heading, scale, key) in enumerate(
+        (("milliseconds", 1.0, "milliseconds"), ("peak memory beyond the input, MiB", 2.0**-20, "peak_bytes"))
+    ):
+        left, right, top, bottom = 80 + 420 * number, 410 + 420 * number, 80, 300
+        lines = []
+        for contender, scope, _, kind in GROWTH:
+            rows = [row for row in result["rows"] if row["scope"] == scope]
+            chosen = [summary.best(rows, contender, shape, "inference") for shape in shapes]
+            lines.append((kind, [row[key] * scale if row else None for row in chosen]))
+        values = [value for _, line in lines for value in line if value]
+        low, high = floor(log10(min(values))), ceil(log10(max(values)))
+        parts.append(text((left + right) / 2, 62, heading, "quiet"))
+
+        def at(side: int, value: float) -> tuple[float, float]:
+            x = left + (right - left) * log10(side / sides[0]) / log10(sides[-1] / sides[0])  # noqa: B023
+            return x, bottom - (bottom - top) * (log10(value) - low) / (high - low)  # noqa: B023
+
+        for power in range(low, high + 1):
+            y = at(sides[0], 10.0**power)[1]
+            parts.append(text(left - 8, y + 5, f"{10.0**power:,g}", "quiet small", "end"))
+            line = f'x1="{left}" y1="{y:.1f}" x2="{right}" y2="{y:.1f}"'
+            parts.append(f'<line class="line" {line} stroke-opacity="0.25"/>')
+        parts += [text(at(side, 10.0**low)[0], bottom + 20, str(side), "quiet small") for side in sides[:-1]]
+        parts.append(text((left + right) / 2, bottom + 42, "side of the map", "quiet"))
+        for kind, line in lines:
+            dots = [at(side, value) for side, value in zip(sides, line, strict=True) if value]
+            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in dots)
+            parts.append(f'<polyline class="{kind}-line" points="{path}" fill="none" stroke-width="2"/>')
+            parts += [f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"/>' for x, y in dots]
+    parts += legend([(name, label, kind) for name, _, label, kind in GROWTH], 374)
+    return picture(880, 394, "Growth with the map", parts)
 
 
 def reproduced() -> dict[str, Any]:
@@ -279,8 +388,8 @@ def reproduced() -> dict[str, Any]:
 
 
 FIGURES: dict[str, Callable[[], str]] = {"layer.svg": layer, "memory.svg": memory, "scope.svg": scope}
-if (RESULTS / "layer-cuda.json").exists():
-    FIGURES["speed.svg"] = speed
+FIGURES |= {"speed.svg": speed, "layer-memory.svg": layer_memory, "growth.svg": growth}
+FIGURES |= {"networks.svg": networks, "cpu.svg": cpu}
 if reproduced()["headlines"]:
     FIGURES["pareto.svg"] = pareto
 

@@ -225,7 +225,7 @@ def test_the_documents_show_a_table_for_each_map(tmp_path):
         "rows": grouped(CASE, "inference", TIMES[:1]) + grouped(CASE, "training", TIMES),
     }
     block = "<!-- bench:kernels-h200 -->\n<!-- /bench -->"
-    assert "No measurement yet: `lambdanets bench kernels`" in generate.filled(block, tmp_path)
+    assert "No measurement yet. `python benchmarks/run.py kernels-h200`" in generate.filled(block, tmp_path)
     (tmp_path / "kernels-h200.json").write_text(json.dumps(result))
     shown = generate.filled(block, tmp_path)
     assert "A GPU. torch 2.11. Measured 2021-02-17; one layer, channels-last, scope 5, batch 256, bfloat16" in shown

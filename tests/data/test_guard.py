@@ -142,9 +142,9 @@ def test_the_benchmark_counts_what_is_found_again(tmp_path, validation):
     assert found["mirrored"][1] == 0
     assert result["taken_for_the_same"] == [0, 0, 36]
     text = generate.filled("<!-- bench:guard-imagenette -->\n<!-- /bench -->", tmp_path)
-    assert "5 photographs changed in each way, 36 pairs of different ones.\n" in text
+    assert "5 photographs with each change, 36 pairs of different photographs.\n" in text
     assert "| mirrored | 0.0% | 0.0% | 100.0% |\n" in text
-    assert "| different ones taken for the same | 0 | 0 | 36 |\n" in text
+    assert "| false matches among the pairs | 0 | 0 | 36 |\n" in text
 
 
 def test_packing_leaves_out_guarded_images_and_names(tmp_path, validation, capsys):

@@ -140,14 +140,14 @@ def test_the_table_shows_them(made):
     block = "<!-- bench:detect-sets -->\n<!-- /bench -->"
     (made / "changed").mkdir()
     (made / "changed" / path.name).write_text(json.dumps(found))
-    assert "After 3 steps nothing is found yet, by either backbone." in generate.filled(block, made / "changed")
+    assert "After 3 steps neither backbone detects any object." in generate.filled(block, made / "changed")
     for row in found["means"]:
         row["box_ap50"], row["box_ap50_range"] = 0.5, [0.5, 0.5]
     (made / "changed" / path.name).write_text(json.dumps(found))
     text = generate.filled(block, made / "changed")
-    assert "nuclei-seg, validation: 3 pictures, " in text
+    assert "nuclei-seg, validation: 3 images, " in text
     small = found["sets"]["nuclei-seg"]["splits"]["validation"]["small"]
-    assert f"{small} of them small, crowds: 1; 3 steps of 2 pictures at 96 pixels." in text
+    assert f"{small} of them small, crowd annotations: 1; 3 steps of 2 images at 96 pixels, float32." in text
     assert "| 25.0 (24.0 to 26.0) |" in text
     (difference,) = [
         line for line in text.partition("nuclei-seg, test")[0].splitlines() if "` - `" in line and "mask" in line

@@ -1,7 +1,6 @@
 """The site: nothing is left out of it, its generated parts are right, and (slow) it builds without a warning."""
 
 import importlib
-import json
 import os
 import re
 import subprocess
@@ -69,15 +68,6 @@ def test_the_reference_has_every_public_name(package: str):
         return  # that goes by __all__
     missing = [name for name in importlib.import_module(f"lambdanets.{package}").__all__ if name not in page]
     assert not missing
-
-
-def test_measurements_of_folders_are_listed_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(pages, "RESULTS", tmp_path)
-    (tmp_path / "some").mkdir()
-    dates = {name: {"date": f"2021-02-1{day}T00:00:00"} for name, day in (("a", 7), ("b", 8))}
-    (tmp_path / "some" / "reproduce.json").write_text(json.dumps({"hardware": "A chip", "measurements": dates}))
-    link = "{download}`some/reproduce.json <../benchmarks/results/some/reproduce.json>`"
-    assert f"| {link} | A chip | 2021-02-18 |" in pages.measurements()
 
 
 def test_figures_are_what_the_script_draws():
