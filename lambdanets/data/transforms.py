@@ -138,11 +138,7 @@ class Evaluation:
         orientation = orientation_of(image) if self.exif_orientation else 1
         image = turned(load(image, self.mode), orientation)
         (height, width), (across, down) = self.before, image.size
-        if height * across >= width * down:  # the larger of the two scales, so that the crop fits into the image
-            whole = (height, max(width, int(height * across / down)))
-        else:
-            whole = (max(height, int(width * down / across)), width)
-        top, left = (round((whole[axis] - self.size[axis]) / 2) for axis in (0, 1))
+        whole, top, left = self.place(across, down)
         if whole[0] * whole[1] > MOST_RESIZED * height * width:
             y, x = down / whole[0], across / whole[1]
             box = (left * x, top * y, (left + self.size[1]) * x, (top + self.size[0]) * y)
@@ -150,6 +146,16 @@ class Evaluation:
         if (down, across) != whole:
             image = image.resize((whole[1], whole[0]), self.resample)
         return pixels(image.crop((left, top, left + self.size[1], top + self.size[0])))
+
+    def place(self, across: int, down: int) -> tuple[tuple[int, int], int, int]:
+        """Return (height, width) after resizing an image of this width and height, and top and left of the crop."""
+        height, width = self.before
+        if height * across >= width * down:  # the larger of the two scales, so that the crop fits into the image
+            whole = (height, max(width, int(height * across / down)))
+        else:
+            whole = (max(height, int(width * down / across)), width)
+        top, left = (round((whole[axis] - self.size[axis]) / 2) for axis in (0, 1))
+        return whole, top, left
 
 
 def pixels(image: Image.Image) -> np.ndarray:

@@ -139,7 +139,7 @@ class Watcher:
 
     def evaluation(self, record: Record) -> None:
         self.evaluating_took, self.paused = self.clock() - self.paused, self.clock()
-        skipped = ("event", "time", "step", "epoch", "weights", "split", "examples")
+        skipped = ("event", "time", "step", "epoch", "weights", "split", "examples", "smoothed_loss")
         skipped += ("top5",) if self.few_classes else ()
         numbers = {name: value for name, value in record.items() if name not in skipped}
         shown = "  ".join(

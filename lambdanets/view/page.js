@@ -146,6 +146,12 @@ function move_to(row, column) {
   draw();
 }
 
+// A page around this one may choose the pixel, as fractions of height and width.
+addEventListener("message", event => {
+  const at = event.data && event.data.query;
+  if (Array.isArray(at) && at.length === 2 && at.every(Number.isFinite)) move_to(Math.floor(at[0] * height), Math.floor(at[1] * width));
+});
+
 function draw() {
   const cross = document.getElementById("cross");
   cross.style.top = `${(query[0] + .5) / height * 100}%`;

@@ -1,5 +1,5 @@
-"""`lambdanets experiments webdemo`: a local web page that shows what a network finds in a picture, and why.
+"""`lambdanets experiments webdemo`: a local web page with predictions and interactions for uploaded images.
 
-`analyse` has the networks and the limits on what is uploaded, `choose` finds the weights, `page` draws it with gradio,
-`serve` lets the browser in, and nobody else.
+`analyse` runs the networks on uploaded images, `choose` finds weights and example images, `page` is the page in gradio,
+`serve` is the server with its access limits.
 """

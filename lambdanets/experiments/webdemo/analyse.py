@@ -1,4 +1,4 @@
-"""A picture that somebody uploads to what a network finds in it. Whatever is wrong with it is one sentence."""
+"""Runs a network on an uploaded image. Every problem with the image is reported as one sentence."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from PIL import Image
 
 from lambdanets.data.decode import BrokenImageError, Limits, decoded, load, open_image, upright
 from lambdanets.data.source import read_file
-from lambdanets.data.transforms import normalize
+from lambdanets.data.transforms import evaluation, normalize
 from lambdanets.detect import use as detect
 from lambdanets.detect.draw import colour_of, draw
 from lambdanets.detect.weights import find_weights, read_about
@@ -20,6 +20,7 @@ from lambdanets.view.command import as_input, likeliest
 from lambdanets.view.page import Page, interactive
 
 SHOWN_SIDE = 640  # pixels of the longer side of the picture on the page
+Window = tuple[float, float, float, float]  # top, left, height, width as fractions of the picture
 MOST_ANSWERS = 5
 MOST_OBJECTS = 20
 MOST_NAMES = 12
@@ -28,59 +29,66 @@ LONGEST_NAME = 40
 
 @dataclass(frozen=True)
 class Answer:
-    """A class or an object, and how sure the network is."""
+    """A predicted class or a detected object."""
 
     name: str
-    share: float  # 0 .. 1
+    share: float  # probability or score, 0 to 1
     colour: tuple[int, int, int] | None = None  # of its box
 
 
 @dataclass(frozen=True, eq=False)
 class Answers:
-    """What a network says about a picture."""
+    """The predictions of a network for an image."""
 
     picture: Image.Image  # as the page shows it, with boxes and masks
     found: tuple[Answer, ...]
-    more: int = 0  # objects that are drawn but not listed
+    more: int = 0  # number of objects that are drawn but not listed
 
 
 @dataclass(frozen=True, eq=False)
 class Classifier:
-    """A network with one answer for the whole picture."""
+    """A classifier."""
 
     trained: train.Trained
-    least_share: None = None  # where a slider starts, if what is less sure can be left out
+    least_share: None = None  # initial value of the slider; None: no slider
 
     @property
     def exif_orientation(self) -> bool:
-        """Whether pictures are turned as their EXIF orientation says."""
+        """Whether images are rotated by their EXIF orientation."""
         return self.trained.card.preprocessing.exif_orientation
 
     @property
     def about(self) -> str:
-        """A sentence on what it is."""
+        """One sentence that describes the network."""
         network = self.trained.network
         return describe(network.name or "a network", network, "class", "classes", self.trained.class_names)
 
     @property
     def looks(self) -> bool:
-        """Whether it has lambda layers at all."""
+        """Whether the network has lambda layers."""
         return has_lambdas(self.trained.network)
 
     def answer(self, image: Image.Image, least_share: float = 0.0) -> Answers:
+        """Return the classes with the highest probabilities."""
         _, given = as_input(self.trained, image)
         found = likeliest(self.trained, given, MOST_ANSWERS)
         return Answers(shown(image), tuple(Answer(name, p) for name, p in found if p >= least_share))
 
     def look(self, image: Image.Image, layers: Sequence[str] = ()) -> Page:
-        """Where its lambda layers look; a ValueError says why it cannot be shown."""
+        """Return the page of `lambdanets view`. A ValueError says why it cannot be shown."""
         picture, given = as_input(self.trained, image)
         return interactive(self.trained.network, given, layers=layers, picture=picture)
+
+    def window(self, image: Image.Image) -> Window:
+        """Return the part of an image that the network sees after resizing and cropping."""
+        transform = evaluation(self.trained.card.preprocessing, self.trained.channels)
+        (height, width), top, left = transform.place(*image.size)
+        return top / height, left / width, transform.size[0] / height, transform.size[1] / width
 
 
 @dataclass(frozen=True, eq=False)
 class Finder:
-    """A network that finds objects: boxes, and masks if it learned them. It answers as `Classifier` does."""
+    """A detector: boxes, and masks if it was trained with them. It has the methods of `Classifier`."""
 
     trained: detect.Trained
     least_share: float = 0.5
@@ -97,6 +105,7 @@ class Finder:
         return has_lambdas(self.trained.detector)
 
     def answer(self, image: Image.Image, least_share: float = 0.0) -> Answers:
+        """Return the objects with at least this score, drawn onto the picture."""
         image = load(image)
         names = self.trained.class_names
         found = [one for one in self.trained.look(image) if one.score >= least_share]
@@ -105,58 +114,66 @@ class Finder:
         return Answers(draw(image, found, names, side=SHOWN_SIDE), tuple(listed), max(0, len(found) - MOST_OBJECTS))
 
     def look(self, image: Image.Image, layers: Sequence[str] = ()) -> Page:
+        """Return the page of `lambdanets view` for the backbone. A ValueError says why it cannot be shown."""
         pixels = self.trained.pixels(load(image))
         detector, device = self.trained.detector, self.trained.device
         given = normalize(pixels[None].to(device), self.trained.about.preprocessing)[0]
-        # The stages alone: what follows has no lambda layers. A picture fills its canvas, so nothing is masked.
+        # Only the backbone has lambda layers. The image fills the canvas, so no mask is needed.
         return interactive(detector.backbone.body, given, layers=layers, picture=pixels.permute(1, 2, 0))
+
+    def window(self, image: Image.Image) -> Window:
+        """Return the part of an image that the network sees: all of it."""
+        return 0.0, 0.0, 1.0, 1.0
 
 
 Model = Classifier | Finder
 
 
 def open_model(what: str, *, weights: str = "ema", device: str | None = None) -> Model:
-    """The detector or the classifier in a run folder, a .safetensors file or a model folder."""
+    """Open the detector or the classifier in a run folder, a .safetensors file or a model folder."""
     if holds_detector(what, weights):
         return Finder(detect.open_detector(what, weights=weights, device=device))
     return Classifier(train.open_trained(what, Using(weights="raw" if weights == "raw" else "ema", device=device)))
 
 
 def holds_detector(what: str, weights: str = "ema") -> bool:
+    """Return whether the weights are those of a detector."""
     try:
         read_about(find_weights(what, weights))
-    except (ValueError, OSError):  # what opens a classifier says what is wrong
+    except (ValueError, OSError):  # `open_trained` reports what is wrong
         return False
     return True
 
 
 def read_picture(path: str | Path, limits: Limits, exif_orientation: bool = True) -> Image.Image:
-    """The decoded picture of a file; a BrokenImageError is a sentence for who uploaded it.
+    """Return the decoded image of a file, rotated by its EXIF orientation if the network was trained that way.
 
-    It is upright, unless the network is one that sees pictures as they are stored.
+    A BrokenImageError has a sentence for the user of the page.
     """
     try:
         image = open_image(read_file(path, limits), limits)
         return upright(image) if exif_orientation else decoded(image)
     except OSError as error:
-        raise BrokenImageError("This picture is not here any more: upload it again.") from error
+        raise BrokenImageError("This image has been deleted: upload it again.") from error
     except BrokenImageError as error:
         raise BrokenImageError(
-            f"This picture cannot be used: {error}. Try another one, or save it again as a smaller JPEG."
+            f"This image cannot be used: {error}. Try another one, or save it as a smaller JPEG."
         ) from error
 
 
 def shown(image: Image.Image, side: int = SHOWN_SIDE) -> Image.Image:
-    """As large as the page shows it; a tiny one has its pixels as squares."""
+    """Return an image resized for the page; the pixels of a tiny image become squares."""
     return draw(load(image), (), (), side=side)
 
 
 def has_lambdas(network: train.Network | detect.Detector) -> bool:
+    """Return whether a network has lambda layers."""
     return any(isinstance(module, LambdaLayer2d) for module in network.modules())
 
 
 def describe(name: str, network: train.Network | detect.Detector, one: str, more: str, names: Sequence[str]) -> str:
+    """Return a sentence with the size of a network and its classes; `one` and `more` are the noun for a class."""
     parameters = count(sum(parameter.numel() for parameter in network.parameters()))
     listed = ", ".join(shortened(n, LONGEST_NAME) for n in names[:MOST_NAMES])
     rest = ", …" if len(names) > MOST_NAMES else ""
-    return f"{name}, {parameters} parameters. It knows {some(len(names), one, more)}: {listed}{rest}."
+    return f"{name}, {parameters} parameters. It predicts {some(len(names), one, more)}: {listed}{rest}."

@@ -1,4 +1,4 @@
-"""Which weights the page shows when nobody says, and pictures to start with."""
+"""Chooses the weights that the page opens by default, and its example images."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from lambdanets.data.decode import BrokenImageError
+from lambdanets.data.decode import BrokenImageError, load
 from lambdanets.data.source import Source
 from lambdanets.detect.coco import open_set
 from lambdanets.detect.config import DetectConfig
+from lambdanets.detect.quality import quality
 from lambdanets.experiments.webdemo.analyse import Finder, Model, open_model
 from lambdanets.report.pictures import picture
 from lambdanets.runs import LOG, RUN_WEIGHTS
@@ -21,68 +22,85 @@ from lambdanets.typed import from_json
 
 RUNS = Path("runs")
 MOST_EXAMPLES = 10
+MOST_TRIED = 4  # examples on which a detector is tried, which may take seconds each
 
 
 @dataclass(frozen=True)
 class Example:
-    """A picture to start with."""
+    """An example image."""
 
     image: Image.Image
-    name: str  # what is in it, if that is known
+    name: str  # true class, or "" if it is not known
 
 
 def newest_run(folder: Path = RUNS, *, weights: str = "ema") -> Path:
-    """The newest finished run at or below a folder that has lambda layers to look into; else the newest of all."""
+    """Return the newest finished run in a folder or its subfolders that has lambda layers, or else the newest run."""
     name = RUN_WEIGHTS[weights]
     files = [file for depth in ("*", "*/*") for file in folder.glob(f"{depth}/{name}")]
     newest: Path | None = None
     for file in sorted(files, key=lambda file: file.stat().st_mtime, reverse=True):
-        with suppress(ValueError, OSError):  # of another version, or not whole: the next one
+        with suppress(ValueError, OSError):  # of another version, or damaged
             if open_model(str(file.parent), weights=weights, device="cpu").looks:
                 return file.parent
             newest = newest or file.parent
     if newest is None:
         raise ValueError(
-            f"there is no finished run in {folder} with {name}: give weights, or train with `lambdanets demo`"
+            f"there is no finished run in {folder} with {name}: pass weights, or train a network with `lambdanets demo`"
         )
     return newest
 
 
 def examples(what: str, model: Model, most: int = MOST_EXAMPLES) -> tuple[Example, ...]:
-    """Pictures that a run was evaluated on, from all over them; none for weights alone, or where they are gone."""
-    found: list[Example] = []
+    """Return some of the images that a run was evaluated on; none for weights alone, or if the images were deleted.
+
+    The first one is an image that the network predicts correctly, if there is one among them.
+    """
+    found: list[tuple[Example, bool]] = []
     if (Path(what).expanduser() / LOG).is_file():
         with suppress(ValueError, OSError):
             found += (
                 finder_examples(model, most) if isinstance(model, Finder) else classifier_examples(what, model, most)
             )
-    return tuple(found)
+    first = next((i for i, (_, right) in enumerate(found) if right), 0)
+    return tuple(one for one, _ in [*found[first : first + 1], *found[:first], *found[first + 1 :]])
 
 
-def classifier_examples(what: str, model: Model, most: int) -> Iterator[Example]:
+def classifier_examples(what: str, model: Model, most: int) -> Iterator[tuple[Example, bool]]:
+    """Yield examples, and whether the most probable class is the true one."""
     images = find_images(what)
     source = images.source
     for index in spread(images.indices, most):
         label = int(source.labels[index])
-        yield from readable(source, index, source.class_names[label] if label >= 0 else "", model.exif_orientation)
+        name = source.class_names[label] if label >= 0 else ""
+        for one in readable(source, index, name, model.exif_orientation):
+            yield one, bool(name) and model.answer(one.image).found[0].name == name
 
 
-def finder_examples(finder: Finder, most: int) -> Iterator[Example]:
+def finder_examples(finder: Finder, most: int) -> Iterator[tuple[Example, bool]]:
+    """Yield examples, and whether all objects are found and nothing else; only the first few are tried."""
     about = finder.trained.about
     data = from_json(DetectConfig, about.recipe).data
     where, images = (data.validation, data.validation_images) if data.validation else (data.path, None)
     masks = "yes" if about.masks else "no"
     pictures: Any = open_set(where, "validation", images=images, masks=masks, categories=about.categories)
-    for index in spread(range(len(pictures)), most):
-        yield from readable(pictures, index, "", finder.exif_orientation)
+    for number, index in enumerate(spread(range(len(pictures)), most)):
+        for one in readable(pictures, index, "", finder.exif_orientation):
+            yield one, number < MOST_TRIED and all_found(finder, pictures, index, one.image)
+
+
+def all_found(finder: Finder, pictures: Any, index: int, image: Image.Image) -> bool:
+    """Return whether a detector finds all objects of an image, at least one, and nothing else."""
+    result = quality(pictures.scenes.pictures[index], finder.trained.look(load(image)))
+    return result.right > 0 and not result.missed and not result.wrong
 
 
 def spread(indices: Sequence[int] | np.ndarray, most: int) -> list[int]:
-    """Some of them, from all over."""
+    """Return at most `most` of the indices, evenly spaced."""
     number = min(most, len(indices))
     return [int(indices[i * len(indices) // number]) for i in range(number)]
 
 
 def readable(source: Source, index: int, name: str, exif_orientation: bool) -> Iterator[Example]:
+    """Yield an image as an example, or nothing if it cannot be read."""
     with suppress(BrokenImageError, OSError):
         yield Example(picture(source, index, exif_orientation=exif_orientation), name)

@@ -14,41 +14,40 @@ from rich.markup import escape
 from lambdanets.options import optional
 from lambdanets.runs import RunWeights
 
-MISSING = "the page needs gradio: pip install 'lambdanets[demo]'"
+MISSING = "the web page needs gradio: pip install 'lambdanets[demo]'"
 
 
 @dataclass(frozen=True)
 class WebDemo:
-    """Open a web page: upload a picture, see its class or its objects, and click to see what each layer looks at.
+    """Open a local web page: upload an image, see its class or objects, and click to see what each layer looks at.
 
-    Without weights it takes the newest finished run in runs/ (`lambdanets demo` trains one in two minutes). Nothing is
-    downloaded, and nothing leaves this machine.
+    Without weights, the newest finished run in runs/ is used (`lambdanets demo` trains one in two minutes). Nothing is
+    downloaded or sent to other machines.
     """
 
     what: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[WHAT]", help_behavior_hint="")] = None
     """The folder of a run (classes or detection), a .safetensors file, or a model folder."""
     host: str = "127.0.0.1"
-    """Who can reach it: 127.0.0.1 this machine alone, 0.0.0.0 everybody in the network. There is no password."""
+    """Address to listen on: 127.0.0.1 for this machine only, 0.0.0.0 for the whole network. There is no password."""
     port: int = 7860
-    """0 takes any that is free."""
+    """TCP port; 0 takes any free port."""
     max_megabytes: float = 10.0
-    """The largest file."""
+    """Maximum size of an uploaded file in MiB."""
     max_megapixels: float = 40.0
-    """The largest picture: a small file can unpack into a huge one."""
+    """Maximum number of megapixels of an image; a small file can decompress into a huge image."""
     layers: tuple[str, ...] = ()
-    """Only layers whose name holds one of these words: layer4 (c5), layer3.0, ..."""
+    """Only layers whose name contains one of these words, for example layer4 (stage c5) or layer3.0; by default all."""
     weights: RunWeights = "ema"
-    """Of a run: the average of the weights, those of the last step, or those of the best evaluation (early stopping or
-    --keep-best)."""
+    """Weights of a run: ema (averaged), raw (last step) or best (best evaluation; --early-stopping or --keep-best)."""
     device: Annotated[str | None, optional("DEVICE")] = None
-    """cpu or cuda; by default a GPU if there is one."""
+    """Device, cpu or cuda; by default a GPU if there is one."""
     browser: bool = True
-    """Open the page in the browser."""
+    """Open the page in a browser."""
 
     def run(self) -> int:
         for name in ("max_megabytes", "max_megapixels"):
             if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"--{name.replace('_', '-')} {getattr(self, name)}: more than 0")
+                raise ValueError(f"--{name.replace('_', '-')} must be more than 0, got {getattr(self, name)}")
         if find_spec("gradio") is None:
             raise ValueError(MISSING)
         from lambdanets.data.decode import Limits
@@ -59,21 +58,21 @@ class WebDemo:
 
         console = Console(highlight=False, soft_wrap=True)
         limits = Limits(pixels=round(self.max_megapixels * 1e6), bytes=round(self.max_megabytes * 2**20))
-        with listening(self.host, self.port) as taken:  # before anything that takes long
+        with listening(self.host, self.port) as taken:  # first, because loading takes long
             what = str(self.what or newest_run(weights=self.weights))
             model = open_model(what, weights=self.weights, device=self.device)
             desk = Desk(model, examples(what, model), limits, self.layers)
             console.print(f"[bold]{escape(what)}[/]: {escape(model.about)}")
-            console.print(f"The page is at [bold]{address_of(taken)}[/]; Ctrl-C ends it.")
+            console.print(f"The page is at [bold]{address_of(taken)}[/]. Press Ctrl-C to stop.")
             if not is_loopback(taken):
                 print(
-                    f"lambdanets: --host {self.host}: everybody who can reach this machine over the network can open "
-                    f"this page, without a password, and see its example pictures; 127.0.0.1 is for you alone.",
+                    f"lambdanets: --host {self.host}: everyone who can reach this machine over the network can open "
+                    f"the page and see its example images without a password. Use 127.0.0.1 to prevent this.",
                     file=sys.stderr,
                 )
             if self.browser:
-                webbrowser.open(address_of(taken))  # it waits until the page is there
-            with suppress(KeyboardInterrupt):  # none comes where a shell started this in the background
+                webbrowser.open(address_of(taken))  # the browser waits until the page is served
+            with suppress(KeyboardInterrupt):
                 serve(lambda: build(desk, what), taken, limits.bytes)
-            console.print("The page is closed.")
+            console.print("Stopped.")
         return 0

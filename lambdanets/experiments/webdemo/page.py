@@ -1,4 +1,4 @@
-"""The page, in gradio: a picture goes in, answers come out, and a frame in which any pixel can be clicked."""
+"""The page in gradio: an image is uploaded, predictions and a frame with the interactions are shown."""
 
 import html
 from collections.abc import Callable, Iterator
@@ -19,16 +19,27 @@ from lambdanets.report.show import probability, some
 CSS = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 TITLE = "lambdanets demo"
 FRAME = "height:min(900px,92vh);border:0;border-radius:8px"
-FORGET_SECONDS = 1800  # how long an uploaded picture is kept; looked after every minute
+FORGET_SECONDS = 1800  # how long an uploaded image is kept; checked every minute
 MOST_WAITING = 16
 THUMBNAIL = 192
 
 Shown = tuple[Any, Any, Any]  # picture, answers, frame
+# A click on the large picture selects the pixel in the frame, whose data-window is the part that the network sees.
+CLICK = """() => document.querySelector("#picture").addEventListener("click", event => {
+  const image = event.target.closest("#picture img"), frame = document.querySelector("#looks iframe");
+  if (!image || !frame) return;
+  const place = image.getBoundingClientRect(), {naturalWidth: across, naturalHeight: down} = image;
+  const scale = Math.min(place.width / across, place.height / down);  // object-fit: contain
+  const x = .5 + (event.clientX - place.left - place.width / 2) / (across * scale);
+  const y = .5 + (event.clientY - place.top - place.height / 2) / (down * scale);
+  const [top, left, height, width] = frame.parentElement.dataset.window.split(",").map(Number);
+  frame.contentWindow.postMessage({query: [(y - top) / height, (x - left) / width]}, "*");
+})"""
 
 
 @dataclass(frozen=True, eq=False)
 class Desk:
-    """What the page asks when something is clicked: generators, because answers are known before the maps are."""
+    """The event handlers of the page. They are generators, because predictions are ready before the maps."""
 
     model: Model
     examples: tuple[Example, ...]
@@ -36,7 +47,7 @@ class Desk:
     layers: tuple[str, ...] = ()
 
     def upload(self, path: str | None, least_share: float) -> Iterator[Shown]:
-        """A file that somebody uploaded."""
+        """Show an uploaded file."""
         try:
             image = None if path is None else read_picture(path, self.limits, self.model.exif_orientation)
         except BrokenImageError as error:
@@ -45,48 +56,52 @@ class Desk:
             yield from self.show(image, least_share)
 
     def example(self, index: int, least_share: float) -> Iterator[Shown]:
+        """Show an example."""
         yield from self.show(self.examples[index].image, least_share)
 
     def again(self, path: str | None, index: int | None, least_share: float) -> tuple[Any, Any]:
-        """The answers to what is shown, with another slider: the first of them, before the maps."""
+        """Return picture and predictions for a new value of the slider; the maps stay."""
         asked = self.upload(path, least_share) if index is None else self.example(index, least_share)
         picture, answers, _ = next(asked)
         return picture, answers
 
     def show(self, image: Image.Image | None, least_share: float) -> Iterator[Shown]:
+        """Yield picture and predictions, then also the frame with the maps."""
         if image is None:
             yield nothing("")
             return
         answers = self.model.answer(image, least_share)
         picture, listed = answers.picture, bars(answers)
-        yield picture, listed, waiting("The maps of the lambda layers follow ...")
+        yield picture, listed, waiting("Computing the maps of the lambda layers ...")
         try:
-            frame = self.model.look(image, self.layers).frame(FRAME)
-        except ValueError as error:  # no lambda layers, or too much for one page: the answers stand
-            frame = waiting(f"Where it looks cannot be shown: {error}.")
+            window = ",".join(f"{part:.6f}" for part in self.model.window(image))
+            frame = f'<div data-window="{window}">{self.model.look(image, self.layers).frame(FRAME)}</div>'
+        except ValueError as error:  # no lambda layers, or too much for one page: the predictions are still shown
+            frame = waiting(f"The maps cannot be shown: {error}.")
         yield picture, listed, frame
 
 
 def build(desk: Desk, what: str) -> gr.Blocks:
-    """The page of a network; `what` is where its weights are."""
+    """Return the page of a network; `what` is where its weights are."""
     model = desk.model
     megabytes, megapixels = desk.limits.bytes / 2**20, desk.limits.pixels / 1e6
-    finds = "says what it is" if model.least_share is None else "finds the objects in it"
+    task = "classify it" if model.least_share is None else "detect the objects in it"
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(60, FORGET_SECONDS), fill_width=True) as blocks:
-        gr.HTML(header(what, model.about, finds))
+        gr.HTML(header(what, model.about, task))
         with gr.Row():
             with gr.Column(scale=4, min_width=280):
                 file = gr.File(
-                    label="Your picture",
+                    label="Upload an image",
                     file_types=list(EXTENSIONS),
                     height=150,
                     elem_id="upload",
                 )
-                # On the object, because gradio writes a file beside every class that is derived from a component.
+                # Patched on the object: for a derived class gradio would write a file into this package.
                 file.async_move_resource_to_block_cache = no_addresses(file.async_move_resource_to_block_cache)
                 gr.HTML(
                     f'<p class="soft">JPEG, PNG, WebP, GIF or BMP, up to {megabytes:.3g} MB and {megapixels:.3g} '
-                    "megapixels.</p>" + ("<p>Or one that it was tested on:</p>" if desk.examples else "")
+                    "megapixels.</p>"
+                    + ("<p>Or choose an image that the network was evaluated on:</p>" if desk.examples else "")
                 )
                 gallery = gr.Gallery(
                     [(shown(one.image, THUMBNAIL), one.name) for one in desk.examples],
@@ -102,7 +117,7 @@ def build(desk: Desk, what: str) -> gr.Blocks:
                 )
             with gr.Column(scale=4, min_width=280):
                 picture = gr.Image(
-                    label="The picture", format="png", interactive=False, buttons=[], height=340, elem_id="picture"
+                    label="Click a pixel", format="png", interactive=False, buttons=[], height=340, elem_id="picture"
                 )
             with gr.Column(scale=4, min_width=280):
                 slider = gr.Slider(
@@ -110,19 +125,19 @@ def build(desk: Desk, what: str) -> gr.Blocks:
                     0.95,
                     model.least_share or 0.05,
                     step=0.05,
-                    label="Only what it is this sure of",
+                    label="Minimum score",
                     visible=model.least_share is not None,
                     elem_id="least",
                 )
-                answers = gr.HTML(elem_id="answers")  # below: its length must not move the slider
+                answers = gr.HTML(elem_id="answers")  # below the slider, so that the slider does not move
         frame = gr.HTML(elem_id="looks")
-        chosen = gr.State(None)  # the number of an example
+        chosen = gr.State(None)  # index of the shown example
         least = slider if model.least_share is not None else gr.State(0.0)
         outputs = [picture, answers, frame]
         usual: dict[str, Any] = {"show_progress": "minimal", "concurrency_id": "network", "concurrency_limit": 1}
         file.upload(desk.upload, [file, least], outputs, api_name="analyse", **usual)
         file.upload(lambda: None, None, chosen, api_visibility="private")
-        # In the same queue: a slow "clear" must not wipe away what is uploaded after it.
+        # In the same queue, so that a slow "clear" does not remove the next upload.
         file.clear(lambda: (None, *nothing("")), None, [chosen, *outputs], api_visibility="private", **usual)
         gallery.select(pick(desk.example), least, [file, chosen, *outputs], api_visibility="private", **usual)
         slider.change(
@@ -139,23 +154,24 @@ def build(desk: Desk, what: str) -> gr.Blocks:
                 yield from ((0, *one) for one in desk.example(0, least_share))
 
             blocks.load(first, least, [chosen, *outputs], api_visibility="private", **usual)
+        blocks.load(None, None, None, js=CLICK)
     blocks.queue(max_size=MOST_WAITING)
     return blocks
 
 
 def no_addresses(move: Any) -> Any:
-    """gradio would fetch what a request has in place of a file: nothing here asks other machines."""
+    """Refuse URLs in place of files, which gradio would download."""
 
     async def moved(place: str | Path | None) -> str | None:
         if is_http_url_like(str(place)):
-            raise gr.Error("Only uploaded files are read, no addresses.", print_exception=False)
+            raise gr.Error("Only uploaded files are accepted, no URLs.", print_exception=False)
         return await move(place)
 
     return moved
 
 
 def pick(example: Callable[[int, float], Iterator[Shown]]) -> Callable[..., Iterator[tuple[Any, ...]]]:
-    """A handler for a click in the gallery; gradio tells it where by the type of its argument."""
+    """Return the handler of a click in the gallery; gradio passes the event by the type of the argument."""
 
     def picked(least_share: float, event: gr.SelectData) -> Iterator[tuple[Any, ...]]:
         for one in example(event.index, least_share):
@@ -165,26 +181,28 @@ def pick(example: Callable[[int, float], Iterator[Shown]]) -> Callable[..., Iter
 
 
 def nothing(sentence: str) -> Shown:
-    """An empty page with a sentence."""
+    """Return an empty page with a sentence."""
     return None, f'<p class="refused" role="alert">{html.escape(sentence)}</p>' if sentence else "", ""
 
 
 def waiting(sentence: str) -> str:
+    """Return a sentence as HTML."""
     return f'<p class="soft">{html.escape(sentence)}</p>'
 
 
-def header(what: str, about: str, finds: str) -> str:
+def header(what: str, about: str, task: str) -> str:
+    """Return the heading of the page."""
     return (
-        f"<h1>What a lambda network sees</h1><p>Give it a picture: it {finds}. Then click a pixel below, and "
-        f"every lambda layer shows where that pixel looks, by content and by position.</p>"
+        f"<h1>What a lambda network sees</h1><p>Upload an image to {task}. Then click a pixel: the maps below show the "
+        f"weights of all positions for that pixel in every lambda layer, by content and by position.</p>"
         f'<p class="soft"><b>{html.escape(what)}</b>: {html.escape(about)} lambdanets {__version__}</p>'
     )
 
 
 def bars(answers: Answers) -> str:
-    """Names with their probabilities; objects in the colour of their boxes."""
+    """Return names and probabilities as HTML; objects have the colour of their boxes."""
     if not answers.found:
-        return '<p class="soft">It finds nothing that it is so sure of. Move the slider to the left to see more.</p>'
+        return '<p class="soft">No object has this score. Move the slider to the left to see less certain ones.</p>'
     rows = []
     for one in answers.found:
         colour = f"background:rgb{one.colour}" if one.colour else ""

@@ -25,7 +25,7 @@ from lambdanets.train.inference.evaluate import evaluate, find_images
 from lambdanets.train.inference.predict import Given, predict
 from lambdanets.train.inference.trained import Trained, open_trained
 from lambdanets.view import interactive
-from lambdanets.view.command import prepared
+from lambdanets.view.command import as_input, prepared
 from tests.data.helpers import photographed
 from tests.experiments.webdemo.helpers import KINDS, LIMITS, bomb, detector_weights, noise
 from tests.train.weights import NAMES, scores_of, small_weights
@@ -48,6 +48,21 @@ def finder(folder: Path) -> Finder:
     model = open_model(str(detector_weights(folder / "objects.safetensors")), device="cpu")
     assert isinstance(model, Finder)
     return model
+
+
+@pytest.mark.parametrize("size", [(40, 30), (30, 40), (17, 90), (200, 200)])
+def test_the_window_is_what_the_network_sees(classifier: Classifier, size: tuple[int, int]):
+    """A picture whose pixels say where they are, before and after resizing and cropping."""
+    x, y = np.meshgrid(np.linspace(0, 255, size[0]), np.linspace(0, 255, size[1]))
+    image = Image.fromarray(np.stack([y, x, x], axis=-1).round().astype(np.uint8))
+    seen, _ = as_input(classifier.trained, image)
+    top, left, height, width = classifier.window(image)
+    rows, columns = (seen[..., channel].double().numpy() / 255 for channel in (0, 1))
+    sides = seen.shape[:2]
+    for found, start, extent, side in ((rows[:, 0], top, height, sides[0]), (columns[0], left, width, sides[1])):
+        expected = start + extent * (np.arange(side) + 0.5) / side
+        np.testing.assert_allclose(found, expected.clip(0, 1), atol=0.06)
+    assert abs(height * size[1] - width * size[0]) < 0.06 * max(size)  # the crop is a square
 
 
 def half(path: Path) -> bytes:
@@ -73,7 +88,7 @@ def test_what_cannot_be_used_is_refused_with_a_sentence(tmp_path: Path, name: st
     with pytest.raises(BrokenImageError, match=words) as refused:
         read_picture(tmp_path / name, LIMITS)
     sentence = str(refused.value)
-    assert sentence.startswith("This picture cannot be used: ")
+    assert sentence.startswith("This image cannot be used: ")
     assert sentence.endswith("smaller JPEG.")
     assert str(tmp_path) not in sentence  # nobody learns where it lies
 

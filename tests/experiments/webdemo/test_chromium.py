@@ -108,7 +108,7 @@ def test_classes_a_click_and_bad_files(tmp_path: Path, browser: Browser) -> None
         maps_of(page)
         assert HOSTILE in page.locator("body").inner_text()
 
-        # A picture: its classes, as the network says them.
+        # A picture: its classes, as the network predicts them.
         upload(page, picture)
         image = read_picture(picture, LIMITS)
         expected = model.answer(image).found
@@ -133,9 +133,20 @@ def test_classes_a_click_and_bad_files(tmp_path: Path, browser: Browser) -> None
         click(frame, 10, 2, given.shape[1:])
         assert frame.evaluate(MAPS) != before
 
+        # A click on the large picture, of which the network sees a part: the same pixel.
+        place = page.locator("#picture img").bounding_box()
+        assert place is not None
+        scale = min(place["width"] / image.width, place["height"] / image.height)
+        top, left, height, width = model.window(image)
+        across, down = (left + 9.5 / given.shape[2] * width) * image.width, (top + 3.5 / given.shape[1] * height) * 30
+        x, y = place["width"] / 2 + (across - 20) * scale, place["height"] / 2 + (down - 15) * scale
+        page.locator("#picture img").click(position={"x": x, "y": y})
+        expect(frame.locator("#where")).to_have_text("row 3, column 9")
+        assert frame.evaluate(MAPS) == shown
+
         # Bad files: a sentence each, and the page lives on.
         upload(page, tmp_path / "garbage.png")
-        expect(page.locator("#answers .refused")).to_contain_text("This picture cannot be used: not a readable JPEG")
+        expect(page.locator("#answers .refused")).to_contain_text("This image cannot be used: not a readable JPEG")
         expect(page.locator("#looks iframe")).to_have_count(0)
         upload(page, tmp_path / "large.png")
         expect(page.get_by_text("maximum allowed size")).to_be_visible()
@@ -150,7 +161,7 @@ def test_objects_with_boxes_and_masks(tmp_path: Path, browser: Browser) -> None:
     image = read_picture(picture, LIMITS)
     with served(Desk(model, (), LIMITS)) as address, opened(browser, address) as page:
         upload(page, picture)
-        expect(page.locator("#answers")).to_contain_text("It finds nothing that it is so sure of.")
+        expect(page.locator("#answers")).to_contain_text("No object has this score.")
         frame = maps_of(page)
         click(frame, 20, 50, (43, 64))
         before = page.locator("#least").evaluate(PLACE)

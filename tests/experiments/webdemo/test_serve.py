@@ -67,7 +67,7 @@ def test_a_picture_is_answered_and_bad_files_do_not_end_it(tmp_path: Path, desk:
             assert 'sandbox="allow-scripts"' in frame
             picture, answers, frame = analysed(address, tmp_path / "bad.png")
             assert picture is None
-            assert "This picture cannot be used: not a readable JPEG / PNG / WEBP / GIF / BMP image" in answers
+            assert "This image cannot be used: not a readable JPEG / PNG / WEBP / GIF / BMP image" in answers
             assert not frame
 
 
@@ -227,7 +227,7 @@ def test_addresses_are_not_fetched(desk: Desk) -> None:
             url = f"http://{host}:{other.getsockname()[1]}/a.png"
             kind, said = asked(address, {"path": url, "url": url})
             assert kind == "error"
-            assert said["error"] == "Only uploaded files are read, no addresses."
+            assert said["error"] == "Only uploaded files are accepted, no URLs."
         with pytest.raises(BlockingIOError):  # nobody knocked
             other.accept()
 
@@ -272,7 +272,7 @@ def test_names_cannot_harm(tmp_path: Path) -> None:
     assert "&lt;img src=x" in first[1]
     for text in (first[1], second[2], nothing(HOSTILE)[1]):
         assert "<img src=x" not in text
-    assert bars(desk.model.answer(Image.new("RGB", (20, 20)), 1.1)).startswith('<p class="soft">It finds nothing')
+    assert bars(desk.model.answer(Image.new("RGB", (20, 20)), 1.1)).startswith('<p class="soft">No object has')
 
 
 def test_a_slider_asks_again_for_what_is_shown(tmp_path: Path) -> None:
@@ -351,8 +351,8 @@ def test_the_command_serves_until_it_is_told_to_end(
     finally:
         process.kill()
     assert process.returncode == (143 if warned else 0)
-    assert ("closed" in out) == (not warned)
-    assert ("everybody who can reach this machine" in said) == warned
+    assert ("Stopped." in out) == (not warned)
+    assert ("everyone who can reach this machine" in said) == warned
     assert "Traceback" not in said
     assert not list(tmp_path.glob("lambdanets-demo-*"))
 
@@ -362,8 +362,8 @@ def test_refusals_are_sentences(weights: Path, monkeypatch: pytest.MonkeyPatch, 
         assert main(["experiments", "webdemo", str(weights), "--no-browser", "--port", "0", *words]) == 2
         return capsys.readouterr().err
 
-    assert "--max-megabytes 0.0: more than 0" in refused("--max-megabytes", "0")
-    assert "--max-megapixels -3.0: more than 0" in refused("--max-megapixels", "-3")
+    assert "--max-megabytes must be more than 0, got 0.0" in refused("--max-megabytes", "0")
+    assert "--max-megapixels must be more than 0, got -3.0" in refused("--max-megapixels", "-3")
     assert "no such address" in refused("--host", "no such host")
     assert "toaster" in refused("--device", "toaster")
     monkeypatch.setattr(command, "find_spec", lambda name: None)
