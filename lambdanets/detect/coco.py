@@ -31,6 +31,12 @@ class DetectionSet:
     Attributes:
         scenes: the annotations.
         files: reads the images by name.
+
+    >>> from lambdanets.detect.coco import open_set
+    >>> data = open_set("shapes")
+    >>> len(data), data.class_names
+    (64, ('circle', 'square', 'triangle'))
+    >>> pixels = data.read(0)  # uint8 [H, W, 3], or the bytes of an image file
     """
 
     scenes: Scenes
@@ -76,6 +82,27 @@ def open_set(
         images: a folder or tar of images, if they are not where `where` has them.
         masks: whether every object needs a mask; "auto": yes if more than half of the objects have one.
         categories: the classes of the training set, to use in this order; by default those of the file.
+
+    >>> import json
+    >>> from pathlib import Path
+    >>> from PIL import Image
+    >>> from lambdanets.detect.coco import open_set
+    >>> Path("cells/train").mkdir(parents=True)
+    >>> Image.new("RGB", (64, 48)).save("cells/train/a.png")
+    >>> coco = {
+    ...     "images": [{"id": 1, "file_name": "a.png", "width": 64, "height": 48}],
+    ...     "categories": [{"id": 7, "name": "nucleus"}],
+    ...     "annotations": [
+    ...         {"id": 1, "image_id": 1, "category_id": 7, "bbox": [10, 10, 20, 15]},
+    ...         {"id": 2, "image_id": 1, "category_id": 7, "bbox": [10, 10, -5, 15]},
+    ...     ],
+    ... }
+    >>> _ = Path("cells/instances_train.json").write_text(json.dumps(coco))
+    >>> data = open_set("cells", "train")
+    >>> data.scenes.pictures[0].boxes_N4
+    array([[10., 10., 30., 25.]], dtype=float32)
+    >>> print(data.scenes.problems[0])
+    annotations[1] (id 2): a.png: the box 10 10 -5 15 is inverted
     """
     if where == shapes.NAME:
         made = shapes.Shapes(split)
@@ -103,6 +130,10 @@ def splits_of(where: str) -> tuple[str, ...]:
 
     Args:
         where: as for `open_set`.
+
+    >>> from lambdanets.detect.coco import splits_of
+    >>> splits_of("shapes")
+    ('train', 'validation', 'test')
     """
     if where == shapes.NAME:
         return tuple(SPLITS)

@@ -18,7 +18,7 @@ from lambdanets.typed import LARGEST_IMAGE
 
 @dataclass(frozen=True, kw_only=True)
 class Heads:
-    """torchvision's feature pyramid, region proposals, box head and mask head, on top of the backbone."""
+    """Feature pyramid, region proposals, box head and mask head of torchvision, on top of the backbone."""
 
     channels: int = 256
     """Channels of the feature pyramid and of the convolutions in the heads."""

@@ -12,7 +12,18 @@ from lambdanets.data.tars import members_of, unpacked
 
 
 class ImageFiles(Protocol):
-    """Encoded images by name. Only listed names can be read, so annotations cannot name other files."""
+    """Encoded images by name. Only listed names can be read, so annotations cannot name other files.
+
+    >>> from pathlib import Path
+    >>> from PIL import Image
+    >>> from lambdanets.detect.images import open_images
+    >>> Path("images").mkdir()
+    >>> Image.new("RGB", (8, 8)).save("images/a.png")
+    >>> files = open_images(Path("images"))
+    >>> files.find("train/a.png"), files.find("b.png")
+    ('a.png', None)
+    >>> contents = files.read("a.png")
+    """
 
     def find(self, name: str) -> str | None:
         """Return the listed name of an image from its name in annotations, or None if it is missing.

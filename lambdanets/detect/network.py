@@ -42,6 +42,16 @@ class Backbone(nn.Module):
         body: a network made with `features_only=True, out_indices=4`.
         channels: channels of the pyramid.
         norm: makes the norm layers of the pyramid; None for no norm.
+
+    >>> import torch
+    >>> from lambdanets import create_model
+    >>> from lambdanets.detect.network import Backbone
+    >>> body = create_model("resnet26", features_only=True, out_indices=4)
+    >>> backbone = Backbone(body, channels=64, norm=None).eval()
+    >>> with torch.no_grad():
+    ...     levels = backbone(torch.randn(1, 3, 64, 96))
+    >>> [tuple(level.shape[1:]) for level in levels.values()]
+    [(64, 16, 24), (64, 8, 12), (64, 4, 6), (64, 2, 3), (64, 1, 2)]
     """
 
     def __init__(self, body: FeatureNetwork, channels: int, norm: Callable[..., nn.Module] | None) -> None:
@@ -152,6 +162,18 @@ class Detector(GeneralizedRCNN):
     """Mask R-CNN, or Faster R-CNN without masks, for images that are padded to one size.
 
     `make_detector` builds one. In training mode `forward` returns losses, in evaluation mode detections.
+
+    >>> import torch
+    >>> from lambdanets.detect.config import Heads
+    >>> from lambdanets.detect.network import make_detector
+    >>> from lambdanets.train.config import ModelConfig
+    >>> backbone = ModelConfig(name="lambda_resnet_tiny", options=("stem='strided'", "widths=(8,8,16,16)", "scope=7"))
+    >>> detector = make_detector(backbone, Heads(channels=16, hidden=32), classes=3, masks=False)
+    >>> images = torch.randint(0, 256, (2, 3, 96, 128), dtype=torch.uint8)
+    >>> target = {"boxes": torch.tensor([[10.0, 20.0, 50.0, 60.0]]), "labels": torch.tensor([2])}
+    >>> losses = detector(images, [target, target])
+    >>> sorted(losses)
+    ['loss_box_reg', 'loss_classifier', 'loss_objectness', 'loss_rpn_box_reg']
     """
 
     transform: Canvas
@@ -233,6 +255,11 @@ def make_backbone(model: ModelConfig, size: int | Size) -> FeatureNetwork:
     Args:
         model: the network and its options.
         size: the largest image size, for layers with a global scope.
+
+    >>> from lambdanets.detect.network import make_backbone
+    >>> from lambdanets.train.config import ModelConfig
+    >>> make_backbone(ModelConfig(name="lambda_resnet50"), 512).feature_info.channels()
+    [256, 512, 1024, 2048]
     """
     model.row()  # checks the arguments
     arguments = model.arguments()

@@ -28,6 +28,12 @@ class Detection:
         label: the class, from 1.
         score: from 0 to 1.
         mask: run lengths of the whole image, as in COCO; None without masks.
+
+    >>> from lambdanets.detect.results import Detection
+    >>> from lambdanets.detect.scenes import Category
+    >>> found = Detection(box=(4.0, 5.0, 24.0, 15.0), label=1, score=0.75)
+    >>> found.as_coco(image_id=3, categories=[Category(7, "nucleus")])
+    {'image_id': 3, 'category_id': 7, 'bbox': [4.0, 5.0, 20.0, 10.0], 'score': 0.75}
     """
 
     box: tuple[float, float, float, float]
@@ -97,7 +103,15 @@ def by_picture(results: Sequence[Result], categories: Sequence[Category]) -> dic
 
 
 def write_results(path: Path, results: Sequence[Result]) -> Path:
-    """Write a COCO result file atomically and return its path."""
+    """Write a COCO result file atomically and return its path.
+
+    >>> from pathlib import Path
+    >>> from lambdanets.detect.results import Detection, write_results
+    >>> from lambdanets.detect.scenes import Category
+    >>> found = Detection(box=(4.0, 5.0, 24.0, 15.0), label=1, score=0.75)
+    >>> write_results(Path("results.json"), [found.as_coco(3, [Category(7, "nucleus")])]).name
+    'results.json'
+    """
     write_json(path, list(results), indent=None)
     return path
 

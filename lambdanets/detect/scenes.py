@@ -121,6 +121,14 @@ class Scenes:
         pictures: the images.
         masks: whether objects have masks.
         problems: the entries of the annotation file that were skipped.
+
+    >>> from lambdanets.detect.shapes import Shapes
+    >>> scenes = Shapes("test").scenes()
+    >>> len(scenes), scenes.objects
+    (32, 78)
+    >>> coco = scenes.as_coco([0])  # the first image as a COCO dataset
+    >>> [one["category_id"] for one in coco["annotations"]] == scenes.pictures[0].labels_N.tolist()
+    True
     """
 
     categories: tuple[Category, ...]

@@ -148,6 +148,20 @@ def look_through(
         size: the longer side is resized to this many pixels; by default the size of training.
         batch_size: images per forward pass.
         workers: processes that read images; 0 reads in this process.
+
+    >>> import torch
+    >>> from lambdanets.detect.coco import open_set
+    >>> from lambdanets.detect.config import Heads
+    >>> from lambdanets.detect.use import Trained, look_through
+    >>> from lambdanets.detect.weights import About
+    >>> from lambdanets.train.config import ModelConfig
+    >>> backbone = ModelConfig(name="lambda_resnet_tiny", options=("stem='strided'", "widths=(8,8,16,16)", "scope=7"))
+    >>> data, mean, std = open_set("shapes", "validation"), (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+    >>> about = About(model=backbone, heads=Heads(channels=16, hidden=32), categories=data.scenes.categories,
+    ...               masks=True, size=96, mean=mean, std=std)
+    >>> trained = Trained(about.build().eval(), about, torch.device("cpu"))  # untrained weights
+    >>> [answer.index for answer in look_through(trained, data, indices=range(3))]
+    [0, 1, 2]
     """
     canvas = size or trained.about.size
     options = LoaderOptions(batch_size, workers, prefetch=2, broken=BrokenImages(max_fraction=1.0))

@@ -31,6 +31,37 @@ class CoTrain(Classify):
     Args:
         config: data, network, schedule and pseudo-labels. A ValueError explains what does not fit: classes that differ,
             a batch that `pseudo.ratio` does not divide, images that changed after labelling.
+
+    >>> from pathlib import Path
+    >>> from PIL import Image
+    >>> from lambdanets import create_model
+    >>> from lambdanets.models import Card, Preprocessing, save_weights
+    >>> from lambdanets.pseudo.config import CoTrainConfig, PseudoData
+    >>> from lambdanets.pseudo.cotrain import CoTrain
+    >>> from lambdanets.pseudo.label import LabelOptions, label
+    >>> from lambdanets.pseudo.select import Selection, select
+    >>> from lambdanets.pseudo.teacher import open_teachers
+    >>> from lambdanets.pseudo.units import open_place
+    >>> from lambdanets.train.config import DataConfig, ModelConfig
+    >>> from lambdanets.train.inference.command import Using
+    >>> network = create_model("lambda_resnet_tiny", num_classes=2, image_size=32)
+    >>> weights = save_weights(network, Path("teacher.safetensors"), Card(Preprocessing(size=32), ("cat", "dog")))
+    >>> for folder in ("labelled/train/cat", "labelled/train/dog", "labelled/val/cat", "labelled/val/dog", "images/all"):
+    ...     Path(folder).mkdir(parents=True)
+    ...     for number in range(8):
+    ...         Image.new("RGB", (32, 32), (16 * number, len(folder), 0)).save(f"{folder}/{number}.png")
+    >>> teacher = open_teachers("teacher.safetensors", Using(device="cpu"))
+    >>> done = label(teacher, open_place("images"), Path("labels"), LabelOptions())
+    >>> counts = select(Path("labels"), Selection())
+    >>> config = CoTrainConfig(
+    ...     model=ModelConfig(name="lambda_resnet_tiny", image_size=32),
+    ...     data=DataConfig(path="labelled", workers=0),
+    ...     pseudo=PseudoData(path=Path("labels"), ratio=3.0),
+    ...     batch_size=8,
+    ... )
+    >>> facts = CoTrain(config).describe()
+    >>> facts["labelled"], facts["pseudo_labelled"], facts["epoch_of"]
+    (16, 8, 'labelled')
     """
 
     not_resident = "co-training reads two sets of images"

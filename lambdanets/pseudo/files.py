@@ -175,7 +175,15 @@ def item_difference(name: str, before: list[Any], now: list[Any]) -> str:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read and check the `labels.json` of a folder of labels; a missing or damaged one is a ValueError."""
+    """Read and check the `labels.json` of a folder of labels; a missing or damaged one is a ValueError.
+
+    >>> from pathlib import Path
+    >>> from lambdanets.pseudo.files import Manifest, Unit, read_manifest, write_manifest
+    >>> folder, units = Path("labels"), (Unit("images-0", 0, 3),)
+    >>> write_manifest(folder, Manifest("images", "list", units, ("cat", "dog"), teachers=()))  # as `label` does
+    >>> read_manifest(folder).class_names
+    ('cat', 'dog')
+    """
     path = folder / MANIFEST
     if not path.is_file():
         raise ValueError(f"{folder} has no {MANIFEST}: it must be a folder that `lambdanets pseudo label` wrote")
@@ -227,6 +235,17 @@ def read_labels(folder: Path, number: int) -> Labels:
     Args:
         folder: the folder that `lambdanets pseudo label` wrote.
         number: the index of the unit in the manifest.
+
+    >>> import numpy as np
+    >>> from pathlib import Path
+    >>> from lambdanets.pseudo.files import Labels, Manifest, Unit, read_labels, write_labels, write_manifest
+    >>> folder, units = Path("labels"), (Unit("images-0", 0, 3),)
+    >>> write_manifest(folder, Manifest("images", "list", units, ("cat", "dog"), teachers=()))  # as `label` does
+    >>> position, classes = np.arange(3, dtype=np.int32), np.array([0, 1, 1], np.int32)
+    >>> write_labels(folder, 0, Labels(position, classes, np.array([0.9, 0.8, 0.4], np.float32), images=3))
+    >>> labels = read_labels(folder, 0)
+    >>> labels.label.tolist(), len(labels)
+    ([0, 1, 1], 3)
     """
     arrays, about = read_columns(folder, read_manifest(folder), number)
     broken, leaks = (tuple(tuple(row) for row in about[name]) for name in ("broken", "leaks"))

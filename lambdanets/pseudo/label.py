@@ -144,6 +144,24 @@ def label(
         rank: index of this process.
         world: number of processes that share the units.
         progress: called after each batch with the number of images and units that this process has labelled.
+
+    >>> from pathlib import Path
+    >>> from PIL import Image
+    >>> from lambdanets import create_model
+    >>> from lambdanets.models import Card, Preprocessing, save_weights
+    >>> from lambdanets.pseudo.label import LabelOptions, label
+    >>> from lambdanets.pseudo.teacher import open_teachers
+    >>> from lambdanets.pseudo.units import open_place
+    >>> from lambdanets.train.inference.command import Using
+    >>> network = create_model("lambda_resnet_tiny", num_classes=2, image_size=32)
+    >>> weights = save_weights(network, Path("teacher.safetensors"), Card(Preprocessing(size=32), ("cat", "dog")))
+    >>> Path("images/somewhere").mkdir(parents=True)
+    >>> for number in range(5):
+    ...     Image.new("RGB", (40, 32)).save(f"images/somewhere/{number}.png")
+    >>> teacher = open_teachers("teacher.safetensors", Using(device="cpu"))
+    >>> done = label(teacher, open_place("images"), Path("labels"), LabelOptions(soft=2))
+    >>> done.images, done.complete
+    (5, True)
     """
     soft = min(options.soft, len(ensemble.class_names))
     manifest = make_manifest(ensemble, place, replace(options, soft=soft))

@@ -109,6 +109,18 @@ def select(folder: Path, selection: Selection) -> Counts:
     Args:
         folder: the folder that `lambdanets pseudo label` wrote.
         selection: the rules.
+
+    >>> import numpy as np
+    >>> from pathlib import Path
+    >>> from lambdanets.pseudo.files import Labels, Manifest, Unit, write_labels, write_manifest
+    >>> folder, units = Path("labels"), (Unit("images-0", 0, 3),)
+    >>> write_manifest(folder, Manifest("images", "list", units, ("cat", "dog"), teachers=()))  # as `label` does
+    >>> from lambdanets.pseudo.select import Selection, select
+    >>> position, classes = np.arange(3, dtype=np.int32), np.array([0, 1, 1], np.int32)
+    >>> write_labels(folder, 0, Labels(position, classes, np.array([0.9, 0.8, 0.4], np.float32), images=3))
+    >>> counts = select(folder, Selection(threshold=0.5, least=2))
+    >>> counts.labelled, counts.kept, counts.used  # of cat and dog; two images repeat
+    ((1, 2), (1, 1), (2, 2))
     """
     manifest = read_manifest(folder)
     check_units(folder, manifest)
@@ -163,7 +175,20 @@ def facts_of(folder: Path, manifest: Manifest, number: int) -> tuple[int, int, i
 
 
 def read_counts(folder: Path) -> Counts:
-    """Read and check the `selection.json` of a folder of labels."""
+    """Read and check the `selection.json` of a folder of labels.
+
+    >>> import numpy as np
+    >>> from pathlib import Path
+    >>> from lambdanets.pseudo.files import Labels, Manifest, Unit, write_labels, write_manifest
+    >>> folder, units = Path("labels"), (Unit("images-0", 0, 3),)
+    >>> write_manifest(folder, Manifest("images", "list", units, ("cat", "dog"), teachers=()))  # as `label` does
+    >>> from lambdanets.pseudo.select import Selection, read_counts, select
+    >>> position, classes = np.arange(3, dtype=np.int32), np.array([0, 1, 1], np.int32)
+    >>> write_labels(folder, 0, Labels(position, classes, np.array([0.9, 0.8, 0.4], np.float32), images=3))
+    >>> counts = select(folder, Selection(threshold=0.5))
+    >>> read_counts(folder) == counts
+    True
+    """
     path = folder / SELECTION
     if not path.is_file():
         raise ValueError(f"{folder} has no {SELECTION}: select labels with `lambdanets pseudo select {folder}`")

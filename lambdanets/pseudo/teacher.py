@@ -63,6 +63,20 @@ class Ensemble:
         teachers: at least one. The classes are those of the first, in its order.
         precision: "float32", "bfloat16", "float16" or "float64", for the forward pass.
         device: where the teachers are.
+
+    >>> from pathlib import Path
+    >>> import torch
+    >>> from lambdanets import create_model
+    >>> from lambdanets.models import Card, Preprocessing, save_weights
+    >>> from lambdanets.pseudo.teacher import open_teachers
+    >>> from lambdanets.train.inference.command import Using
+    >>> network = create_model("lambda_resnet_tiny", num_classes=2, image_size=32)
+    >>> for name in ("a", "b"):
+    ...     _ = save_weights(network, Path(f"{name}.safetensors"), Card(Preprocessing(size=32), ("cat", "dog")))
+    >>> ensemble = open_teachers("a.safetensors,b.safetensors", Using(device="cpu"))
+    >>> images = [torch.zeros(3, 3, 32, 32, dtype=torch.uint8) for _ in ensemble.views]
+    >>> ensemble.probabilities(images).shape
+    torch.Size([3, 2])
     """
 
     def __init__(self, teachers: Sequence[Teacher], precision: str, device: torch.device) -> None:
@@ -123,6 +137,18 @@ def open_teachers(what: str, using: Using, class_names: str | None = None) -> En
         using: device, precision, image size.
         class_names: for weights without class names: a .txt file with one name per line, a .safetensors file whose
             weights name their classes, a dataset, "imagenet" (WordNet ids) or "imagenet-words" (English names).
+
+    >>> from pathlib import Path
+    >>> from lambdanets import create_model
+    >>> from lambdanets.models import Card, Preprocessing, save_weights
+    >>> from lambdanets.pseudo.teacher import open_teachers
+    >>> from lambdanets.train.inference.command import Using
+    >>> network = create_model("lambda_resnet_tiny", num_classes=2, image_size=32)
+    >>> for name in ("a", "b"):
+    ...     _ = save_weights(network, Path(f"{name}.safetensors"), Card(Preprocessing(size=32), ("cat", "dog")))
+    >>> ensemble = open_teachers("a.safetensors,b.safetensors", Using(device="cpu"))
+    >>> len(ensemble.teachers), ensemble.class_names
+    (2, ('cat', 'dog'))
     """
     device = chosen_device(using.device)
     named = None if class_names is None else read_names(class_names)

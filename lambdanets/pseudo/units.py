@@ -66,6 +66,16 @@ def open_place(where: str, split: str = "train", stretch: int = STRETCH) -> Plac
         where: a folder of images or shards, a .csv list, a pattern such as `shard-{0..9}.tar`, or a URL of shards.
         split: "train", "validation" or "test".
         stretch: images per unit, unless the images are in shards.
+
+    >>> from pathlib import Path
+    >>> from PIL import Image
+    >>> from lambdanets.pseudo.units import open_place
+    >>> Path("images/somewhere").mkdir(parents=True)
+    >>> for number in range(5):
+    ...     Image.new("RGB", (8, 8)).save(f"images/somewhere/{number}.png")
+    >>> place = open_place("images", stretch=4)
+    >>> place.kind, [unit.images for unit in place.units]
+    ('list', [4, 1])
     """
     path = Path(where).expanduser()
     given: list[Path] | None = None

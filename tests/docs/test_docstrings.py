@@ -16,19 +16,25 @@ MEMBERS = re.compile(r":members: (.+)")
 
 # Packages for whose `__all__` an example is required in every docstring
 WITH_EXAMPLES = ("lambdanets", "lambdanets.layers", "lambdanets.ops")
-# Exceptions: a union of types, and names of packages that are not in the list yet
-WITHOUT_EXAMPLE = {"lambdanets.ops.Positions", "lambdanets.create_model", "lambdanets.list_models", "lambdanets.fit"}
+# Packages of which every function in the reference must have an example
+WITH_FUNCTION_EXAMPLES = ("lambdanets.detect.", "lambdanets.pseudo.", "lambdanets.experiments.rounds.")
+# Exceptions: a union of types, results that depend on the machine, and names without an example yet
+WITHOUT_EXAMPLE = {
+    "lambdanets.create_model",
+    "lambdanets.detect.draw.draw",
+    "lambdanets.detect.precision.available",
+    "lambdanets.fit",
+    "lambdanets.list_models",
+    "lambdanets.ops.Positions",
+}
 # Names whose docstrings do not start with a sentence yet
 WITHOUT_SENTENCE = {
     "lambdanets.data.split.held_out",
     "lambdanets.data.transforms.evaluation",
     "lambdanets.data.transforms.normalize",
     "lambdanets.data.transforms.training",
-    "lambdanets.detect.precision.available",
     "lambdanets.models.Bottleneck",
     "lambdanets.models.counts.count_parameters",
-    "lambdanets.pseudo.files.read_manifest",
-    "lambdanets.pseudo.select.read_counts",
     "lambdanets.recipes.coco.debug",
     "lambdanets.recipes.debug",
     "lambdanets.recipes.digits",
@@ -60,6 +66,8 @@ def exported() -> dict[str, Any]:
     """Return the objects whose docstrings must have an example, by qualified name."""
     names = [(package, name) for package in WITH_EXAMPLES for name in importlib.import_module(package).__all__]
     found = {f"{package}.{name}": getattr(importlib.import_module(package), name) for package, name in names}
+    functions = {name: one for name, one in listed().items() if inspect.isfunction(one)}
+    found |= {name: one for name, one in functions.items() if name.startswith(WITH_FUNCTION_EXAMPLES)}
     return {name: one for name, one in found.items() if name not in WITHOUT_EXAMPLE}
 
 

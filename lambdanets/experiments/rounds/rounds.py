@@ -85,6 +85,34 @@ def run_rounds(
         progress: called with the number of images and units labelled so far.
         watch: called with each record of the training log.
         tell: called with a sentence at the start of each stage.
+
+    >>> from pathlib import Path
+    >>> from PIL import Image
+    >>> from lambdanets import create_model
+    >>> from lambdanets.experiments.rounds.rounds import run_rounds
+    >>> from lambdanets.models import Card, Preprocessing, save_weights
+    >>> from lambdanets.pseudo.config import CoTrainConfig
+    >>> from lambdanets.pseudo.label import LabelOptions
+    >>> from lambdanets.train.config import DataConfig, ModelConfig
+    >>> from lambdanets.train.inference.command import Using
+    >>> network = create_model("lambda_resnet_tiny", num_classes=2, image_size=32)
+    >>> weights = save_weights(network, Path("teacher.safetensors"), Card(Preprocessing(size=32), ("cat", "dog")))
+    >>> for folder in ("labelled/train/cat", "labelled/train/dog", "labelled/val/cat", "labelled/val/dog", "images/all"):
+    ...     Path(folder).mkdir(parents=True)
+    ...     for number in range(8):
+    ...         Image.new("RGB", (32, 32), (16 * number, len(folder), 0)).save(f"{folder}/{number}.png")
+    >>> config = CoTrainConfig(
+    ...     model=ModelConfig(name="lambda_resnet_tiny", image_size=32),
+    ...     data=DataConfig(path="labelled", workers=0),
+    ...     batch_size=8,
+    ...     epochs=1.0,
+    ...     device="cpu",
+    ...     logger="none",
+    ... )
+    >>> options, using = LabelOptions(guard_distance=-1), Using(device="cpu")
+    >>> rounds = run_rounds("teacher.safetensors", "images", Path("rounds"), config, options=options, using=using)
+    >>> rounds[0].student.as_posix(), rounds[0].result.finished
+    ('rounds/round-1/student', True)
     """
     if rounds < 1:
         raise ValueError(f"rounds must be at least 1, got {rounds}")
