@@ -46,7 +46,7 @@ class CoTrain(Classify):
     >>> from lambdanets.train.inference.command import Using
     >>> network = create_model("lambda_resnet_tiny", num_classes=2, image_size=32)
     >>> weights = save_weights(network, Path("teacher.safetensors"), Card(Preprocessing(size=32), ("cat", "dog")))
-    >>> for folder in ("labelled/train/cat", "labelled/train/dog", "labelled/val/cat", "labelled/val/dog", "images/all"):
+    >>> for folder in ("data/train/cat", "data/train/dog", "data/val/cat", "data/val/dog", "images/all"):
     ...     Path(folder).mkdir(parents=True)
     ...     for number in range(8):
     ...         Image.new("RGB", (32, 32), (16 * number, len(folder), 0)).save(f"{folder}/{number}.png")
@@ -55,7 +55,7 @@ class CoTrain(Classify):
     >>> counts = select(Path("labels"), Selection())
     >>> config = CoTrainConfig(
     ...     model=ModelConfig(name="lambda_resnet_tiny", image_size=32),
-    ...     data=DataConfig(path="labelled", workers=0),
+    ...     data=DataConfig(path="data", workers=0),
     ...     pseudo=PseudoData(path=Path("labels"), ratio=3.0),
     ...     batch_size=8,
     ... )

@@ -97,13 +97,13 @@ def run_rounds(
     >>> from lambdanets.train.inference.command import Using
     >>> network = create_model("lambda_resnet_tiny", num_classes=2, image_size=32)
     >>> weights = save_weights(network, Path("teacher.safetensors"), Card(Preprocessing(size=32), ("cat", "dog")))
-    >>> for folder in ("labelled/train/cat", "labelled/train/dog", "labelled/val/cat", "labelled/val/dog", "images/all"):
+    >>> for folder in ("data/train/cat", "data/train/dog", "data/val/cat", "data/val/dog", "images/all"):
     ...     Path(folder).mkdir(parents=True)
     ...     for number in range(8):
     ...         Image.new("RGB", (32, 32), (16 * number, len(folder), 0)).save(f"{folder}/{number}.png")
     >>> config = CoTrainConfig(
     ...     model=ModelConfig(name="lambda_resnet_tiny", image_size=32),
-    ...     data=DataConfig(path="labelled", workers=0),
+    ...     data=DataConfig(path="data", workers=0),
     ...     batch_size=8,
     ...     epochs=1.0,
     ...     device="cpu",
