@@ -31,7 +31,7 @@ Fitted = dict[str, tuple[Rates, Rates]]  # by backend: inference, training
 
 @dataclass(frozen=True)
 class Sizes:
-    """A problem in words."""
+    """The sizes of a problem."""
 
     grid: tuple[int, ...]
     scope: tuple[int, ...]
@@ -65,7 +65,7 @@ class Sizes:
 
 
 def grid_of_problems(quick: bool) -> list[Sizes]:
-    """The paper's stages and what lies between and beside them, 1-d and 3-d."""
+    """Return the problems: the stages of the paper's networks, sizes between them, and 1-d and 3-d problems."""
     if quick:
         return [Sizes((side, side), (scope, scope), 1, 8) for side, scope in product((4, 8), (3, 7))]
     found = []
@@ -80,7 +80,7 @@ def grid_of_problems(quick: bool) -> list[Sizes]:
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds and work of every backend that can run a problem."""
+    """Measure the seconds and the work of every backend that can run a problem."""
 
     sizes: Sizes
     training: bool
@@ -105,13 +105,13 @@ def measure(sizes: Sizes, device: torch.device, dtype: torch.dtype, training: bo
     return Measured(
         sizes,
         training,
-        {name: timing.fastest for name, timing in times.items()},  # what disturbs only ever adds
+        {name: timing.fastest for name, timing in times.items()},  # disturbances only add time
         {name: backend.work(problem) for name, backend in able.items()},
     )
 
 
 def non_negative(columns: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Least squares with coefficients of at least 0; exact, by trying every set of columns (there are few)."""
+    """Solve least squares with non-negative coefficients exactly, by trying every subset of the few columns."""
     count = columns.shape[1]
     best, found = float("inf"), np.zeros(count)
     for size in range(1, count + 1):
@@ -127,7 +127,7 @@ def non_negative(columns: np.ndarray, target: np.ndarray) -> np.ndarray:
 def fit(measured: list[Measured], name: str, training: bool) -> Rates:
     rows = [one for one in measured if one.training == training and name in one.seconds]
     if not rows:
-        raise ValueError(f"backend {name!r} ran none of the problems on this device")
+        raise ValueError(f"backend {name!r} cannot run any of the problems on this device")
     nanoseconds = np.array([one.seconds[name] * 1e9 for one in rows])
     work = np.array([(1.0, one.work[name][0] / 1e3, one.work[name][1] / 1e3) for one in rows])
     return Rates(*(float(x) for x in non_negative(work / nanoseconds[:, None], np.ones(len(rows)))))
@@ -142,7 +142,7 @@ def predicted(one: Measured, rates: Fitted) -> dict[str, float]:
 
 
 def regret(one: Measured, rates: Fitted) -> tuple[str, str, float]:
-    """What is fastest, what auto picks, and how many times slower that is."""
+    """Return the fastest backend, the choice of `auto`, and the ratio of their times."""
     best = min(one.seconds, key=one.seconds.__getitem__)
     guess = predicted(one, rates)
     pick = min(guess, key=guess.__getitem__)
@@ -150,7 +150,7 @@ def regret(one: Measured, rates: Fitted) -> tuple[str, str, float]:
 
 
 def source(rates: Fitted) -> str:
-    """The constants as Python to paste into choose.py."""
+    """Return the constants as Python code for choose.py."""
 
     def written(rate: Rates) -> str:
         return f"Rates({rate.call:.3g}, {rate.macs:.3g}, {rate.elements:.3g})"
@@ -163,18 +163,18 @@ def source(rates: Fitted) -> str:
 
 @dataclass(frozen=True)
 class Calibrate:
-    """Measures the constants by which `auto` chooses a backend, and prints them."""
+    """Measure and print the constants of the cost model of `auto`."""
 
     device: Annotated[str | None, optional("DEVICE")] = None
-    """cpu, cuda or cuda:1. A GPU if there is one."""
+    """cpu, cuda or cuda:1; default: a GPU if there is one."""
     dtype: str = "float32"
-    """What the operation computes in."""
+    """dtype of the operation."""
     repeats: int = 5
-    """The fastest of so many runs counts."""
+    """Number of runs; the fastest one counts."""
     threads: Annotated[int | None, optional("N")] = None
-    """CPU threads; torch's own number by default."""
+    """CPU threads; default: torch's number."""
     quick: bool = False
-    """A few tiny problems: does it run?"""
+    """Measure only a few tiny problems, to test the script."""
 
     def run(self, console: Console | None = None) -> int:
         console = console or Console()

@@ -1,12 +1,12 @@
-"""Mask R-CNN with a lambda backbone beside a convolutional one, on small sets, from Imagenette weights.
+"""Compare Mask R-CNN with a lambda backbone and with a convolutional one, on small sets, from Imagenette weights.
 
-    python benchmarks/detect_sets.py weights IMAGENETTE BACKBONE OUT     # for resnet_rs50 and lambda_resnet50
+    python benchmarks/detect_sets.py weights IMAGENETTE BACKBONE OUT     # resnet_rs50 and lambda_resnet50
     python benchmarks/detect_sets.py train SET BACKBONE OUT --seed 0     # for every set, backbone and seed
     python benchmarks/detect_sets.py score SETS OUT/kept --output benchmarks/results/detect-sets.json
 
-Every process does one run, and several may share a GPU. The schedule is a number of steps, the same for both backbones.
-What is interrupted goes on with the same command, and what is done is not done again. Training needs no
-faster-coco-eval: what was found lies in OUT/kept, small enough to carry, and `score` measures it anywhere.
+Every process does one run, and several may share a GPU. Both backbones train for the same number of steps. An
+interrupted run resumes with the same command, and a finished one is not repeated. Training does not need
+faster-coco-eval: the detections are in OUT/kept, and `score` evaluates them on any machine.
 """
 
 import json
@@ -43,18 +43,26 @@ from lambdanets.train.config import ModelConfig, TrainConfig
 from lambdanets.train.loop import fit
 
 ABOUT, WEIGHTS = "about.json", "weights.safetensors"
-EMBEDDING_STD = 0.02  # a short schedule hardly moves the paper's 1, and classification sees only near positions
+EMBEDDING_STD = 0.02  # short schedules hardly change embeddings that start at the paper's 1.0
 WARMUP = 0.1  # of the steps
-HEADS: dict[str, dict[str, Any]] = {  # what a set needs beside the recipe
+HEADS: dict[str, dict[str, Any]] = {  # settings of a set that differ from the recipe
     "nuclei-seg": {"detections": 300, "anchors": (8.0, 16.0, 32.0, 64.0, 128.0)},
 }
-SAMPLED = 256  # proposals of a picture that the heads learn from
+SAMPLED = 256  # proposals per image for training the heads
 TINY_BACKBONES = {"lambda_resnet50": (), "resnet_rs50": ("placement='CCCC'", "se=True")}
 TINY_OPTIONS = ("stem='strided'", "widths=(8,8,16,16)", "depths=(1,1,1,1)", "scope=5")
 TINY_HEADS = {"channels": 16, "hidden": 32, "convolutions": 1, "mask_convolutions": 1, "proposals": 50, "sampled": 16}
 SHOWN_SCORE, SHOWN_SIDE = 0.5, 560
-SMALL = 32**2  # square pixels, as COCO has it
-SAME = ("steps", "batch_size", "size", "rate", "precision", "together", "tiny")  # of all runs on a set
+SMALL = 32**2  # square pixels, as in COCO
+SAME = (
+    "steps",
+    "batch_size",
+    "size",
+    "rate",
+    "precision",
+    "together",
+    "tiny",
+)  # settings that all runs on a set must share
 FACTS = ("examples_per_second", "training_seconds", "seconds", "peak_gib", "parameters")
 
 
@@ -62,21 +70,21 @@ def model_config(backbone: str, tiny: bool) -> ModelConfig:
     if not tiny:
         return ModelConfig(name=backbone, embedding_std=EMBEDDING_STD)
     if backbone not in TINY_BACKBONES:
-        raise ValueError(f"{backbone} has no tiny version, only {', '.join(TINY_BACKBONES)} have")
+        raise ValueError(f"{backbone} has no tiny version; choose {' or '.join(TINY_BACKBONES)}")
     options = (*TINY_OPTIONS, *TINY_BACKBONES[backbone])
     return ModelConfig(name="lambda_resnet_tiny", embedding_std=EMBEDDING_STD, options=options)
 
 
 @dataclass(frozen=True)
 class Weights:
-    """A classifier of Imagenette: the weights that a backbone starts from."""
+    """Train a classifier on Imagenette, from whose weights a backbone starts."""
 
     data: Annotated[str, tyro.conf.Positional]
     """Imagenette, as a folder or shards."""
     backbone: Annotated[str, tyro.conf.Positional]
-    """One of `lambdanets models`."""
+    """Name of a network (`lambdanets models`)."""
     out: Annotated[Path, tyro.conf.Positional]
-    """For all the runs."""
+    """Folder of all runs."""
     epochs: float = 30.0
     batch_size: int = 256
     image_size: int = 128
@@ -84,7 +92,7 @@ class Weights:
     workers: Annotated[int | None, optional("N")] = None
     device: Annotated[str | None, optional("DEVICE")] = None
     tiny: bool = False
-    """A tiny network at 32 pixels: does it run?"""
+    """Use a tiny network at 32 pixels, to test the script."""
 
     def config(self) -> TrainConfig:
         base = imagenette()
@@ -126,29 +134,29 @@ class Weights:
 
 @dataclass(frozen=True)
 class Train:
-    """A detector, from those weights: one set, one backbone, one seed."""
+    """Train a detector from these weights, for one set, one backbone and one seed."""
 
     data: Annotated[Path, tyro.conf.Positional]
-    """A folder with COCO annotations of training and validation pictures; the set has its name."""
+    """A folder with COCO annotations of training and validation images. Its name is the name of the set."""
     backbone: Annotated[str, tyro.conf.Positional]
-    """The one that `weights` was run with."""
+    """The backbone that `weights` was run with."""
     out: Annotated[Path, tyro.conf.Positional]
-    """For all the runs."""
+    """Folder of all runs."""
     seed: int = 0
     steps: int = 800
     batch_size: int = 8
     size: int = 512
-    """Of the canvas."""
+    """Side length of the padded images, in pixels."""
     rate: float = RATE
-    """The peak of the learning rate for a batch of 256; a smaller batch has a smaller one."""
+    """Peak learning rate for a batch of 256; it scales with the batch size."""
     together: int = 1
-    """How many runs share the GPU: noted beside the speeds."""
+    """Number of runs that share the GPU, stored with the speeds."""
     pictures: int = 4
-    """So many validation pictures are drawn."""
+    """Number of validation images to draw."""
     workers: Annotated[int | None, optional("N")] = None
     device: Annotated[str | None, optional("DEVICE")] = None
     tiny: bool = False
-    """A tiny network at 96 pixels: does it run?"""
+    """Use a tiny network at 96 pixels, to test the script."""
 
     @property
     def set_name(self) -> str:
@@ -166,7 +174,7 @@ class Train:
         base = small_set()
         weights = self.out / "weights" / self.backbone / WEIGHTS
         if not weights.is_file():
-            raise FileNotFoundError(f"there is no {weights}: `detect_sets.py weights` makes it")
+            raise FileNotFoundError(f"{weights} does not exist: run `detect_sets.py weights` first")
         base = replace(
             base,
             out=self.out / "runs" / self.name,
@@ -176,7 +184,7 @@ class Train:
             data=replace(base.data, path=str(self.data), workers=self.workers),
             batch_size=self.batch_size,
             remainder="drop",
-            micro_batch=self.batch_size,  # never fewer at once, or batch norm would not be the same for all
+            micro_batch=self.batch_size,  # a smaller one would change batch norm
             size=96 if self.tiny else self.size,
             device=self.device,
             precision="float32" if self.tiny else base.precision,
@@ -213,7 +221,7 @@ class Train:
         return 0
 
     def look(self, config: DetectConfig, split: str) -> list[Result]:
-        """What the trained detector finds in another part of the set."""
+        """Return the detections in another split of the set."""
         trained = open_detector(str(config.out), device=self.device, precision=config.precision)
         about = trained.about
         data = open_set(str(self.data), split, masks="yes" if about.masks else "no", categories=about.categories)
@@ -226,7 +234,7 @@ class Train:
 
 
 def of_log(log: Log) -> dict[str, Any]:
-    """What a run cost. The first steps pay for warming up: speed is the median of what was logged after them."""
+    """Return the cost of a run. The speed is the median of the log after the first steps, which include the warmup."""
     speeds = [speed for _, speed in log.curve("examples_per_second")]
     peak = [number(one.get("peak_gib")) for one in log.evaluated("ema")]
     return {
@@ -240,7 +248,7 @@ def of_log(log: Log) -> dict[str, Any]:
 
 
 def draw_some(task: Detect, results: list[Result], folder: Path, count: int) -> None:
-    """Pictures from all over the validation part: what is there on the left, what was found on the right."""
+    """Draw validation images with the annotations on the left and the detections on the right."""
     data: DetectionSet = task.evaluated
     found = by_picture(results, data.scenes.categories)
     there = [i for i in (task.held if len(task.held) else range(len(data))) if len(data.scenes.pictures[i].labels_N)]
@@ -258,25 +266,25 @@ def draw_some(task: Detect, results: list[Result], folder: Path, count: int) -> 
 
 @dataclass(frozen=True)
 class Score:
-    """Average precision of all runs, and their means over seeds."""
+    """Compute the average precision of all runs, and means over seeds."""
 
     data: Annotated[Path, tyro.conf.Positional]
-    """The folder with the sets."""
+    """Folder with the sets."""
     kept: Annotated[Path, tyro.conf.Positional]
-    """What the runs left: OUT/kept."""
+    """The detections of the runs: OUT/kept."""
     output: Annotated[Path | None, optional("FILE")] = None
 
     def run(self) -> int:
         abouts = {path.parent: json.loads(path.read_text()) for path in sorted(self.kept.glob("*/" + ABOUT))}
         runs = {folder: about for folder, about in abouts.items() if "set" in about}
         if not runs:
-            raise ValueError(f"{self.kept} has no finished run: `detect_sets.py train` leaves one folder for each")
+            raise ValueError(f"{self.kept} contains no finished run: run `detect_sets.py train` first")
         rows, sets = [], {}
         for folder, about in runs.items():
             first = sets.setdefault(about["set"], {key: about[key] for key in SAME} | {"splits": {}})
             other = [f"{key} {about[key]} instead of {first[key]}" for key in SAME if about[key] != first[key]]
             if other:
-                raise ValueError(f"{folder} is no run like the others on {about['set']}: {', '.join(other)}")
+                raise ValueError(f"{folder} differs from the other runs on {about['set']}: {', '.join(other)}")
             for split in about["splits"]:
                 facts, numbers = self.measure(folder, about, split)
                 first["splits"][split] = facts
@@ -314,7 +322,7 @@ class Score:
 
 
 def means(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Over seeds; with the least and the largest of every AP."""
+    """Return means over seeds, with the minimum and maximum of every AP."""
     found = []
     for key in dict.fromkeys((row["set"], row["split"], row["backbone"]) for row in rows):
         chosen = [row for row in rows if (row["set"], row["split"], row["backbone"]) == key]
@@ -333,7 +341,7 @@ def means(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def write(path: Path, found: dict[str, Any]) -> None:
-    """Under its name only when it is complete."""
+    """Write a file under a temporary name and rename it when it is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     part.write_text(json.dumps(found, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""Time and memory of a training step of Mask R-CNN with several backbones, in one run.
+"""Measure time and memory of a training step of Mask R-CNN with several backbones, in one run.
 
 python benchmarks/detector_step.py --output benchmarks/results/detect-cuda.json
 """
@@ -40,7 +40,7 @@ NETWORKS = (
     "resnet_rs101,se=False",
     "lambda_resnet101,layer=global_attention",
     f"lambda_resnet101,layer={FLEX}",
-    "resnet_rs101",  # again: has the machine changed meanwhile?
+    "resnet_rs101",  # again, to show how stable the machine was
 )
 CLASSES, WARM_UP = 80, 3
 FLEX_TOLERANCE = 1e-2  # its products are in TF32
@@ -48,7 +48,7 @@ FLEX_TOLERANCE = 1e-2  # its products are in TF32
 
 @dataclass(frozen=True)
 class BenchRow:
-    """One backbone at one size: a result, or the error that stopped it."""
+    """The result of one backbone at one size, or its error."""
 
     network: str
     height: int
@@ -67,38 +67,38 @@ class BenchRow:
 
 @dataclass(frozen=True)
 class BenchDetector:
-    """A training step of Mask R-CNN (forward, backward, SGD) with several backbones: time and peak memory.
+    """Measure time and peak memory of a training step of Mask R-CNN (forward, backward, SGD) with several backbones.
 
     Pictures and objects are made up, the same for all. Every row is measured on its own; an error stops only it.
     """
 
     names: Annotated[tuple[str, ...], tyro.conf.Positional, optional("NAME ...")] = ()
-    """Backbones, such as lambda_resnet101 or resnet_rs101,se=False. By default LambdaResNet-101 beside ResNet-RS-101
-    with and without SE, and beside global self-attention in the same blocks, eager and by flex_attention."""
+    """Backbones, such as lambda_resnet101 or resnet_rs101,se=False. Default: LambdaResNet-101, ResNet-RS-101
+    with and without SE, and global self-attention in the same blocks, eager and with flex_attention."""
     sizes: tuple[str, ...] = ("1024x1024", "1333x800")
-    """Pictures, WIDTHxHEIGHT."""
+    """Image sizes, as WIDTHxHEIGHT."""
     batch: int = 4
-    """Pictures of a step."""
+    """Images per step."""
     objects: int = 10
-    """In every picture."""
+    """Objects per image."""
     dtype: tuple[Literal["float32", "bfloat16"], ...] = ("bfloat16",)
-    """bfloat16: autocast over float32 weights."""
+    """bfloat16: autocast with float32 weights."""
     compile: Literal["no", "yes", "both"] = "no"
-    """torch.compile of the backbone."""
+    """Compile the backbone with torch.compile."""
     padded: bool = False
-    """Every other picture is smaller than the canvas, so that its padding has to be masked."""
+    """Make every second image smaller than the canvas, so that padding must be masked."""
     cudnn_benchmark: bool = False
-    """cuDNN tries its algorithms for every shape. Training does not, because the heads see a new one in every step."""
+    """Let cuDNN benchmark its algorithms for every shape. Training does not, because the shapes of the heads vary."""
     repeats: int = 20
-    """Timed steps."""
+    """Number of timed steps."""
     seconds: float = 15.0
-    """Time no further step after this long with one row (three are timed anyway)."""
+    """Time budget of one row in seconds, after at least three steps."""
     minutes: Annotated[float | None, optional("MINUTES")] = None
-    """Start no further row after this long."""
+    """Time budget in minutes; no new row starts after it."""
     device: Annotated[str | None, optional("DEVICE")] = None
-    """cpu or cuda; by default a GPU if there is one."""
+    """cpu or cuda; default: a GPU if there is one."""
     output: Annotated[Path | None, optional("PATH")] = None
-    """The JSON file; runs/bench/detect-DEVICE.json by default."""
+    """The JSON file; default: runs/bench/detect-DEVICE.json."""
 
     def run(self) -> int:
         return bench(self)
@@ -121,7 +121,7 @@ def bench(options: BenchDetector) -> int:
                 for entry in entries:
                     row = BenchRow(entry.text, height, width, options.batch, precision, c)
                     if lost is None and options.minutes and time.monotonic() - start > 60 * options.minutes:
-                        lost = f"not measured: --minutes {options.minutes:g} were over"
+                        lost = f"not measured: the budget of --minutes {options.minutes:g} was used up"
                     row = replace(row, error=lost) if lost else measure(entry, row, options, device)
                     lost = lost or cuda_lost(device)
                     rows.append(row)
@@ -135,15 +135,15 @@ def bench(options: BenchDetector) -> int:
 
 
 def read_size(text: str) -> tuple[int, int]:
-    """Height and width of WIDTHxHEIGHT."""
+    """Return the height and width of WIDTHxHEIGHT."""
     width, _, height = text.partition("x")
     if not (width.isdecimal() and height.isdecimal() and int(width) >= 32 and int(height) >= 32):
-        raise ValueError(f"--sizes {text}: WIDTHxHEIGHT, for example 1024x1024, at least 32 each")
+        raise ValueError(f"--sizes {text}: expected WIDTHxHEIGHT with sides of at least 32, for example 1024x1024")
     return int(height), int(width)
 
 
 def without_layer(entry: Entry) -> Entry:
-    """What the registry knows of an entry."""
+    """Return the configuration of an entry."""
     if entry.arguments.get("layer") != FLEX:
         return entry
     return Entry(entry.text, entry.name, {k: v for k, v in entry.arguments.items() if k != "layer"})
@@ -162,7 +162,7 @@ def measure(entry: Entry, row: BenchRow, options: BenchDetector, device: torch.d
     found: dict[str, Any] = {}
     try:
         found = timed(entry, row, options, device)
-    except Exception as problem:  # whatever it is, the others are still to be measured
+    except Exception as problem:  # measure the other rows after any error
         found["error"] = f"{type(problem).__name__}: {str(problem).strip().partition(chr(10))[0]}"
     free_memory()
     return replace(row, **found)
@@ -191,7 +191,7 @@ def timed(entry: Entry, row: BenchRow, options: BenchDetector, device: torch.dev
     for _ in range(WARM_UP):
         loss = float(step())
     if loss != loss or abs(loss) == float("inf"):
-        raise ValueError(f"the loss is {loss}: no number without a right result")
+        raise ValueError(f"the loss is {loss}: steps with a non-finite loss are not timed")
     held = [*model.parameters(), *(state["momentum_buffer"] for state in optimizer.state.values())]
     peak = peak_bytes(step, device) + sum(t.numel() * t.element_size() for t in held)
     times = repeated(step, device, options)
@@ -223,7 +223,7 @@ def compiled() -> Any:
 
 
 class FlexAttention2d(GlobalAttention2d):
-    """GlobalAttention2d by PyTorch's flex_attention, compiled on a GPU.
+    """GlobalAttention2d with PyTorch's flex_attention, compiled on a GPU.
 
     The kernels of GlobalAttention2d write out a bias for every pair of positions; here the two relative logits of a
     pair are looked up inside the kernel.
@@ -245,7 +245,7 @@ class FlexAttention2d(GlobalAttention2d):
 
 
 def check_flex(device: torch.device) -> None:
-    """No number without a right result: values and every gradient are those of the plain layer."""
+    """Check values and all gradients against the plain layer."""
     plain = GlobalAttention2d(256, input_size=(24, 20)).to(device)
     flex = FlexAttention2d(256, input_size=(24, 20)).to(device)
     flex.load_state_dict(plain.state_dict())
@@ -270,7 +270,7 @@ def repeated(function: Any, device: torch.device, options: BenchDetector) -> lis
 
 
 def made_up(row: BenchRow, options: BenchDetector, device: torch.device) -> tuple[torch.Tensor, list, list]:
-    """Pictures, objects of all sizes with masks, and sizes."""
+    """Return images, objects of all sizes with masks, and image sizes."""
     generator = torch.Generator().manual_seed(0)
     shape = (row.batch, 3, row.height, row.width)
     images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).to(device)
@@ -306,7 +306,7 @@ def line(row: BenchRow) -> str:
 
 
 def tables(rows: Sequence[BenchRow]) -> list[Table]:
-    """One for each size and precision, with ratios to its first backbone."""
+    """Return a table for each size and precision, with ratios to its first backbone."""
     found = []
     kinds = dict.fromkeys((row.width, row.height, row.precision, row.compiled) for row in rows)
     for width, height, precision, compiled in kinds:

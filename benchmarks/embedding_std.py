@@ -1,8 +1,8 @@
-"""Measure the initial size of position embeddings: short Imagenette runs that differ in nothing else.
+"""Compare initial sizes of position embeddings in short Imagenette runs with otherwise equal settings.
 
 python benchmarks/embedding_std.py IMAGENETTE OUTPUT.json [--device cuda] [--epochs 8] [--seeds 0 1 2]
 
-Expected before the first run: 0.02 and the unit rule (standard deviation (key_depth * positions)^-1/2, which is 0.011
+Prediction before the first run: 0.02 and the unit rule (standard deviation (key_depth * positions)^-1/2, which is 0.011
 for scope 23 and key depth 16) differ by less than 1 point, and both are ahead of the paper's 1.0. The rule is refuted
 as a default if its mean is below that of 1.0. All three have the same recipe, which was not tuned for any of them. 10%
 of the training images are held out; the accuracy on the official validation images is reported too.

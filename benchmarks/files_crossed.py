@@ -19,7 +19,7 @@ PACKAGE = Path(lambdanets.__file__).parent
 
 
 def files_crossed(layer: torch.nn.Module, x: torch.Tensor) -> list[str]:
-    """The files, relative to the package, of every function that a second call of the layer runs."""
+    """Return the files of all functions that a second call of the layer runs, relative to the package."""
     layer(x)  # the first call also imports modules and fills caches
     seen: set[str] = set()
 

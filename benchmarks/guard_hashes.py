@@ -1,4 +1,4 @@
-"""How well `--guard-distance` finds photographs again that were changed, and how often it takes one for another.
+"""Measure how often `--guard-distance` recognizes changed copies of photographs, and how often it matches others.
 
 python benchmarks/guard_hashes.py imagenette2-160 --output benchmarks/results/guard-imagenette.json
 """
@@ -26,17 +26,17 @@ from lambdanets.options import check_positive
 
 @dataclass(frozen=True)
 class GuardHashes:
-    """See above."""
+    """Measure the recognition of changed copies, and false matches."""
 
     data: Annotated[str, tyro.conf.Positional]
     """Photographs, as `lambdanets pseudo label --guard` takes them."""
     output: Path
     changed: int = 300
-    """Photographs that are changed, each in every way."""
+    """Number of photographs to change, each in every way."""
     different: int = 1500
-    """Photographs that are compared with each other."""
+    """Number of photographs to compare with each other."""
     distances: tuple[int, ...] = (4, 6, 8)
-    """Bits of 64 that may differ."""
+    """Numbers of bits, out of 64, that may differ."""
 
     def run(self) -> int:
         check_positive(changed=self.changed, different=self.different)

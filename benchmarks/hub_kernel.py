@@ -3,9 +3,9 @@
     python benchmarks/hub_kernel.py build/hub-kernel
 
 The folder has the layout of kernel-builder: `build.toml`, a card, a benchmark, and sources without an import of
-lambdanets, under an operator namespace that their contents name, so that several versions can be loaded beside each
-other and beside lambdanets. The kernels are Triton's, which compile where they run: the variants below `build/` are
-copies of the sources.
+lambdanets, in an operator namespace with a digest of their contents, so that several versions and lambdanets can be
+loaded at the same time. Triton compiles the kernels on the machine that runs them: the variants in `build/` are copies
+of the sources.
 """
 
 import hashlib
@@ -31,18 +31,18 @@ NAMESPACE = re.compile(r'(torch\.ops\.|"|\()lambdanets(?=\.|::|")')
 
 @dataclass(frozen=True)
 class HubKernel:
-    """A kernel package for the Hugging Face hub, from the sources of lambdanets."""
+    """Write a kernel package for the Hugging Face hub from the sources of lambdanets."""
 
     output: Annotated[Path, tyro.conf.Positional] = Path("build/hub-kernel")
-    """A folder; replaced if this script wrote it."""
+    """Folder to write; replaced if this script wrote it before."""
     repo_id: str | None = None
-    """Where the kernel will be on the hub, for the card and the build: owner/name."""
+    """Repository on the hub, as owner/name, for the card and the build."""
 
     def run(self) -> None:
         sources = kernel_sources()
         if self.output.exists():
             if not (self.output / "build.toml").is_file():
-                raise SystemExit(f"{self.output} exists and is no kernel package: give another folder")
+                raise SystemExit(f"{self.output} exists and is not a kernel package: choose another folder")
             shutil.rmtree(self.output)
         write_all(self.output / "torch-ext" / MODULE, sources)
         for backend in BACKENDS:
@@ -57,7 +57,7 @@ class HubKernel:
 
 
 def kernel_sources() -> dict[str, str]:
-    """The text of each file of the kernel, by its path."""
+    """Return the text of each file of the kernel, by path."""
     found = {path.relative_to(PACKAGE / "ops").as_posix(): path.read_text() for path in (PACKAGE / "ops").rglob("*.py")}
     found["typed.py"] = (PACKAGE / "typed.py").read_text()
     found["layers.py"] = (HERE / "hub_kernel" / "layers.py").read_text()
@@ -69,12 +69,12 @@ def kernel_sources() -> dict[str, str]:
     for path, text in found.items():
         left = re.search(r"^\s*(?:from|import) lambdanets.*", text, re.MULTILINE)
         if left:
-            raise ValueError(f"{path} of the kernel would need lambdanets: {left[0].strip()}")
+            raise ValueError(f"{path} of the kernel imports lambdanets: {left[0].strip()}")
     return found
 
 
 def portable(path: str, text: str, namespace: str) -> str:
-    """Source with relative imports and its own namespace of operators."""
+    """Return the source with relative imports and its own operator namespace."""
     dots = "." * (path.count("/") + 1)
 
     def relative(found: re.Match[str]) -> str:
@@ -92,7 +92,7 @@ def write_all(folder: Path, sources: dict[str, str]) -> None:
 
 
 def metadata(backend: str, sources: dict[str, str]) -> dict[str, object]:
-    """What `kernels` reads before it loads a variant."""
+    """Return the metadata that `kernels` reads before it loads a variant."""
     digest = hashlib.sha256(json.dumps(sources, sort_keys=True).encode()).hexdigest()[:12]
     return {
         "name": NAME,

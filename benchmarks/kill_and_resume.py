@@ -1,5 +1,5 @@
-"""Kill a training run with SIGKILL at random moments, resume it each time, and compare its weights with those of a run
-that nobody interrupted.
+"""Kill a training run with SIGKILL at random moments, resume it each time, and compare its final weights with those of
+an uninterrupted run.
 
 python benchmarks/kill_and_resume.py --output benchmarks/results/kill-and-resume.json
 """
@@ -36,7 +36,7 @@ MOMENTS = ("checkpoint", "end", "random")  # while a checkpoint is written, afte
 
 
 def settings(out: Path, epochs: float, workers: int) -> TrainConfig:
-    """Digits on the CPU with everything that has a state: batch norm, dropout, augmentation, averaged weights."""
+    """Return a run on digits with every kind of state: batch norm, dropout, augmentation, averaged weights."""
     return TrainConfig(
         out=out,
         epochs=epochs,
@@ -54,7 +54,7 @@ def settings(out: Path, epochs: float, workers: int) -> TrainConfig:
 
 @dataclass(frozen=True)
 class Part:
-    """What a process does: it starts the run or resumes it."""
+    """Start or resume the run, in a process of its own."""
 
     out: Path
     epochs: float
@@ -66,7 +66,7 @@ class Part:
         sys.exit(0 if fit(Classify(config), config, resume=True).finished else 1)
 
     def start(self) -> BaseProcess:
-        """A forked process: it does not have to import everything again."""
+        """Return a forked process, which need not import everything again."""
         process = multiprocessing.get_context("fork").Process(target=self.train)
         process.start()
         return process
@@ -75,22 +75,22 @@ class Part:
         process = self.start()
         process.join()
         if process.exitcode:
-            raise ChildProcessError(f"a run that nobody interrupted ended with status {process.exitcode}")
+            raise ChildProcessError(f"the uninterrupted run ended with status {process.exitcode}")
 
 
 @dataclass(frozen=True)
 class KillAndResume:
-    """See above: kill and resume until the kills are done, then let the run end."""
+    """Kill and resume a run, then let it end and compare its weights with those of an uninterrupted run."""
 
     output: Path
     kills: int = 40
-    """How often the run is killed."""
+    """Number of kills."""
     epochs: float = 1.0
-    """Of 4,000 digits, in batches of 32."""
+    """Epochs over 4,000 digits, in batches of 32."""
     workers: int = 1
-    """Processes that read images."""
+    """Worker processes that read images."""
     seed: int = 0
-    """Of the moments."""
+    """Random seed of the moments."""
 
     def run(self) -> int:
         check_positive(kills=self.kills, workers=self.workers)
@@ -120,13 +120,13 @@ class KillAndResume:
         return 0 if summary["identical"] and summary["kills"] == self.kills else 1
 
     def interrupt(self, part: Part, steps: int) -> list[str]:
-        """Kill the run again and again, evenly over its steps; return what each kill hit."""
+        """Kill the run repeatedly, evenly over its steps; return the moment of each kill."""
         generator = random.Random(self.seed)
         moments: list[str] = []
         while len(moments) < self.kills:
             kill = len(moments)
             process = part.start()
-            late = kill >= self.kills - self.kills // 8  # the last ones: after the last step
+            late = kill >= self.kills - self.kills // 8  # the last kills come after the last step
             wait_for_step(process, part.out, steps if late else (kill + 1) * steps // (self.kills + 1))
             if kill % 2 == 0 and newest(part.out) < steps:
                 wait_for_part(process, part.out)
@@ -135,7 +135,7 @@ class KillAndResume:
             if process.exitcode is not None:
                 if process.exitcode:
                     raise ChildProcessError(f"the run ended with status {process.exitcode} before kill {kill + 1}")
-                continue  # it was faster; a finished run that resumes evaluates and writes its weights again
+                continue  # the run ended first; resuming it evaluates and writes its weights again
             writing = parts(part.out)
             process.kill()
             process.join()
@@ -146,13 +146,13 @@ class KillAndResume:
 
 
 def newest(folder: Path) -> int:
-    """The step of the newest checkpoint; 0 if there is none."""
-    names = [path.name for path in (folder / CHECKPOINTS).glob("*.pt")]  # without a look at them: they come and go
+    """Return the step of the newest checkpoint, or 0 without one."""
+    names = [path.name for path in (folder / CHECKPOINTS).glob("*.pt")]  # not opened: they may disappear at any time
     return max((int(found[1]) for name in names if (found := checkpoint.NAME.fullmatch(name))), default=0)
 
 
 def wait_for_step(process: BaseProcess, folder: Path, step: int) -> None:
-    """Until the process has written a record, and there is a checkpoint of this step or a later one."""
+    """Wait until the process has written a record and a checkpoint of this step or a later one exists."""
     log = folder / LOG
     size = log.stat().st_size if log.exists() else 0
     while process.exitcode is None and (newest(folder) < step or log.stat().st_size == size):
@@ -165,12 +165,12 @@ def wait_for_part(process: BaseProcess, folder: Path) -> None:
 
 
 def parts(folder: Path) -> bool:
-    """Whether a checkpoint is being written."""
+    """Return whether a checkpoint is being written."""
     return any((folder / CHECKPOINTS).glob(f"*{checkpoint.PART}"))
 
 
 def records(folder: Path) -> list[dict[str, Any]]:
-    """The log, without the lines that a kill has cut off."""
+    """Return the log without lines that a kill has cut off."""
     found = []
     for line in (folder / LOG).read_text(errors="replace").splitlines():
         try:
@@ -185,7 +185,7 @@ def steps_of(folder: Path) -> int:
 
 
 def digest_of(folder: Path) -> str:
-    """The SHA-256 of all weights, averaged and raw."""
+    """Return the SHA-256 of all weights, averaged and raw."""
     found = hashlib.sha256()
     for name in (WEIGHTS, RAW_WEIGHTS):
         for key, tensor in sorted(load_file(str(folder / name)).items()):

@@ -1,9 +1,9 @@
-"""Compare language models of lambda layers and of softmax attention of one size, in turns, in one run.
+"""Compare language models of lambda layers and of softmax attention of equal size, in turns, in one run.
 
     python benchmarks/language_models.py --output benchmarks/results/language-cpu.json
 
-What is measured: bits per byte against steps and seconds, bytes per second in training, and for generation the time of
-a byte, the memory of the state and the growth of the process, against the length of the text.
+It measures bits per byte by steps and by time, training throughput, and for generation the time per byte, the memory
+of the state and the growth of the process by the length of the text.
 """
 
 import subprocess
@@ -49,33 +49,33 @@ from lambdanets.typed import to_json
 KINDS: tuple[Kind, ...] = ("lambda", "attention")
 STEPS_TIMED = 16  # of generation, in one repeat
 REPEATS = 51
-WARM_UP = 32  # bytes that a process generates before its growth counts
-AGREED = 1e-4  # nats by which step by step and all at once may differ before nothing is measured
-GROW = "grow"  # as the first argument: what the process that measures memory does
+WARM_UP = 32  # bytes generated before the growth of the process is measured
+AGREED = 1e-4  # largest allowed difference between step-by-step and parallel form, in nats
+GROW = "grow"  # first argument of the process that measures memory
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompareLanguage:
-    """Train both kinds of language model in turns, measure both, and write JSON.
+    """Train both kinds of language model in turns, measure them, and write JSON.
 
     Both have the settings of `language train`, but a constant learning rate: then no moment of the run is better than
     another, and any can be compared, by steps or by time. Everything runs on the CPU.
     """
 
     minutes: float = 6.0
-    """Of training, for each model."""
+    """Minutes of training for each model."""
     turn: int = 10
-    """Steps that a model takes before the other may: the turn is always that of the one with less time."""
+    """Steps per turn; the next turn goes to the model with less training time."""
     evaluations: int = 10
-    """Of each model, evenly over its time."""
+    """Evaluations of each model, evenly over its training time."""
     context: tuple[int, ...] = (64, 256, 1024, 4096)
-    """Lengths of the text that a byte is predicted from, at the end."""
+    """Context lengths of the final evaluation, in bytes."""
     lengths: tuple[int, ...] = (256, 1024, 4096, 16384)
-    """Lengths of the text at which generation is measured."""
+    """Text lengths at which generation is measured, in bytes."""
     text: str = "python"
-    """As `language train --text` takes it."""
+    """The text, as for `lambdanets experiments language train --text`."""
     threads: Annotated[int | None, optional("N")] = None
-    """Of the CPU; by default torch's own choice."""
+    """CPU threads; default: torch's number."""
     output: Path = BENCHES / "language-cpu.json"
     """The JSON file."""
 
@@ -89,16 +89,16 @@ class CompareLanguage:
 
 
 def compare(options: CompareLanguage, corpus: Corpus, base: LanguageConfig, console: Console) -> dict[str, Any]:
-    """All that is measured, as JSON has it."""
+    """Return all measurements for the JSON file."""
     for name in ("minutes", "turn", "evaluations", "context", "lengths"):
         given = getattr(options, name)
         for value in given if isinstance(given, tuple) else (given,):
             if value is not None and value <= 0:
-                raise ValueError(f"--{name} {value:g}: above 0")
+                raise ValueError(f"--{name} {value:g}: must be above 0")
     check_numbers(options, "--", turn=(1, 10**6), evaluations=(1, 10**6), threads=(1, 4096))
     check_numbers(options, "--", context=(1, LARGEST_LENGTH), lengths=(1, LARGEST_LENGTH))
     if not options.context or not options.lengths:
-        raise ValueError("--context and --lengths: at least one each")
+        raise ValueError("--context and --lengths need at least one value each")
     base = replace(base, schedule=replace(base.schedule, kind="constant"), ema=replace(base.ema, horizon=0.0))
     contestants: dict[Kind, Contestant] = {kind: Contestant(kind, base, corpus) for kind in KINDS}
     train_in_turns(list(contestants.values()), options, console)
@@ -136,7 +136,7 @@ def compare(options: CompareLanguage, corpus: Corpus, base: LanguageConfig, cons
 
 
 class Contestant:
-    """One model on the way: the engine of the training loop, and what it took."""
+    """A model in training: its training engine and its time so far."""
 
     def __init__(self, kind: Kind, base: LanguageConfig, corpus: Corpus) -> None:
         self.kind, self.world = kind, World()
@@ -188,13 +188,13 @@ class Contestant:
             "steps": self.done,
             "bits_per_byte": self.curve[-1]["bits_per_byte"],
             "seconds": self.seconds,
-            "bytes_per_second": median(self.rates[1:] or self.rates),  # the first turn warms up
+            "bytes_per_second": median(self.rates[1:] or self.rates),  # the first turn is warmup
             "curve": self.curve,
         }
 
 
 def train_in_turns(contestants: list[Contestant], options: CompareLanguage, console: Console) -> None:
-    """What disturbs the machine for a while disturbs both. Evaluations are not part of the time."""
+    """Train in turns, so that disturbances of the machine affect both. Evaluations do not count as training time."""
     each = 60 * options.minutes / options.evaluations
     while waiting := [one for one in contestants if len(one.curve) < options.evaluations]:
         one = min(waiting, key=lambda one: one.seconds)
@@ -207,7 +207,7 @@ def train_in_turns(contestants: list[Contestant], options: CompareLanguage, cons
 
 
 def equal_steps(curves: dict[Kind, list[dict[str, float]]]) -> dict[str, float]:
-    """Bits per byte at the last step that all have reached, between two evaluations where there is none."""
+    """Return the bits per byte at the last step that all models have reached, interpolated between evaluations."""
     last = min(curve[-1]["step"] for curve in curves.values())
     found = {"step": last}
     for kind, curve in curves.items():
@@ -221,7 +221,7 @@ def equal_steps(curves: dict[Kind, list[dict[str, float]]]) -> dict[str, float]:
 
 @torch.no_grad()
 def check_steps(kind: str, model: ByteModel, regions_RN: Tensor, length: int = 96) -> None:
-    """No number without a passing check: step by step gives what the parallel form gives."""
+    """Check that step-by-step generation equals the parallel form."""
     text_BN = regions_RN[:1, :length].long()
     expected = model(text_BN).log_softmax(2)[0]
     scores, state = model.prefill(text_BN[:, : length // 2])
@@ -235,12 +235,12 @@ def check_steps(kind: str, model: ByteModel, regions_RN: Tensor, length: int = 9
 def generation(
     models: dict[Kind, ByteModel], corpus: Corpus, lengths: Sequence[int], folder: Path
 ) -> list[dict[str, Any]]:
-    """The next bytes after texts of some lengths: milliseconds each, and what must be kept to make them.
+    """Measure the next bytes after texts of several lengths: milliseconds per byte and size of the state.
 
     All kinds and lengths are timed in turns: what disturbs one disturbs all.
     """
     if len(corpus.training) < max(lengths) + STEPS_TIMED:
-        raise ValueError(f"the text has {len(corpus.training)} bytes to read, too few to generate after {max(lengths)}")
+        raise ValueError(f"the text has {len(corpus.training)} bytes, too few to generate after {max(lengths)}")
     text = torch.from_numpy(corpus.training[: max(lengths) + STEPS_TIMED]).long()
     states: dict[tuple[Kind, int], State] = {
         (kind, n): model.prefill(text[None, :n])[1] for kind, model in models.items() for n in lengths
@@ -268,7 +268,7 @@ def generation(
 
 
 def process_growth(weights: Path, length: int) -> int | None:
-    """By how much a process of its own grows while it generates; None where the system does not say."""
+    """Return the growth of a separate process during generation, in bytes; None where the system does not report it."""
     if not sys.platform.startswith("linux"):
         return None
     done = subprocess.run([sys.executable, __file__, GROW, str(weights), str(length)], capture_output=True, text=True)
@@ -278,13 +278,13 @@ def process_growth(weights: Path, length: int) -> int | None:
 
 
 def grow(weights: str, length: int) -> None:
-    """Generates `length` bytes, one by one; prints how far the peak of resident memory rose after a warm-up."""
+    """Generate `length` bytes one by one, and print the growth of peak resident memory after a warmup."""
     process = Path("/proc/self")
     model, _ = load_language(weights)
     before = 0
     for number, _ in enumerate(model.generate(b"\0", length)):
         if number == WARM_UP:
-            (process / "clear_refs").write_text("5")  # the peak starts anew: loading had a higher one
+            (process / "clear_refs").write_text("5")  # resets the peak, which was higher while loading
             before = peak_resident(process)
     print(peak_resident(process) - before)
 

@@ -1,4 +1,4 @@
-"""Overhead of the training loop: ours against a bare loop with the same network and images.
+"""Measure the overhead of the training loop compared with a minimal loop with the same network and images.
 
 python benchmarks/loop_overhead.py --data imagenette2-160 --output benchmarks/results/engine.json
 """
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     from lambdanets.train.classify import Classify
 
 Report = Callable[[dict[str, Any]], None]
-TIMED_STEPS = 20  # steps of one loop that are timed together; then it is the other's turn
+TIMED_STEPS = 20  # steps per turn, timed together
 
 
 @dataclass(frozen=True)
 class BenchEngine:
-    """The training loop against a bare one: the same network, images and augmentation, in turns, in one run.
+    """Compare the training loop with a minimal one: same network, images and augmentation, in turns, in one run.
 
     The bare loop moves a batch to the device, computes the loss, and takes a step of SGD. Ours also averages the
     weights, undoes steps that are not finite, sums up what the log says, and can resume to the last bit. Both live in
@@ -45,26 +45,26 @@ class BenchEngine:
     """
 
     data: str
-    """Images, as `lambdanets train --data.path` takes them."""
+    """Images, as for `lambdanets train --data.path`."""
     placement: str = "CCLL"
-    """Of the ResNet-50 of the `imagenette` recipe: CCCC for convolutions alone."""
+    """Placement of the ResNet-50 of the `imagenette` recipe; CCCC uses convolutions only."""
     turns: int = 20
-    """Of each loop, 20 steps long, after one to warm up."""
+    """Turns of each loop, of 20 steps each, after one warmup turn."""
     batch: Annotated[int | None, optional("N")] = None
-    """Images of a step; by default the recipe's."""
+    """Batch size; default: that of the recipe."""
     image_size: Annotated[int | None, optional("PIXELS")] = None
-    """Of the images; by default the recipe's. Larger ones leave the device more to do in each step."""
+    """Image size in pixels; default: that of the recipe. Larger images give the device more work per step."""
     compile: bool = False
-    """torch.compile, for both."""
+    """Use torch.compile in both loops."""
     workers: Annotated[int | None, optional("N")] = None
-    """Processes that read images, for each of the loops."""
+    """Worker processes of each loop that read images."""
     cache: Literal["auto", "none", "memory", "device"] = "memory"
-    """Where decoded images are kept, for both; as --data.cache of `lambdanets train`."""
+    """Where both loops keep decoded images, as --data.cache of `lambdanets train`."""
     alone: bool = False
-    """The bare loop takes one step after the other on the same random pixels, which are on the device: the network
-    without images, so the result is how much of its speed is left in training."""
+    """Let the minimal loop train on one batch of random pixels on the device. The result is the overhead compared with
+    the network alone."""
     device: Annotated[str | None, optional("DEVICE")] = None
-    """cpu or cuda; by default a GPU if there is one."""
+    """cpu or cuda; default: a GPU if there is one."""
     output: Path = BENCHES / "engine.json"
     """The JSON file."""
 
@@ -83,7 +83,7 @@ class BenchEngine:
         done = 0
 
         def write(result: dict[str, Any]) -> None:
-            """After every turn, so that a run that is stopped loses nothing."""
+            """Write the result after every turn, so that a stopped run loses nothing."""
             nonlocal done
             done = result["settings"]["turns"]
             write_json(self.output, result)
@@ -99,15 +99,15 @@ class BenchEngine:
             return SIGNAL_STATUS[name]
         low, high = result["overhead_quartiles"]
         Console(highlight=False).print(
-            f"bare loop {result['bare']:,.0f} images/s, ours {result['ours']:,.0f}: {100 * result['overhead']:.1f}% "
-            f"overhead (half of the turns {100 * low:.1f} to {100 * high:.1f}). Written to {self.output}",
+            f"minimal loop {result['bare']:,.0f} images/s, ours {result['ours']:,.0f}: {100 * result['overhead']:.1f}% "
+            f"overhead (quartiles {100 * low:.1f}% to {100 * high:.1f}%). Written to {self.output}",
             soft_wrap=True,
         )
         return 0
 
 
 class Turns:
-    """After every turn of our loop, one of the bare loop; images per second of both. The first pair warms up.
+    """Run a turn of the minimal loop after every turn of ours and measure images per second; the first pair is warmup.
 
     `check` is called after every step, `report` with the rates so far from the second pair on.
     """
@@ -120,7 +120,7 @@ class Turns:
         self.rates: dict[str, list[float]] = {"bare": [], "ours": []}
 
     def watch(self, record: dict[str, Any]) -> None:
-        """Is told of every step that our loop has taken; `check` may end it all."""
+        """Count a step of our loop; `check` may end the measurement."""
         if record["event"] != "tick":
             return
         self.check()
@@ -151,7 +151,7 @@ def compare_loops(
     report: Report = lambda result: None,
     alone: bool = False,
 ) -> dict[str, Any]:
-    """Images per second of both loops, medians over their turns, and what ours takes longer than its neighbour.
+    """Return images per second of both loops, medians over turns, and the extra time of ours relative to the next turn.
 
     `check` is called after every step; `report` with the result so far, after every turn from the second on. `alone`:
     the bare loop reads no images.
@@ -159,7 +159,7 @@ def compare_loops(
     from lambdanets.train.classify import Classify
 
     if turns < 2:
-        raise ValueError(f"{turns} turns: at least 2 can be compared")
+        raise ValueError(f"{turns} turns: at least 2 are needed")
     device = chosen_device(base.device)
     base = replace(
         base,
@@ -177,7 +177,7 @@ def compare_loops(
         with tempfile.TemporaryDirectory() as folder:
             task = Classify(base)
             epochs = steps / (task.examples // base.batch_size)
-            # A run that a signal ends has nothing to save here.
+            # There is nothing to save when a signal ends the run.
             fit(task, replace(base, epochs=epochs, out=Path(folder)), watch=taken.watch, listen=False)
     finally:
         bare.close()
@@ -187,7 +187,7 @@ def compare_loops(
 def summary(
     base: TrainConfig, about: dict[str, Any], found: dict[str, list[float]], alone: bool = False
 ) -> dict[str, Any]:
-    """The result, from the images per second of turns that are neighbours."""
+    """Return the result from the images per second of neighbouring turns."""
     overheads = [theirs / ours - 1 for theirs, ours in zip(found["bare"], found["ours"], strict=True)]
     low, middle, high = quantiles(overheads, n=4, method="inclusive")
     settings = {"placement": base.model.placement, "batch": base.batch_size, "precision": base.precision}
@@ -206,7 +206,7 @@ def summary(
 
 
 def bare_steps(config: TrainConfig, device: torch.device, alone: bool = False) -> Generator[None]:
-    """A loop that does the least that training needs, one step after the other; `alone`: always on the same pixels."""
+    """Run a minimal training loop; with `alone`, always on the same pixels."""
     from lambdanets.train.classify import Classify
 
     torch.manual_seed(config.seed)
@@ -235,7 +235,7 @@ def bare_steps(config: TrainConfig, device: torch.device, alone: bool = False) -
 
 
 def endless(task: "Classify", config: TrainConfig) -> Any:
-    """The batches of one epoch after the other."""
+    """Yield the batches of all epochs."""
 
     def batches() -> Iterator[Any]:
         epoch = 0
@@ -247,7 +247,7 @@ def endless(task: "Classify", config: TrainConfig) -> Any:
 
 
 def same_pixels(config: TrainConfig, device: torch.device) -> Generator[Any]:
-    """The same batch of random pixels, without end."""
+    """Yield the same batch of random pixels endlessly."""
     side, count = config.model.size, config.batch_size
     pixels = torch.randint(0, 256, (count, side, side, config.data.channels), dtype=torch.uint8, device=device)
     while True:

@@ -8,7 +8,7 @@ fifth of the 500 images itself and never sees the test images. The baselines are
 on pixels (32x32) and on features (histograms of gradient orientations in 8x8 cells of 64x64 pixels, and of colours);
 their regularisation is chosen by cross-validation.
 
-Expected before the first run: features 60% on photos and 90% on digits, `train` 15 points more on photos and 4 on
+Prediction before the first run: features 60% on photos and 90% on digits, `train` 15 points more on photos and 4 on
 digits; in less than 10 minutes on two idle cores. Refuted if `train` is less than 10 points ahead on photos.
 """
 
@@ -36,7 +36,7 @@ from lambdanets.machine import describe
 from lambdanets.options import chosen_device
 from lambdanets.runs import read_stored
 
-PRINTED = 30.0  # seconds of output that are kept
+PRINTED = 30.0  # seconds of output to keep
 CELLS, ORIENTATIONS, COLOURS = 8, 9, 4
 STRENGTHS = (1e-4, 1e-3, 1e-2, 1e-1)  # C of the regressions
 
@@ -49,7 +49,7 @@ def pixels(source: Source, index: int) -> np.ndarray:
 
 
 def write_images(source: Source, folder: Path, classes: int, each: int | None) -> None:
-    """Some images of the first classes, as folder/CLASS/*."""
+    """Write some images of the first classes to folder/CLASS/*."""
     for label, name in enumerate(source.class_names[:classes]):
         (folder / name).mkdir(parents=True)
         members = np.flatnonzero(source.labels == label)
@@ -75,7 +75,7 @@ def resized(source: Source, side: int) -> np.ndarray:
 
 
 def features(images_N: np.ndarray) -> np.ndarray:
-    """Histograms of gradient orientations in cells, each divided by its norm, and of colours."""
+    """Return histograms of gradient orientations in cells, each divided by its norm, and of colours."""
     grey = images_N.astype(np.float32).mean(3)
     across, down = np.gradient(grey, axis=2), np.gradient(grey, axis=1)
     size = np.hypot(across, down)
@@ -106,7 +106,7 @@ def baselines(folder: Path) -> list[dict]:
 
 
 def train(folder: Path, seed: int, minutes: float | None) -> dict:
-    """A run of the command, in a process of its own, and its accuracy on the test images."""
+    """Run the command in a separate process and return its accuracy on the test images."""
     run = folder / f"run-{seed}"
     words = [sys.executable, "-u", "-m", "lambdanets", "train", str(folder / "images"), "--out", str(run)]
     words += ["--seed", str(seed), "--device", "cpu", *(["--minutes", str(minutes)] if minutes else [])]
@@ -162,7 +162,7 @@ def main() -> None:
         make_data(name, options.imagenette, folder)
         for seed in options.seeds:
             if any(row["data"] == name and row.get("seed") == seed for row in rows):
-                continue  # the same command goes on
+                continue  # the same command resumes it
             rows.append({"data": name, **train(folder, seed, options.minutes)})
             write_json(options.output, {**about, "means": means(rows), "rows": rows}, indent=1)
         if not any(row["data"] == name and "seed" not in row for row in rows):
@@ -171,7 +171,7 @@ def main() -> None:
 
 
 def means(rows: list[dict]) -> list[dict]:
-    """Of the seeds, for each data set and method."""
+    """Return means over seeds for each data set and method."""
     found = []
     for data, method in dict.fromkeys((row["data"], row["method"]) for row in rows):
         values = [row["test_top1"] for row in rows if (row["data"], row["method"]) == (data, method)]

@@ -1,4 +1,4 @@
-"""Write the rows of the paper's tables, and the labels of its tables and figures, as JSON: what tests compare with.
+"""Write the rows of the paper's tables and the labels of its tables and figures as JSON, for the tests.
 
 python benchmarks/paper_tables.py lambdanetworks.tex tests/experiments/reproduce/paper_tables.json
 """
@@ -14,7 +14,7 @@ QUOTED = (r"0.9\% over the corresponding architecture with standard 3x3",)  # fr
 
 
 def tables(source: str) -> dict[str, Any]:
-    """The rows of each table, by its label: LaTeX, of which whitespace and comments are left out."""
+    """Return the rows of each table by its label, as LaTeX without comments and extra whitespace."""
     source = re.sub(r"(?<!\\)%.*", "", source)
     found: dict[str, list[str]] = {}
     for match in re.finditer(r"\\begin\{table\*?\}(.*?)\\end\{table\*?\}", source, re.DOTALL):

@@ -1,6 +1,6 @@
-"""Plots of benchmark results, from their JSON.
+"""Plot benchmark results from their JSON files.
 
-python benchmarks/plot_results.py benchmarks/results/layer-cuda-growth.json docs/figures/growth.svg
+python benchmarks/plot_results.py benchmarks/results/language-cpu.json docs/language.svg
 """
 
 import sys
@@ -14,26 +14,26 @@ import tyro
 from lambdanets.files import read_object
 
 MIB = 2**20
-GROWTH_SIDES = 4  # from so many sides of the map on, cost is drawn against the side
+GROWTH_SIDES = 4  # with at least this many map sizes, cost is plotted by size
 
 
 @dataclass(frozen=True)
 class BenchPlot:
-    """Draws a result of `bench op` or `bench layer`: times by case or, for many map sizes, time and memory by size.
+    """Plot a result of `bench op` or `bench layer`: times by case or, for many map sizes, time and memory by size.
 
-    Also one of `benchmarks/language_models.py`: bits per byte by time, and time and memory of a byte by length.
+    For a result of `benchmarks/language_models.py`: bits per byte by time, and time and memory per byte by length.
     """
 
     result: Annotated[Path, tyro.conf.Positional]
-    """The JSON file that the benchmark wrote."""
+    """The JSON file of the benchmark."""
     picture: Annotated[Path, tyro.conf.Positional]
-    """Where to draw, such as growth.png or growth.svg."""
+    """The image file to write, such as growth.png or growth.svg."""
 
     def run(self) -> int:
         result = read_object(self.result)
         layers = all({"shape", "contender"} <= set(row) for row in result.get("rows", [{}]))
         if "generation" not in result and not layers:
-            raise ValueError(f"{self.result} is no result of `bench op`, `bench layer` or `language_models.py`")
+            raise ValueError(f"{self.result} is not a result of `bench op`, `bench layer` or `language_models.py`")
         draw(result, self.picture)
         print(f"drawn in {self.picture}")
         return 0
@@ -42,7 +42,7 @@ class BenchPlot:
 def draw(result: dict[str, Any], path: Path) -> None:
     import matplotlib
 
-    matplotlib.use("Agg")  # a file, no window
+    matplotlib.use("Agg")  # writes a file, opens no window
     from matplotlib import pyplot
 
     if "generation" in result:
@@ -72,7 +72,7 @@ def scope_name(row: dict[str, Any]) -> str:
 
 
 def times(rows: list[dict[str, Any]], pyplot: Any) -> Any:
-    """Times of all contenders, one panel for each kind and mode."""
+    """Plot the times of all contenders, one panel for each kind and mode."""
     panels = list(dict.fromkeys((row["kind"], row["mode"]) for row in rows))
     figure, axes = pyplot.subplots(len(panels), 1, figsize=(10, 4 * len(panels)), squeeze=False, layout="constrained")
     for axis, (kind, mode) in zip(axes[:, 0], panels, strict=True):
@@ -90,7 +90,7 @@ def times(rows: list[dict[str, Any]], pyplot: Any) -> Any:
 
 
 def language(result: dict[str, Any], pyplot: Any) -> Any:
-    """What two language models learn in a time, and what their next byte costs after a text of some length."""
+    """Plot bits per byte by training time, and the cost of the next byte by the length of the text."""
     figure, (learning, speed, memory) = pyplot.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
     rows = result["generation"]
     lengths = [row["length"] for row in rows]
@@ -115,7 +115,7 @@ def language(result: dict[str, Any], pyplot: Any) -> Any:
 
 
 def growth(rows: list[dict[str, Any]], pyplot: Any) -> Any:
-    """Time and peak memory against the side of the map, with what linear and quadratic growth look like."""
+    """Plot time and peak memory by the side of the map, with lines of linear and quadratic growth."""
     modes = list(dict.fromkeys(row["mode"] for row in rows))
     columns = (("milliseconds", 1, "milliseconds"), ("peak_bytes", MIB, "peak memory, MiB"))
     figure, axes = pyplot.subplots(len(modes), 2, figsize=(11, 4 * len(modes)), squeeze=False, layout="constrained")
@@ -124,7 +124,7 @@ def growth(rows: list[dict[str, Any]], pyplot: Any) -> Any:
             chosen = [row for row in rows if row["mode"] == mode and row["contender"] in ("ours", "conv3x3 + BN")]
             for name in dict.fromkeys((row["contender"], scope_name(row)) for row in chosen):
                 if name[0] != "ours" and name[1] != scope_name(chosen[0]):
-                    continue  # a convolution has no scope: once is enough
+                    continue  # convolutions have no scope, so one line is enough
                 own = [row for row in chosen if (row["contender"], scope_name(row)) == name]
                 points = sorted((side(row), row[field] / unit) for row in own)
                 axis.plot(*zip(*points, strict=True), "o-", label=f"ours, {name[1]}" if name[0] == "ours" else name[0])

@@ -1,11 +1,12 @@
-"""What pseudo-labels bring: 10% of Imagenette's labels alone, and with pseudo-labels on the other 90%.
+"""Measure the gain of pseudo-labels: 10% of the labels of Imagenette, with and without pseudo-labels for the rest.
 
     python benchmarks/pseudo_imagenette.py IMAGENETTE OUT --output benchmarks/results/pseudo-imagenette.json
 
-For each seed a network learns from the 10%; it labels the rest; a student of the same recipe learns from both, in as
-many steps of as many images. Also: labels per second against the teacher alone, fed by the same loader. What is
-interrupted goes on with the same command; --minutes ends it in time, and the JSON then says what is missing. Seeds may
-run side by side, each with its own --seeds and --repeats 0; the command with all of them then puts them together.
+For each seed, a teacher trains on the 10% and labels the rest. A student with the same recipe, number of steps and
+batch size trains on both. The script also compares the labels per second with the speed of the teacher alone, with the
+same loader. An interrupted run resumes with the same command; --minutes limits its time, and the JSON then lists what
+is missing. Seeds may run in parallel, each with its own --seeds and --repeats 0; the command with all seeds collects
+them.
 """
 
 import json
@@ -44,32 +45,32 @@ BEGAN = time.monotonic()
 
 @dataclass(frozen=True)
 class Figure:
-    """See above."""
+    """Measure the gain of pseudo-labels on Imagenette over several seeds."""
 
     data: Annotated[str, tyro.conf.Positional]
-    """Imagenette, as a folder or shards, with a validation part."""
+    """Imagenette with a validation split, as a folder or shards."""
     out: Annotated[Path, tyro.conf.Positional]
-    """For the runs."""
+    """Folder of the runs."""
     seeds: tuple[int, ...] = (0, 1, 2)
     fraction: float = 0.1
-    """Of the labels."""
+    """Fraction of the labels for the teacher."""
     steps: int = 1500
-    """Of every network."""
+    """Training steps of every network."""
     batch_size: int = 256
     ratio: float = 1.0
-    """Pseudo-labelled images for each labelled one."""
+    """Pseudo-labelled images per labelled image in a batch."""
     soft: bool = True
     threshold: float = 0.3
     least: int = 0
     most: int = 0
     guard_distance: int = LabelOptions.guard_distance
-    """Bits by which a validation image's look-alike may differ; -1: only equal bytes are looked for."""
+    """Bits by which a near-duplicate of a validation image may differ; -1: only identical files count."""
     repeats: int = 6
-    """The throughput is that of labelling the images so often; 0: not measured."""
+    """Number of passes over the images to measure throughput; 0 does not measure it."""
     minutes: float = 0.0
-    """Start nothing new after so long; 0: no limit."""
+    """Time budget in minutes; nothing new starts after it. 0: no limit."""
     tiny: bool = False
-    """A tiny network at 32 pixels: does it run?"""
+    """Use a tiny network at 32 pixels, to test the script."""
     workers: Annotated[int | None, optional("N")] = None
     device: Annotated[str | None, optional("DEVICE")] = None
     output: Annotated[Path | None, optional("FILE")] = None
@@ -138,7 +139,7 @@ class Figure:
         )
 
     def train(self, task: Task, config: TrainConfig) -> float | None:
-        """Top-1 on the validation images; None if there is no time for it."""
+        """Return top-1 on the validation images, or None if the time budget is used up."""
         card = config.out / "score.json"
         if card.is_file():
             return json.loads(card.read_text())
@@ -178,7 +179,7 @@ class Figure:
         once = open_place(str(images))
         place = replace(once, units=once.units * self.repeats, paths=once.paths * self.repeats)
         workers = using.loader_workers(10**9)
-        inference(ensemble, once, using.batch_size, workers)  # warms up
+        inference(ensemble, once, using.batch_size, workers)  # warmup
         alone = inference(ensemble, place, using.batch_size, workers)
         folder = self.out / f"throughput-{time.time_ns()}"
         done = label(ensemble, place, folder, LabelOptions(batch_size=using.batch_size), workers=workers)
@@ -187,7 +188,7 @@ class Figure:
 
 
 def inference(ensemble: Ensemble, place: Place, batch_size: int, workers: int) -> float:
-    """Images per second of the network on what the same loader gives it; nothing is kept."""
+    """Return images per second of the network with the same loader, without storing labels."""
     began, images, last = time.perf_counter(), 0, None
     numbers = range(len(place.units))
     for batch in read_units(place, numbers, ensemble.transforms(), batch_size=batch_size, workers=workers):
@@ -199,7 +200,7 @@ def inference(ensemble: Ensemble, place: Place, batch_size: int, workers: int) -
 
 
 class Part:
-    """Some images of a source."""
+    """Return a subset of a source."""
 
     def __init__(self, source: Source, indices: np.ndarray, labelled: bool) -> None:
         self.source, self.indices = source, indices
@@ -223,7 +224,7 @@ def parts(data: str, fraction: float) -> tuple[Source, np.ndarray, np.ndarray]:
 
 
 def split_data(data: str, folder: Path, fraction: float) -> tuple[Path, Path]:
-    """The labelled part and the rest, without its labels, as shards."""
+    """Write the labelled part, and the rest without its labels, as shards."""
     labelled, rest = folder / "labelled", folder / "rest"
     if not (folder / "done").exists():
         source, chosen, others = parts(data, fraction)
@@ -234,7 +235,7 @@ def split_data(data: str, folder: Path, fraction: float) -> tuple[Path, Path]:
 
 
 def right(labels: Path, data: str, fraction: float) -> float:
-    """How many of the kept labels are right: the rest was shuffled by `pack`, which says where each image went."""
+    """Return the fraction of correct labels among the kept ones; `pack` shuffled the images and lists their places."""
     from lambdanets.data import order
     from lambdanets.pseudo.source import PseudoSource
 

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Annotated
 
 import numpy as np
+import torch
 import tyro
 
 from lambdanets.files import write_json
+from lambdanets.machine import describe
 from lambdanets.options import optional
 from lambdanets.pseudo.files import Labels, Manifest, Unit, write_labels, write_manifest
 from lambdanets.pseudo.select import Selection, select
@@ -28,12 +30,12 @@ class Simulate:
     entries: int = 10_000_000
     classes: int = 1000
     unit: int = 10_000
-    """Images of a shard."""
+    """Images per shard."""
     saturated: float = 0.2
-    """The fraction of labels with a confidence of exactly 1: ties."""
+    """Fraction of labels with a confidence of exactly 1, which tie."""
     threshold: float = 0.3
     most: int = 0
-    """0: as Noisy Student, 130,000 of 130 million."""
+    """Largest number of images per class; 0: the fraction of Noisy Student, 130,000 of 130 million."""
     soft: int = 10
     output: Annotated[Path | None, optional("FILE")] = None
     """Write the numbers as JSON."""
@@ -47,6 +49,8 @@ class Simulate:
             most = self.most or max(1, self.entries // 1000)
             counts = select(folder, Selection(threshold=self.threshold, most=most, least=most))
             found = {
+                "name": "select",
+                **describe(torch.device("cpu")),
                 "entries": self.entries,
                 "classes": self.classes,
                 "units": len(range(0, self.entries, self.unit)),
@@ -67,7 +71,7 @@ class Simulate:
 
 
 def peak() -> int:
-    """The most memory that this process had, in bytes."""
+    """Return the peak memory of this process in bytes."""
     found = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return found if sys.platform == "darwin" else found * 1024
 

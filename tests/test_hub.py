@@ -129,7 +129,7 @@ def test_the_kernel_package_has_the_layout_of_kernel_builder(kernel: Path) -> No
 
 def test_what_is_no_kernel_package_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("keep")
-    with pytest.raises(SystemExit, match="is no kernel package"):
+    with pytest.raises(SystemExit, match="is not a kernel package"):
         script("benchmarks/hub_kernel.py").HubKernel(tmp_path).run()
     assert (tmp_path / "mine").read_text() == "keep"
 

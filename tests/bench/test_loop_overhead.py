@@ -145,7 +145,7 @@ def test_the_size_of_the_images_can_be_chosen_and_is_written(config, tmp_path, m
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--turns", "1"], "1 turns: at least 2 can be compared"),
+        (["--turns", "1"], "1 turns: at least 2 are needed"),
         (["--batch", "0"], "batch_size must be at least 1, got 0"),
         (["--image-size", "0"], "--image-size must be more than 0, got 0"),
     ],

@@ -210,7 +210,7 @@ def test_compare(tmp_path, corpus):
 
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
-    [("--minutes 0", "--minutes 0: above 0"), ("--lengths 64 0", "--lengths 0"), ("--context", "at least one"),
+    [("--minutes 0", "--minutes 0: must be above 0"), ("--lengths 64 0", "--lengths 0"), ("--context", "at least one"),
      ("--threads 0", "--threads must be at least 1, got 0")],
 )  # fmt: skip
 def test_a_comparison_that_cannot_be_is_refused_before_it_trains(tmp_path, wrong, sentence, monkeypatch):
