@@ -1,4 +1,4 @@
-"""Time of the operation against its reference: `kernels benchmark OWNER/NAME`."""
+"""Time the operation and compare it with its reference: `kernels benchmark OWNER/NAME`."""
 
 import torch
 from kernels.benchmark import Benchmark

@@ -1,4 +1,4 @@
-"""Layers that `kernels` puts in place of others: a forward pass, without state of its own."""
+"""Stateless layers for `kernels`, which replaces the forward pass of other layers with them."""
 
 from torch import Tensor, nn
 
@@ -8,12 +8,12 @@ from . import Relative, lambda_op
 class LambdaLayer2d(nn.Module):
     """The forward pass of a lambda layer [B, C, height, width] -> [B, heads * value depth, height, width].
 
-    It uses these attributes of the layer in whose place it runs:
+    It uses these attributes of the replaced layer:
 
     - `to_queries`, `to_values`: linear maps to heads * key depth and to value depth channels
     - `to_keys`: a linear map to key depth channels, or None without content lambdas
     - `norm_queries`, `norm_values`: batch norm, or nn.Identity
-    - `heads`: how many queries each position asks
+    - `heads`: number of queries per position
     - `table`: embeddings of relative positions [scope, scope, key depth], or None without position lambdas
     """
 
@@ -40,7 +40,7 @@ class LambdaLayer2d(nn.Module):
 
 
 def normed(norm: nn.Module, part_BNC: Tensor) -> Tensor:
-    """Batch norm over the channels of [B, N, C]."""
+    """Apply batch norm over the channels of [B, N, C]."""
     if isinstance(norm, nn.Identity):
         return part_BNC
     B, N, C = part_BNC.shape
