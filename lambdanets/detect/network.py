@@ -235,6 +235,7 @@ class Detector(GeneralizedRCNN):
         return super().forward(inputs, targets)  # type: ignore[arg-type]
 
     def target(self, given: dict[str, Tensor], size: Size, size_2: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Return the targets of one image for torchvision, with unpacked masks and the size of the image."""
         found = {"boxes": given["boxes"].to(dtype), "labels": given["labels"], "size": size_2}
         if self.masks:
             found["masks"] = unpacked(given["packed"], size[1]) if "packed" in given else given["masks"]

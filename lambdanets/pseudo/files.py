@@ -73,6 +73,7 @@ class Manifest:
     listing: str = ""
 
     def as_json(self) -> str:
+        """Return the text of `labels.json`."""
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n"
 
 

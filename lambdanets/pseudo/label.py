@@ -94,6 +94,7 @@ class Labelled:
 
     @property
     def images_per_second(self) -> float:
+        """Labelled images per second."""
         return self.images / max(self.seconds, 1e-9)
 
 

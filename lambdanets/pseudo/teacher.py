@@ -50,6 +50,7 @@ class Teacher:
         return replace(self.preprocessing, mean=(0.0,), std=(1.0,)), self.channels
 
     def about(self) -> dict[str, Any]:
+        """Return what identifies the teacher in a manifest: specification, hash of the weights and image size."""
         size = self.preprocessing.size
         about = {"what": self.what, "weights": self.weights, "size": size if isinstance(size, int) else list(size)}
         # Left out if False: older manifests do not have this field and must stay equal.
@@ -88,6 +89,7 @@ class Ensemble:
         self.views = list(dict.fromkeys(t.view for t in teachers))
 
     def transforms(self) -> list[Transform]:
+        """Return the preprocessing of each of `views`: PIL images to uint8 arrays [H, W, C]."""
         return [evaluation(preprocessing, channels) for preprocessing, channels in self.views]
 
     @torch.inference_mode()
@@ -111,6 +113,7 @@ class Ensemble:
         return total / len(self.teachers)
 
     def about(self) -> tuple[dict[str, Any], ...]:
+        """Return what identifies each teacher in a manifest."""
         return tuple(t.about() for t in self.teachers)
 
 

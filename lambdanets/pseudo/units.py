@@ -56,6 +56,7 @@ class Place:
 
     @property
     def kind(self) -> str:
+        """ "list" or "shards"."""
         return "list" if self.source is not None else "shards"
 
 

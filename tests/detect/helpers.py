@@ -1,4 +1,4 @@
-"""Small data sets and detectors for the tests."""
+"""Small datasets and detectors for tests."""
 
 import io
 import json
@@ -32,7 +32,7 @@ NARROW = Heads(
 
 
 def tiny_detector(name: str = "lambda_resnet_tiny", options: tuple[str, ...] = TINY, **changes) -> Detector:
-    """With running statistics and weights that are nothing special: no zeros or ones that hide mistakes."""
+    """Randomise running statistics and weights: zeros and ones could hide mistakes."""
     detector = make_detector(ModelConfig(name=name, embedding_std=0.1, options=options), NARROW, 3, **changes)
     generator = torch.Generator().manual_seed(1)
     for module in detector.modules():
@@ -46,7 +46,7 @@ def tiny_detector(name: str = "lambda_resnet_tiny", options: tuple[str, ...] = T
 
 
 def write_shapes(folder: Path, count: int, split: str = "train", *, tar: bool = False) -> Path:
-    """A COCO folder with the first pictures of the made-up set."""
+    """Write a COCO folder with the first images of the synthetic dataset."""
     folder.mkdir(parents=True, exist_ok=True)
     data = open_set("shapes", split)
     (folder / f"instances_{split[:5]}.json").write_text(json.dumps(data.scenes.as_coco(range(count))))
@@ -76,6 +76,6 @@ def write_tar(path: Path, files: dict[str, bytes]) -> Path:
 
 
 def config(out: Path, **changes) -> DetectConfig:
-    """Seconds on a CPU."""
+    """Return a configuration that trains in seconds on a CPU."""
     usual = debug()
     return replace(usual, out=out, device="cpu", data=replace(usual.data, workers=0), **changes)

@@ -1,4 +1,4 @@
-"""What a fuzz case is, and when it fails.
+"""Fuzz cases and the checks that they make.
 
 A case draws its input from a generator that its format and number seed, so a number is enough to run it again:
 `python -m tests.fuzz FORMAT NUMBER`.
@@ -18,12 +18,12 @@ LONGEST_SENTENCE = 5_000  # characters
 
 
 class Defect(Exception):  # noqa: N818
-    """What the library did with a case that it must not do."""
+    """The library handled a case wrongly."""
 
 
 @dataclass(frozen=True)
 class Said:
-    """What a command printed, and its exit status: 2 if the input was refused."""
+    """The output and the exit status of a command; 2 if it refused the input."""
 
     status: int
     out: str
@@ -36,12 +36,12 @@ class Said:
 
 @dataclass
 class FuzzCase:
-    """One case while it runs."""
+    """A running case."""
 
     number: int
     random: random.Random
     folder: Path
-    """Empty, and the case's own."""
+    """An empty folder for this case."""
     notes: list[str] = field(default_factory=list)
     """What was changed."""
 
@@ -49,12 +49,12 @@ class FuzzCase:
         self.notes.append(text[:200])
 
     def command(self, command: Any, *, names: Sequence[str], stdin: bytes = b"") -> Said:
-        """Run a command of the command line in this process, in all but parsing its arguments.
+        """Run a command in this process, without parsing its arguments.
 
         Args:
             command: the parsed command.
-            names: the sentence of a refusal has to name one of them: a file or a field.
-            stdin: what is piped in.
+            names: files or fields; an error message must name one of them.
+            stdin: the contents of stdin.
         """
         from lambdanets import cli
 
@@ -73,7 +73,7 @@ class FuzzCase:
         return said
 
     def attempt(self, function: Callable[..., Any], *arguments: Any, names: Sequence[str], **options: Any) -> Any:
-        """The result of a function of the library, or None if it refuses its input."""
+        """Return the result of a function of the library, or None if it refuses its input."""
         with escaping():
             try:
                 return function(*arguments, **options)
@@ -85,7 +85,7 @@ class FuzzCase:
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any):
-    """Another attribute for a while."""
+    """Replace an attribute within a context."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -96,7 +96,7 @@ def replaced(owner: Any, name: str, value: Any):
 
 @contextlib.contextmanager
 def escaping():
-    """Every exception that `lambdanets.cli.main` would not turn into a sentence is a defect."""
+    """Turn exceptions that `lambdanets.cli.main` does not report as an error message into defects."""
     try:
         yield
     except (Defect, ValueError, OSError):
@@ -108,7 +108,7 @@ def escaping():
 
 
 def where(error: BaseException) -> str:
-    """The last two places of the library in a traceback."""
+    """Return the last two frames of the library in a traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if "/lambdanets/" in frame.filename] or list(frames)
     return " < ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in ours[-1:-3:-1])
@@ -120,7 +120,7 @@ def check_names(text: str, names: Sequence[str]) -> None:
 
 
 def check_sentence(text: str, names: Sequence[str]) -> None:
-    """What a user reads: it names the file or the field, and it is short and printable."""
+    """Check that an error message names the file or the field, and that it is short and printable."""
     check_names(text, names)
     if len(text) > LONGEST_SENTENCE:
         raise Defect(f"the refusal has {len(text):,} characters: {text[:300]!r}")

@@ -62,7 +62,7 @@ def run(case: FuzzCase) -> bool:
 
 
 def another(draw, good: bytes) -> tuple[str, bytes]:
-    """A whole file with other content."""
+    """Return a complete file with other contents."""
     kind = draw.randrange(4)
     if kind == 0:
         content = draw.choice(FOREIGN)
@@ -93,7 +93,7 @@ def another(draw, good: bytes) -> tuple[str, bytes]:
 
 
 def places(state: Any, before: tuple = ()) -> list[tuple]:
-    """Where values are, dictionaries and lists alone."""
+    """Return the places of all values in dictionaries and lists."""
     found = [before]
     if isinstance(state, dict | list):
         for key, value in state.items() if isinstance(state, dict) else enumerate(state):

@@ -1,4 +1,4 @@
-"""COCO annotations. What the damaged file says is read again here, entry by entry."""
+"""COCO annotations, compared with an independent reading of each entry."""
 
 import json
 import math
@@ -9,7 +9,7 @@ from tests.fuzz import damage
 from tests.fuzz.case import FuzzCase, silent
 from tests.fuzz.made import picture_bytes
 
-SIZE = 16, 12  # of the pictures
+SIZE = 16, 12  # of the images
 PROBLEM = re.compile(r"^train: (images|annotations|categories)\[(\d+)\]", re.MULTILINE)
 
 
@@ -75,7 +75,7 @@ def run(case: FuzzCase) -> bool:
 
 
 def what_is_wrong(entry: Any, images: dict[int, Any], categories: set[int]) -> str:
-    """What must not be used as an annotation; empty if nothing is wrong."""
+    """Return why an annotation must not be used, or "" if it may be."""
     if not isinstance(entry, dict):
         return "no object"
     if not is_id(entry.get("image_id")) or entry["image_id"] not in images:
@@ -103,7 +103,7 @@ def is_number(value: Any) -> bool:
 
 
 def good() -> dict[str, Any]:
-    """Four pictures with two objects each; polygons and run lengths."""
+    """Return four images with two objects each, as polygons and run lengths."""
     outlines = ([[2, 3, 9, 3, 9, 8, 2, 8]], {"size": [12, 16], "counts": [27, 5, 160]})
     return {
         "images": [{"id": i, "file_name": f"{i}.png", "width": SIZE[0], "height": SIZE[1]} for i in range(4)],
@@ -125,7 +125,7 @@ def good() -> dict[str, Any]:
 
 
 def huge(draw) -> tuple[str, bytes]:
-    """Sizes that would take hundreds of gigabytes as a mask."""
+    """Set sizes whose masks would take hundreds of gigabytes."""
     data = good()
     size = draw.choice((100_000, 1_000_000, 2**31, 10**12))
     image = draw.choice(data["images"])

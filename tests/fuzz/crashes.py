@@ -1,4 +1,4 @@
-"""Cases that end, stop or starve their worker: for the test of the harness."""
+"""Cases that crash, block or exhaust the memory of their worker, for testing the harness."""
 
 import os
 import signal

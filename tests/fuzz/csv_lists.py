@@ -1,4 +1,4 @@
-"""CSV lists of images. Python's strict CSV reader says what a damaged list means."""
+"""CSV lists of images, compared with Python's strict CSV reader."""
 
 import csv
 import io
@@ -61,19 +61,19 @@ def run(case: FuzzCase) -> bool:
 
 
 def said_of(text: str) -> bool:
-    """Whether rows of an unknown split are spoken of."""
+    """Return whether a message mentions rows of an unknown split."""
     return "split" in text and "row" in text
 
 
 def kind(split: str | None) -> str:
-    """The split of a word; empty if there is none of that name."""
+    """Return the split that a word names, or "" if it names none."""
     if split is None or split in ("train", "training"):
         return "train"
     return "" if split not in WORDS else "test" if split.startswith("test") else "validation"
 
 
 def reading(data: bytes) -> list[tuple[str, str, str | None]] | None:
-    """(path, label, split) of each row; None if the list is damaged."""
+    """Return (path, label, split) of each row, or None if the list is damaged."""
     try:
         text = data.decode("utf-8-sig")
         lines = [line for line in csv.reader(io.StringIO(text, newline=""), strict=True) if line]

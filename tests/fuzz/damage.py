@@ -1,4 +1,4 @@
-"""Damage to bytes and to JSON, drawn from a generator."""
+"""Random damage to bytes and to JSON."""
 
 import copy
 import json
@@ -12,7 +12,7 @@ DEEP = "@deep@"
 
 
 def damaged(draw: random.Random, data: bytes, first: int = 0) -> tuple[str, bytes]:
-    """Other bytes than `data` and what was done to them, from byte `first` on."""
+    """Return a damaged copy of `data` and what was changed, from byte `first` on."""
     while True:
         kind, changed = draw.choice(BYTES)(draw, data, first)
         if changed != data:
@@ -83,7 +83,7 @@ VALUES: tuple[Any, ...] = (
 
 
 def places(data: Any, before: Path = ()) -> list[Path]:
-    """Where every value of JSON data is; the whole of it is ()."""
+    """Return the paths of all values in JSON data; () is the whole."""
     found = [before]
     if isinstance(data, dict | list):
         for key, value in data.items() if isinstance(data, dict) else enumerate(data):
@@ -98,7 +98,7 @@ def at(data: Any, path: Path) -> Any:
 
 
 def spoilt(draw: random.Random, data: Any, below: Path = ()) -> tuple[str, Path, Any]:
-    """A copy of JSON data with one change below a place: what was done, where, and the copy."""
+    """Return what was changed, where, and a copy of JSON data with one change below a path."""
     data = copy.deepcopy(data)
     path = draw.choice([below + path for path in places(at(data, below)) if path or below])
     parent, key = at(data, path[:-1]), path[-1]

@@ -20,14 +20,14 @@ COUNTS = {
     "labels": 400,
     "stdin": 150,
 }
-"""Cases of each format; `tests/fuzz/NAME.py` draws and judges them."""
+"""Number of cases of each format; `tests/fuzz/NAME.py` generates and checks them."""
 
 SMOKE = dict.fromkeys(COUNTS, 10) | {"checkpoints": 2, "logs": 4}
-"""Cases of each format in the fast tests, in which nothing is trained."""
+"""Number of cases of each format in the fast tests, which train nothing."""
 
 
 def summary(results: Sequence[Result], failures: int = 200) -> str:
-    """Cases, verdicts and the slowest case of each format as a table, then the failures."""
+    """Return a table of the cases, results and slowest case of each format, then the failures."""
     lines = [f"{'format':14s} {'cases':>6s} {'refused':>8s} {'accepted':>9s} {'failed':>7s}  slowest"]
     groups: dict[str, list[Result]] = {}
     for one in results:

@@ -11,7 +11,7 @@ from tests.fuzz import damage
 from tests.fuzz.case import FuzzCase, silent
 from tests.fuzz.made import image_folder, model_folder
 
-FREE = ("version", "metrics", "recipe")  # what nothing depends on
+FREE = ("version", "metrics", "recipe")  # not used by the library
 
 
 def run(case: FuzzCase) -> bool:
@@ -70,7 +70,7 @@ def run(case: FuzzCase) -> bool:
 
 
 def what_is_wrong(ours: dict[str, Any], good: dict[str, Any]) -> str:
-    """A value of the description that must not be used; empty if there is none."""
+    """Return the first value of the description that must not be used, or ""."""
     arguments, preprocessing = ours.get("arguments", {}), ours.get("preprocessing", {})
     for name, given, usual in (
         ("arguments", arguments, good["arguments"]),
@@ -101,7 +101,7 @@ def what_is_wrong(ours: dict[str, Any], good: dict[str, Any]) -> str:
 
 
 def alike(value: Any, usual: Any) -> bool:
-    """Of a type that can stand in the place of the usual one; null stands for a default."""
+    """Return whether the type of a value is acceptable instead of the usual one; null stands for a default."""
     if value is None or type(value) is type(usual):
         return not isinstance(value, list) or (len(value) == len(usual) and all(map(alike, value, usual)))
     numbers = isinstance(usual, float) and type(value) is int
@@ -113,7 +113,7 @@ def finite(value: Any) -> bool:
 
 
 def with_description(weights: bytes, description: bytes) -> bytes:
-    """The weights with another description in their header."""
+    """Return the weights file with another description in its header."""
     (size,) = struct.unpack("<Q", weights[:8])
     header = json.loads(weights[8 : 8 + size])
     header["__metadata__"]["lambdanets"] = description.decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""idx files, packed or not. `struct` and `zlib` say what a damaged file means."""
+"""idx files, compressed or not, compared with a reading by `struct` and `zlib`."""
 
 import gzip
 import math
@@ -69,7 +69,7 @@ def written(shape: tuple[int, ...], seed: int) -> bytes:
 
 
 def header(draw: random.Random, data: bytes, axes: int) -> tuple[str, bytes]:
-    """Another type, number of axes or size than the numbers have."""
+    """Change the type, number of axes or size in the header."""
     kind = draw.randrange(3)
     if kind == 0:
         at, value = draw.randrange(4), draw.choice((0, 1, 2, 4, 9, 11, 12, 13, 14, 255))
@@ -84,7 +84,7 @@ def header(draw: random.Random, data: bytes, axes: int) -> tuple[str, bytes]:
 
 
 def reading(contents: dict[str, bytes], kind: str) -> tuple[np.ndarray, np.ndarray] | None:
-    """Images and labels of a split; None if they are damaged."""
+    """Return the images and labels of a split, or None if they are damaged."""
     images, labels = (
         array(Path(name), data)
         for word in ("images", "labels")

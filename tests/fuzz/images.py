@@ -1,4 +1,4 @@
-"""Image files: JPEG, PNG, WebP, GIF and BMP. Pillow alone, and the undamaged picture, say what a damaged file means."""
+"""Image files: JPEG, PNG, WebP, GIF and BMP, compared with Pillow and with the undamaged image."""
 
 import io
 import random
@@ -15,7 +15,7 @@ from tests.fuzz.case import FuzzCase, silent
 from tests.fuzz.made import small_run
 
 ENDINGS = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif", "BMP": "bmp"}
-CHECKED = ("PNG",)  # formats with checksums: what is damaged cannot have other pixels
+CHECKED = ("PNG",)  # formats with checksums: a damaged file must not decode to other pixels
 MODES = {
     "JPEG": ("RGB", "L", "CMYK"),
     "PNG": ("RGB", "L", "P", "1", "RGBA", "LA", "I;16"),
@@ -96,7 +96,7 @@ def saved(image: Image.Image, kind: str, **options) -> bytes:
 
 
 def pixels(data: bytes) -> np.ndarray | None:
-    """As RGB, upright, by Pillow alone; 16 bits are scaled, not clipped. None: it refuses."""
+    """Decode an image with Pillow: RGB, upright, 16 bits scaled. Return None if Pillow refuses it."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -106,7 +106,7 @@ def pixels(data: bytes) -> np.ndarray | None:
             image.load()
             try:
                 image = ImageOps.exif_transpose(image)
-            except Exception:  # garbage in EXIF says nothing
+            except Exception:  # invalid EXIF data is ignored
                 image = image.copy()
             if image.mode.startswith("I") or image.mode == "F":
                 wide = np.clip(np.asarray(image, np.float32) / 256, 0, 255)
@@ -158,7 +158,7 @@ def png_of(chunks: list[tuple[bytes, bytes]]) -> bytes:
 
 
 def png_header(draw: random.Random, good: bytes) -> tuple[str, bytes]:
-    """Another size or format than the pixels have, with a right checksum."""
+    """Change size or format in the header, with a correct checksum."""
     (kind, header), *rest = chunks_of(good)
     size = draw.choice(((0, 0), (1, 2**31 - 1), (2**31 - 1, 2**31 - 1), (40_000_000, 1), (9_000, 9_000), (64, 4_800)))
     form = header[8:] if draw.random() < 0.7 else bytes(draw.randrange(9) for _ in range(5))
@@ -167,7 +167,7 @@ def png_header(draw: random.Random, good: bytes) -> tuple[str, bytes]:
 
 
 def png_chunks(draw: random.Random, good: bytes) -> tuple[str, bytes]:
-    """A chunk is gone, twice, in another place, or has other content, with right checksums."""
+    """Remove, duplicate, move or change a chunk, with correct checksums."""
     chunks = chunks_of(good)
     at = draw.randrange(len(chunks))
     how = draw.choice(("gone", "twice", "elsewhere", "other", "half"))
@@ -184,7 +184,7 @@ def png_chunks(draw: random.Random, good: bytes) -> tuple[str, bytes]:
 
 
 def png_bomb(draw: random.Random, good: bytes) -> tuple[str, bytes]:
-    """A text or a profile that unpacks to 100 MB."""
+    """Add a text or a profile that decompresses to 100 MB."""
     packed = bomb()
     kind, before = draw.choice(((b"zTXt", b"k\0\0"), (b"iTXt", b"k\0\1\0\0\0"), (b"iCCP", b"k\0\0")))
     chunks = chunks_of(good)
@@ -207,7 +207,7 @@ def png_checksum(draw: random.Random, good: bytes) -> tuple[str, bytes]:
 
 
 def png_payload(draw: random.Random, good: bytes) -> tuple[str, bytes]:
-    """A flipped bit in the packed pixels, at their end too."""
+    """Flip a bit of the compressed pixels, possibly at their end."""
     at = good.index(b"IDAT") + 4
     end = at + struct.unpack(">I", good[at - 8 : at - 4])[0]
     place = draw.randrange(at, end) if draw.random() < 0.5 else draw.randrange(max(at, end - 12), end)
@@ -242,7 +242,7 @@ PNG_CASES = (
 
 
 def segments_of(jpeg: bytes) -> list[tuple[int, bytes]]:
-    """(marker, content with its length) up to the scan, and the rest as marker 0."""
+    """Return (marker, contents with length) up to the scan, and the rest as marker 0."""
     found, at = [], 2
     while jpeg[at + 1] != 0xDA:
         (size,) = struct.unpack(">H", jpeg[at + 2 : at + 4])
@@ -296,7 +296,7 @@ def jpeg_upright(draw: random.Random, good: bytes) -> tuple[str, bytes]:
 
 
 def jpeg_marker(draw: random.Random, good: bytes) -> tuple[str, bytes]:
-    """A marker in the middle of the scan."""
+    """Insert a marker into the scan."""
     start = len(jpeg_of(segments_of(good)[:-1])) + 14
     at = draw.randrange(start, len(good) - 2)
     marker = draw.choice((0x01, 0xC4, 0xD0, 0xD7, 0xD8, 0xDA, 0xDB, 0xE0, 0xFE))

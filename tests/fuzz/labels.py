@@ -1,4 +1,4 @@
-"""What `lambdanets pseudo label` leaves: the manifest, label files, what was selected. Their digests tell damage."""
+"""The files of `lambdanets pseudo label`: manifest, label files and selection, which have digests."""
 
 import json
 import shutil
@@ -65,7 +65,7 @@ def run(case: FuzzCase) -> bool:
 
 
 def values(draw, good: bytes) -> tuple[str, bytes]:
-    """Labels and confidences that cannot be, in a file that is otherwise whole."""
+    """Write invalid labels and confidences into a file that is otherwise valid."""
     from safetensors.numpy import load, save
 
     from tests.fuzz.weights import parts

@@ -26,7 +26,7 @@ def run(case: FuzzCase) -> bool:
         kind = draw.randrange(6)
         if kind == 0:
             said, data = damage.damaged(draw, data)
-        elif kind == 1:  # a line that a crash has torn
+        elif kind == 1:  # a line that a crash cut off
             at = draw.randrange(len(lines))
             keep = draw.randrange(len(lines[at]))
             lines[at] = lines[at][:keep] + (b"\n" if draw.random() < 0.5 else b"")
@@ -80,7 +80,7 @@ LINES = (
 
 
 def is_record(line: str) -> bool:
-    """Whether a line is a JSON object with an event, of numbers that JSON has."""
+    """Return whether a line is a valid JSON object with an event."""
 
     def refuse(text: str) -> float:
         raise ValueError(text)

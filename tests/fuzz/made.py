@@ -1,4 +1,4 @@
-"""Small undamaged files that cases damage; made once for each worker."""
+"""Small valid files that cases damage, made once per worker."""
 
 import tempfile
 from functools import cache
@@ -16,7 +16,7 @@ def place() -> Path:
 
 @cache
 def small_run() -> Path:
-    """Weights of a network with three classes for 12 pixels."""
+    """Write weights of a network with three classes for images of 12 pixels."""
     from tests.train.weights import small_weights
 
     return small_weights(place() / "small.safetensors", ("ant", "bee", "cat"))[1]
@@ -34,7 +34,7 @@ SMALL = (
 
 @cache
 def image_folder() -> Path:
-    """Two classes of five images."""
+    """Write two classes of five images."""
     from tests.train.weights import image_folder as write
 
     folder = place() / "images"
@@ -49,7 +49,7 @@ def empty_folder() -> Path:
 
 
 def small_config(out: Path) -> Any:
-    """A run of two steps."""
+    """Return the configuration of a run of two steps."""
     from lambdanets.train.config import DataConfig, ModelConfig, TrainConfig
 
     return TrainConfig(
@@ -65,7 +65,7 @@ def small_config(out: Path) -> Any:
 
 @cache
 def finished_run() -> Path:
-    """The folder of a run that has ended."""
+    """Return the folder of a finished run."""
     import contextlib
     import io
 
@@ -79,7 +79,7 @@ def finished_run() -> Path:
 
 @cache
 def model_folder() -> Path:
-    """What save_pretrained writes for the network of `small_run`."""
+    """Return the folder that save_pretrained writes for the network of `small_run`."""
     from lambdanets.models.pretrained import from_pretrained, save_pretrained
 
     return save_pretrained(from_pretrained(small_run()), place() / "model")
@@ -87,7 +87,7 @@ def model_folder() -> Path:
 
 @cache
 def labels_folder() -> Path:
-    """Labels of a teacher for 30 images in three units, and a selection among them."""
+    """Return a folder of labels for 30 images in three units, with a selection."""
     from lambdanets.pseudo.select import Selection, select
     from tests.pseudo.made import label_all, make_files
 

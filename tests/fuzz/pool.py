@@ -1,4 +1,4 @@
-"""Runs cases in worker processes: a case that crashes, hangs or takes too much memory fails, and the others go on."""
+"""Worker processes for cases: a case that crashes, hangs or takes too much memory fails without stopping the others."""
 
 import multiprocessing
 import os
@@ -21,7 +21,7 @@ from typing import Any, Literal
 SECONDS = 60
 """The limit of a case."""
 GRACE = 5
-"""Seconds after which the parent kills a worker that has not obeyed the limit."""
+"""Seconds beyond the limit after which the parent kills a worker."""
 MEMORY = 4 * 2**30
 WORKERS = 2
 
@@ -30,7 +30,7 @@ Verdict = Literal["accepted", "refused", "failed"]
 
 @dataclass(frozen=True)
 class Result:
-    """How a case ended. `text` says what was changed, and what is wrong if it failed."""
+    """The result of a case. `text` describes what was changed, and what is wrong if it failed."""
 
     format: str
     number: int
@@ -40,7 +40,7 @@ class Result:
 
 
 class TooLongError(BaseException):
-    """The case has reached its limit. Nothing catches it by mistake."""
+    """The case has reached its limit; not an Exception, so that the library cannot catch it."""
 
 
 def run_case(format: str, number: int, seconds: float = SECONDS) -> Result:
@@ -75,7 +75,7 @@ def run_case(format: str, number: int, seconds: float = SECONDS) -> Result:
 
 
 def work(pipe: Connection, place: str) -> None:
-    """A worker: one case after another, until the pipe ends."""
+    """Run cases in a worker process until the pipe is closed."""
     os.environ |= {"LAMBDANETS_CACHE": f"{place}/cache", "HF_HUB_OFFLINE": "1", "MPLBACKEND": "agg", "TMPDIR": place}
     os.environ.pop("PYTEST_CURRENT_TEST", None)
     tempfile.tempdir = place
@@ -83,11 +83,11 @@ def work(pipe: Connection, place: str) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     import torch
 
-    import lambdanets.cli  # noqa: F401  # seconds, which are nobody's
+    import lambdanets.cli  # noqa: F401  # takes seconds, which must not count for a case
 
     torch.set_num_threads(1)
     forbid_network()
-    warnings.simplefilter("always", UserWarning)  # each case is the first
+    warnings.simplefilter("always", UserWarning)  # also after the first case
     pipe.send(None)
     while True:
         try:
@@ -96,7 +96,7 @@ def work(pipe: Connection, place: str) -> None:
             return
         try:
             result = run_case(format, number)
-        except Exception as error:  # of the case itself
+        except Exception as error:  # an error in the case itself
             from tests.fuzz.case import where
 
             result = Result(
@@ -106,7 +106,7 @@ def work(pipe: Connection, place: str) -> None:
 
 
 def forbid_network() -> None:
-    """No file may make the library open a connection."""
+    """Turn connections to the network into defects."""
     from tests.fuzz.case import Defect
 
     def connect(*arguments: Any) -> None:
@@ -117,7 +117,7 @@ def forbid_network() -> None:
 
 
 class Worker:
-    """A worker process and what it does."""
+    """A worker process and its current case."""
 
     def __init__(self, place: str) -> None:
         context = multiprocessing.get_context("spawn")
@@ -144,7 +144,7 @@ class Worker:
 
 
 def run_all(jobs: Iterable[tuple[str, int]], place: Path, workers: int = WORKERS) -> list[Result]:
-    """The results of (format, number) cases, in the order in which they end."""
+    """Yield the results of (format, number) cases in the order in which they end."""
     waiting = deque(jobs)
     results: list[Result] = []
     crew: list[Worker] = []

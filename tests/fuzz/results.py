@@ -65,7 +65,7 @@ def what_is_wrong(entry) -> str:
 
 
 def decoded(text: object) -> int | None:
-    """How many pixels COCO's packed run lengths cover; None if they are none."""
+    """Return the number of pixels that packed run lengths cover, or None if they are invalid."""
     if not isinstance(text, str):
         return None
     counts: list[int] = []

@@ -41,7 +41,7 @@ def run(case: FuzzCase) -> bool:
 
 
 def resumed(case: FuzzCase, content: bytes, names: tuple[str, ...]) -> Any:
-    """The configuration that `train resume` would train with; None if it refuses it."""
+    """Return the configuration that `train resume` would train with, or None if it refuses the file."""
     from lambdanets.runs import as_stored
     from lambdanets.train import loop
     from lambdanets.train.command import Resume, Train
@@ -50,7 +50,7 @@ def resumed(case: FuzzCase, content: bytes, names: tuple[str, ...]) -> Any:
     reached: list[Any] = []
 
     def engine(task: Any, config: Any, world: Any, steps: int) -> None:
-        """Stands where training begins."""
+        """Replaces the start of training."""
         if steps >= 2**53:
             raise silent(f"a run of {steps} steps")
         for step in (0, steps // 2, steps - 1):
@@ -77,7 +77,7 @@ def resumed(case: FuzzCase, content: bytes, names: tuple[str, ...]) -> Any:
 
 
 def difference(given: Any, read: Any, where: str = "") -> str:
-    """What the configuration says and was read otherwise; what it does not say has a default."""
+    """Return the settings that were read differently from the file; missing ones must have their defaults."""
     if isinstance(given, dict) and isinstance(read, dict):
         for key, value in given.items():
             if key not in read:
@@ -92,7 +92,7 @@ def difference(given: Any, read: Any, where: str = "") -> str:
 
 
 def evaluated(case: FuzzCase, names: tuple[str, ...], said: str) -> None:
-    """`evaluate` reads the same file."""
+    """Check that `evaluate` reads the same file in the same way."""
     from lambdanets.train.inference.command import Evaluate, Using
 
     for name in KEPT:

@@ -1,4 +1,4 @@
-"""Tar shards. A reader of tar headers that knows nothing of `tarfile` says what a damaged shard means."""
+"""Tar shards, compared with a reader of tar headers that does not use `tarfile`."""
 
 import gzip
 import io
@@ -79,7 +79,7 @@ def run(case: FuzzCase) -> bool:
     for index, data in enumerate(bytes_read):
         key = next(split_name(member.name)[0] for member in images if member.data == data)
         if keys[key] > 1 or Counter(bytes_read)[data] > 1:
-            continue  # which label belongs to which is anybody's guess
+            continue  # labels and images cannot be matched
         try:
             wanted = label_of(labels.get(key))
         except (ValueError, RecursionError):
@@ -117,7 +117,7 @@ def label_of(member: Member | None) -> str:
 
 
 def reading(data: bytes) -> list[Member] | None:
-    """The regular files of a tar; None if it is damaged or ends too early."""
+    """Return the regular files of a tar, or None if it is damaged or truncated."""
     found: list[Member] = []
     at, name = 0, None
     while True:
@@ -211,7 +211,7 @@ HARMLESS = ("nothing", "a directory first", "a note first", "a long name")
 
 
 def label(draw: random.Random, members: list[Member]) -> tuple[str, list[Member]]:
-    """A label that is none."""
+    """Write an invalid label."""
     values = (
         b"",
         b" ",
@@ -274,7 +274,7 @@ def name(draw: random.Random, members: list[Member]) -> tuple[str, list[Member]]
 
 
 def kind(draw: random.Random, members: list[Member]) -> tuple[str, list[Member]]:
-    """A link, a device or a folder."""
+    """Add a link, a device or a folder."""
     one = draw.choice(members)
     one.type = draw.choice(
         (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE, b"S", b"g")
@@ -307,7 +307,7 @@ MEMBERS = (label, label, order, gone, twice, name, name, kind, kind, more, conte
 
 
 def header(draw: random.Random, data: bytes) -> tuple[str, bytes]:
-    """A field of a header, with a right checksum."""
+    """Change a field of a header, with a correct checksum."""
     at = draw.choice([at for at in range(0, len(data), BLOCK) if data[at + 257 : at + 262] == b"ustar"])
     start, size, values = draw.choice(
         (
@@ -337,7 +337,7 @@ def header(draw: random.Random, data: bytes) -> tuple[str, bytes]:
 
 
 def blocks(draw: random.Random, data: bytes) -> tuple[str, bytes]:
-    """Whole blocks are gone, twice, zero or exchanged."""
+    """Remove, duplicate, zero or exchange blocks."""
     count = len(data) // BLOCK
     at = draw.randrange(count) * BLOCK
     block = data[at : at + BLOCK]

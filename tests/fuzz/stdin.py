@@ -1,4 +1,4 @@
-"""What is piped into `lambdanets predict`: an image, or a list of files."""
+"""Input piped into `lambdanets predict`: an image, or a list of files."""
 
 import contextlib
 import json
@@ -60,5 +60,5 @@ def run(case: FuzzCase) -> bool:
 
 
 def is_word(data: bytes) -> bool:
-    """Whether the list has a fourth line that says something."""
+    """Return whether the list has exactly four non-empty lines other than "-"."""
     return sum(bool(line.strip()) and line.strip() != b"-" for line in data.splitlines()) == 4

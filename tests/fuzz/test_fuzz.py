@@ -1,4 +1,4 @@
-"""Damaged files of every kind that the library reads: no traceback, nothing taken as if it were whole, no long wait.
+"""Damaged files of every format that the library reads: no traceback, no silent acceptance, no long wait.
 
 `python -m tests.fuzz FORMAT NUMBER` runs one case again.
 """

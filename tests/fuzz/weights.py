@@ -1,4 +1,4 @@
-"""Safetensors files: weights. `struct` and `json` say what a damaged file holds."""
+"""Safetensors files with weights, compared with a reading by `struct` and `json`."""
 
 import json
 import math
@@ -74,7 +74,7 @@ def same(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def reading(data: bytes) -> dict[str, np.ndarray] | None:
-    """The tensors of a safetensors file; None if it is damaged."""
+    """Return the tensors of a safetensors file, or None if it is damaged."""
     try:
         (size,) = struct.unpack("<Q", data[:8])
         header = json.loads(data[8 : 8 + size].decode("utf-8"))
@@ -130,7 +130,7 @@ def structured(draw: random.Random, good: bytes) -> tuple[str, bytes]:
 
 
 def numbers(draw: random.Random, good: bytes) -> tuple[str, bytes]:
-    """Weights that are no numbers, or much too large."""
+    """Write weights that are NaN, infinite or much too large."""
     header, body = parts(good)
     names = [name for name, entry in header.items() if entry.get("dtype") == "F32"]
     chosen = names if draw.random() < 0.3 else [draw.choice(names)]

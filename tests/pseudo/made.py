@@ -1,4 +1,4 @@
-"""A small teacher, images for it, and labels of them."""
+"""A small teacher, images and labels for tests."""
 
 import os
 import signal
@@ -39,15 +39,15 @@ def label_all(teacher: str, images: Path, out: Path, options: LabelOptions = OPT
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Everything below a folder, hidden files included; but for the lock, which names a process."""
+    """Return the contents of all files in a folder, except for the lock, which contains a process id."""
     paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != LOCK]
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
 def killed(work, moment: int, monkeypatch_points=("launch", "land", "finish")) -> bool:
-    """Does the work in a process of its own, which is killed when it comes to its `moment`-th step; whether it was.
+    """Do the work in a process that is killed at its `moment`-th step; return whether it was killed.
 
-    Steps are batches that start and end, units that end, and the instant before a file gets its name.
+    Steps are starts and ends of batches, ends of units, and the instants before fsync and renaming of files.
     """
     process = os.fork()
     if not process:
@@ -79,7 +79,7 @@ def killed(work, moment: int, monkeypatch_points=("launch", "land", "finish")) -
 
 
 def write_made_labels(folder: Path, labels: list[np.ndarray], confidences: list[np.ndarray], names: tuple[str, ...]):
-    """Label files from numbers."""
+    """Write label files with the given labels and confidences."""
     from lambdanets.pseudo.files import Labels, Manifest, Unit, write_labels, write_manifest
 
     units = tuple(Unit(f"unit-{n}", 0, len(column)) for n, column in enumerate(labels))
@@ -92,7 +92,7 @@ def write_made_labels(folder: Path, labels: list[np.ndarray], confidences: list[
 
 
 def repeats(folder: Path, sizes: list[int]) -> list[np.ndarray]:
-    """How often each label is used, unit by unit."""
+    """Return how often each label is used, for each unit."""
     from lambdanets.pseudo.files import read_arrays, selected_path
 
     found = [np.zeros(size, int) for size in sizes]

@@ -1,4 +1,4 @@
-"""A backend with a mistake, which a check has to find."""
+"""A deliberately wrong backend, which checks must detect."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ from lambdanets.ops import choose
 
 
 def break_backend(monkeypatch, name, change):
-    """Puts a backend in the registry whose position output, and so all of its output, went through `change`."""
+    """Replace a backend by one whose position output is passed through `change`."""
     right = choose.BACKENDS[name]
     wrong = replace(
         right, position_output=lambda problem: change(right.position_output(problem)), whole_output=lambda *_: None

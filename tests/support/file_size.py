@@ -1,11 +1,11 @@
-"""A disk that is full, by the limit of this process on the size of a file."""
+"""Simulation of a full disk by a limit on the file size of this process."""
 
 import resource
 from contextlib import contextmanager
 
 
 def limit(size):
-    """No file of this process grows beyond so many bytes: the last write is cut short, and the next one fails."""
+    """Limit files of this process to `size` bytes: the write that exceeds it is truncated, and the next one fails."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
 

@@ -1,4 +1,4 @@
-"""Small training runs on made-up images."""
+"""Small training runs on synthetic images."""
 
 import os
 
@@ -14,7 +14,7 @@ EVERYTHING = Augment(
 
 
 def folder_of_images(folder, count=60, classes=3, broken=()):
-    """Made-up images whose brightness says their class; `broken` ones are cut off or garbage."""
+    """Write synthetic images whose brightness depends on the class; `broken` ones are truncated or random bytes."""
     generator = np.random.default_rng(3)
     for i in range(count):
         split = "val" if i % 5 == 4 else "train"

@@ -1,4 +1,4 @@
-"""Tests that start programs: where, and in which environment."""
+"""Working directory and environment for tests that start processes."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Scripts of benchmarks/ and docs/ as modules."""
+"""Import scripts of benchmarks/ and docs/ as modules."""
 
 import importlib.util
 import sys
@@ -9,7 +9,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def script(path: str) -> ModuleType:
-    """The module of a script, by its path in the repository; it may import those beside it."""
+    """Import a script by its path in the repository."""
     file = ROOT / path
     spec = importlib.util.spec_from_file_location(f"{file.parent.name}_{file.stem}", file)
     assert spec is not None
