@@ -10,21 +10,26 @@ depend on the machine in their last digits, so a second run gives similar pictur
 """
 
 import argparse
+import io
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 HERE = Path(__file__).resolve().parent
 SIDE = 192  # pixels of a generated image
 SEEN = 64  # pixels of a side of the input
 COUNTS = {"train": 300, "val": 60}  # images of each class
 SEED = 7
+EXAMPLES = ((4, 3), (3, 0), (2, 2))  # label and number of validation images
+REPORT_HEIGHT = 1000  # pixels of the screenshot
 OPTIONS = ("stem=strided", "widths=(16,32,64,128)", "depths=(1,1,1,1)")
-Pen = Callable[[ImageDraw.ImageDraw, float], None]
 
 
 def regular(radii: list[float], turn: float) -> list[tuple[float, float]]:
@@ -68,8 +73,8 @@ def shape(name: str, radius: float, turn: float, side: int) -> Image.Image:
 NAMES = ("circle", "cross", "moon", "ring", "star", "triangle")
 
 
-def scene(label: int, generator: np.random.Generator) -> Image.Image:
-    """Return an image of one shape, with stripes and dots around it."""
+def scene(label: int, generator: np.random.Generator) -> tuple[Image.Image, tuple[int, int]]:
+    """Return an image of one shape with stripes and dots around it, and row and column of its middle."""
     base = generator.uniform(15, 100, 3)
     slope = generator.uniform(-40, 40, (2, 3))
     rows, columns = np.mgrid[:SIDE, :SIDE] / SIDE - 0.5
@@ -84,26 +89,30 @@ def scene(label: int, generator: np.random.Generator) -> Image.Image:
         else:
             r = generator.uniform(3, 8)
             pen.ellipse((x - r, y - r, x + r, y + r), fill=colour)
-    radius = generator.uniform(0.15, 0.28) * SIDE
+    radius = generator.uniform(0.11, 0.26) * SIDE
     mask = shape(NAMES[label], radius, generator.uniform(0, 2 * np.pi), SIDE)
     colour = base
-    while (colour - base).mean() < 60:
-        colour = generator.uniform(60, 255, 3)
+    while (colour - base).mean() < 45:
+        colour = generator.uniform(40, 255, 3)
     x, y = (int(v) for v in generator.uniform(-0.5 * SIDE + radius, 0.5 * SIDE - radius, 2))
     image.paste(tuple(int(v) for v in colour), (x, y), mask)
     image = image.filter(ImageFilter.GaussianBlur(0.8))
-    noisy = np.asarray(image) + generator.normal(0, 5, (SIDE, SIDE, 1))
-    return Image.fromarray(np.clip(noisy, 0, 255).astype(np.uint8))
+    noisy = np.asarray(image) + generator.normal(0, 13, (SIDE, SIDE, 1))
+    return Image.fromarray(np.clip(noisy, 0, 255).astype(np.uint8)), (y + SIDE // 2, x + SIDE // 2)
+
+
+def numbered(split: str, label: int, number: int) -> tuple[Image.Image, tuple[int, int]]:
+    """Return an image of a split."""
+    return scene(label, np.random.default_rng([SEED, list(COUNTS).index(split), label, number]))
 
 
 def generate(folder: Path) -> None:
     """Write images as `folder`/SPLIT/CLASS/NUMBER.jpg."""
-    for i, (split, count) in enumerate(COUNTS.items()):
+    for split, count in COUNTS.items():
         for label, name in enumerate(NAMES):
             (folder / split / name).mkdir(parents=True)
             for number in range(count):
-                generator = np.random.default_rng([SEED, i, label, number])
-                scene(label, generator).save(folder / split / name / f"{number:04d}.jpg", quality=92)
+                numbered(split, label, number)[0].save(folder / split / name / f"{number:04d}.jpg", quality=92)
 
 
 def train(data: Path, out: Path) -> None:
@@ -121,12 +130,79 @@ def train(data: Path, out: Path) -> None:
         data=DataConfig(path=str(data), crop=1.0, workers=0),
         augment=Augment(crop_scale=(0.6, 1.0), flip=0.5),
         schedule=replace(start.schedule, rate=0.2),
-        epochs=20.0,
+        epochs=16.0,
         evaluate_every=2,
         log_every=16,
     )
     if train_run(config, report=False):
         raise SystemExit("training failed")
+
+
+def looks(run: Path, path: Path) -> None:
+    """Draw one row for each example: image and prediction, then weights by content and by position."""
+    from matplotlib.figure import Figure
+
+    from lambdanets.report.show import probability
+    from lambdanets.train.inference.trained import open_trained
+    from lambdanets.view import interactions
+    from lambdanets.view.command import as_input, likeliest
+    from lambdanets.view.draw import CONTENT, INK, POSITION, SIGNED, mark, mean_map, opacity, pale, panel
+
+    trained = open_trained(str(run))
+    figure = Figure(figsize=(9.0, 2.4 * len(EXAMPLES) + 0.35), layout="constrained", facecolor="white")
+    figure.get_layout_engine().set(w_pad=0.04, h_pad=0.04)  # type: ignore[union-attr]
+    axes = figure.subplots(len(EXAMPLES), 4)
+    for row, (label, number) in enumerate(EXAMPLES):
+        image, place = numbered("val", label, number)
+        shown, given = as_input(trained, image)
+        query = (place[0] * SEEN // SIDE, place[1] * SEEN // SIDE)
+        seen = interactions(trained.network, given, query)
+        first, second = seen.layers[:2]
+        ((name, p),) = likeliest(trained, given, 1)
+        panel(axes[row][0], shown)
+        mark(axes[row][0], query)
+        axes[row][0].set_xlabel(f"prediction: {name} ({probability(p)})", size=11, color=INK)
+        for axis, layer, content in zip(axes[row][1:], (first, first, second), (True, False, True), strict=True):
+            maps = layer.content if content else layer.position
+            assert maps is not None
+            weights = mean_map(maps, content).numpy()
+            limit = float(np.abs(weights).max())
+            panel(axis, pale(shown.numpy()), cmap="gray", vmin=0, vmax=1)
+            extent = (-0.5, SEEN - 0.5, SEEN - 0.5, -0.5)
+            panel(axis, weights / limit, cmap=SIGNED, vmin=-1, vmax=1, alpha=opacity(weights / limit), extent=extent)
+            mark(axis, query)
+            if row == 0:
+                grid = f"{layer.stage}, {layer.grid[0]} x {layer.grid[1]}"
+                axis.set_title(f"{CONTENT if content else POSITION}\n({grid})", size=10.5, color=INK)
+        if row == 0:
+            axes[row][0].set_title("input, the cross is the query", size=10.5, color=INK)
+    save(figure, path)
+
+
+def save(figure: "Figure", path: Path) -> None:
+    """Write an optimised PNG without transparency."""
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=100)
+    Image.open(file).convert("RGB").save(path, optimize=True)
+
+
+def report(run: Path, path: Path) -> None:
+    """Write the report of the run and a screenshot of its upper part."""
+    from playwright.sync_api import sync_playwright
+
+    from lambdanets.report.page import write_report
+
+    page_path = write_report(run, pictures=12)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1000, "height": REPORT_HEIGHT}, color_scheme="light")
+        page.goto(page_path.resolve().as_uri())
+        chart = page.locator(".charts svg").first.bounding_box()
+        assert chart is not None
+        page.mouse.move(chart["x"] + 0.6 * chart["width"], chart["y"] + 0.5 * chart["height"])  # shows the values
+        file = io.BytesIO(page.screenshot())
+        browser.close()
+    Image.open(file).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def main() -> None:
@@ -140,6 +216,8 @@ def main() -> None:
         if not data.exists():
             generate(data)
         train(data, run)
+    looks(run, HERE / "looks.png")
+    report(run, HERE / "report.png")
 
 
 if __name__ == "__main__":

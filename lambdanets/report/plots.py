@@ -24,6 +24,7 @@ COLOURS = ("#0a0b0c", "#0d0e0f", "#101112", "#131415")  # become the page's --c1
 MOST_POINTS = 400
 WIDTH, HEIGHT = 5.0, 2.8  # inches; 72 units of the SVG each
 MOST_STRIPS = 60  # of one chart
+FAR = 0.1  # of the width: the value of a single point is shown up to this distance
 LONGEST_NAME = 34  # in a readout
 LETTER, TEXT_LINE = 5.9, 13.0  # estimated width of a letter and height of a line in a readout, in units of the SVG
 
@@ -147,7 +148,13 @@ def readouts(axis: Any, series: Sequence[Series], percent: bool) -> Markup:
         nearest = [min(points, key=lambda point: abs(point[0] - middle)) for points in placed]
         at = min(nearest, key=lambda point: abs(point[0] - middle))
         texts = [(0, f"step {at[2]:,.0f}")]
-        for one, (_, _, step, value) in zip(series, nearest, strict=True):
+        near = [
+            len(points) > 1 or abs(point[0] - middle) <= FAR * axis.bbox.width
+            for points, point in zip(placed, nearest, strict=True)
+        ]
+        for one, (_, _, step, value), shows in zip(series, nearest, near, strict=True):
+            if not shows:
+                continue
             shown = f"{100 * value:.2f}%" if percent else f"{value:.4g}"
             name = f"{shortened(one.name, LONGEST_NAME)}: " if one.name else ""
             elsewhere = f" (step {step:,.0f})" if round(step) != round(at[2]) else ""
@@ -169,7 +176,8 @@ def readouts(axis: Any, series: Sequence[Series], percent: bool) -> Markup:
                 height=height,
                 dots=Markup("").join(
                     DOT.format(colour=one.colour, x=px, y=axis.figure.bbox.height - py)
-                    for one, (px, py, _, _) in zip(series, nearest, strict=True)
+                    for one, (px, py, _, _), shows in zip(series, nearest, near, strict=True)
+                    if shows
                 ),
                 lines=Markup("").join(
                     TEXT.format(colour=colour, x=x + 7, y=over + TEXT_LINE * (i + 1), text=text)

@@ -18,7 +18,7 @@ SIGNED = "PuOr_r"  # orange adds, purple subtracts; safe for colour-blind reader
 GAP = 1  # pixels between the channels of a table
 MOST_LAYERS = 40  # in one picture
 OPACITY = 0.9  # of the largest weight over the picture
-CONTENT, POSITION = "content: q · key, mean subtracted", "position: q · embedding"  # titles
+CONTENT, POSITION = "content: q · key − mean", "position: q · embedding"  # titles
 
 
 def draw(seen: Interactions, path: str | Path, picture: Tensor | None = None) -> Path:

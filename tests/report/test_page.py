@@ -239,13 +239,13 @@ def readouts(text: str) -> list[list[str]]:
 
 def test_values_on_hover():
     training = Series([(10, 0.5), (20, 0.25), (30, 0.125)], 1, name="training")
-    evaluated = Series([(20, 0.3)], 2, "o-", name="validation <b>")
+    evaluated = Series([(20, 0.3), (30, 0.2)], 2, "o-", name="validation <b>")
     svg = curves([training, evaluated], label="loss")
     assert svg is not None
     assert readouts(svg) == [
         ["step 10", "training: 0.5", "validation &lt;b&gt;: 0.3 (step 20)"],
         ["step 20", "training: 0.25", "validation &lt;b&gt;: 0.3"],
-        ["step 30", "training: 0.125", "validation &lt;b&gt;: 0.3 (step 20)"],
+        ["step 30", "training: 0.125", "validation &lt;b&gt;: 0.2"],
     ]
     strips = re.findall(r'class="hit" x="([\d.]+)" y="[\d.]+" width="([\d.]+)"', svg)
     edges = [(float(x), float(x) + float(width)) for x, width in strips]
@@ -258,6 +258,13 @@ def test_values_on_hover():
     share = curves([Series([(1, 0.97015)])], label="top-1", percent=True)
     assert share is not None
     assert readouts(share) == [["step 1", "97.02%"]]
+
+
+def test_a_single_value_is_shown_near_its_step():
+    svg = curves([Series([(i, 1.0) for i in range(101)]), Series([(100, 2.0)], 2)], label="loss")
+    assert svg is not None
+    shown = readouts(svg)
+    assert [len(one) for one in (shown[0], shown[-1])] == [2, 3]
 
 
 def test_long_runs_have_few_strips():
