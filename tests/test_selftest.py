@@ -46,7 +46,7 @@ def test_a_wrong_backend_fails_and_the_printed_line_reproduces_it(change, monkey
     break_backend(monkeypatch, "conv", change)
     code, text = run(cases=30)
     assert code == 1
-    again = re.findall(r"again: lambdanets (.*)", text)
+    again = re.findall(r"reproduce: lambdanets (.*)", text)
     assert again
     assert all("--backend conv" in line or "--backend auto" in line for line in again)
     line = next(line for line in again if "--backend conv" in line)

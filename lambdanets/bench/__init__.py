@@ -1,1 +1,1 @@
-"""Speed and memory: benchmarks as data (`cases.py`, `peers.py`) plus one runner (`bench.py`)."""
+"""Benchmarks of speed and memory: operations, layers, kernels and networks."""

@@ -1,4 +1,4 @@
-"""Attention layers of the same width, to measure against: PyTorch's own kernels, nothing else.
+"""Attention baselines of the same width as the lambda layer, with PyTorch's own kernels.
 
 Letters: B batch, C channels, H heads, D depth of a head, Y, X height and width.
 """
@@ -38,7 +38,7 @@ class AxialAttention(nn.Module):
 
 
 def attend(qkv: Tensor, heads: int) -> Tensor:
-    """[..., positions, 3 C] -> [..., positions, C]."""
+    """Apply multi-head attention along the positions: [..., positions, 3 C] -> [..., positions, C]."""
     queries, keys, values = qkv.unflatten(-1, (3, heads, -1)).movedim((-3, -2), (0, -3)).unbind(0)
     output = F.scaled_dot_product_attention(queries, keys, values)
     return output.transpose(-3, -2).flatten(-2)

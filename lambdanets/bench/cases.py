@@ -1,4 +1,4 @@
-"""What is measured: feature maps, scopes, and the sizes of the layer. Plain data."""
+"""The cases to measure: feature maps, scopes and sizes of the layer."""
 
 import re
 from dataclasses import asdict, dataclass
@@ -23,27 +23,28 @@ class Shape:
 
     @classmethod
     def parse(cls, text: str) -> "Shape":
+        """Parse HEIGHTxWIDTHxCHANNELS."""
         match = re.fullmatch(r"(\d+)x(\d+)x(\d+)", text)
         if match is None or "0" in match.groups():
-            raise ValueError(f"shape {text!r} is not HEIGHTxWIDTHxCHANNELS, such as 32x32x96")
+            raise ValueError(f"shape must be HEIGHTxWIDTHxCHANNELS, such as 32x32x96, got {text!r}")
         return cls(*map(int, match.groups()))
 
     def __str__(self) -> str:
         return f"{self.height}x{self.width}x{self.channels}"
 
 
-# ResNet-50's four stages, and the first block of stages 3 to 5, which runs at the resolution of the stage before.
+# The four stages of ResNet-50, and the first blocks of c3 to c5, which run at the resolution of the previous stage.
 STAGES = (Shape(56, 56, 64), Shape(28, 28, 128), Shape(14, 14, 256), Shape(7, 7, 512))
 DOWNSAMPLING = (Shape(56, 56, 128), Shape(28, 28, 256), Shape(14, 14, 512))
 SCOPES = (7, 23, None)
 
 
 def parse_scope(text: str) -> int | None:
-    """`23` or `global`."""
+    """Parse a scope, a number or `global` (None)."""
     if text == "global":
         return None
     if not text.isdigit() or int(text) == 0:
-        raise ValueError(f"scope {text!r} is neither a positive number nor 'global'")
+        raise ValueError(f"scope must be a positive number or 'global', got {text!r}")
     return int(text)
 
 
@@ -52,16 +53,16 @@ class BenchCase:
     """One layer on one feature map."""
 
     shape: Shape
-    scope: int | None  # None: the whole map
+    scope: int | None  # None for a global scope
     batch: int
     dtype: str = "float32"
     heads: int = 4
     key_depth: int = 16
-    pooled: bool = False  # average pooling by half follows; a convolution strides instead
+    pooled: bool = False  # followed by average pooling with stride 2; a convolution has stride 2 instead
 
     def __post_init__(self) -> None:
         if self.shape.channels % self.heads:
-            raise ValueError(f"{self.shape} has channels that --heads {self.heads} does not divide")
+            raise ValueError(f"{self.shape} has channels that are not divisible by --heads {self.heads}: change one")
         if self.dtype not in DTYPES:
             raise ValueError(f"unknown dtype {self.dtype!r}; choose one of {', '.join(sorted(DTYPES))}")
 
@@ -84,17 +85,17 @@ class BenchCase:
 
     @property
     def scopes(self) -> tuple[int, int]:
-        """Entries of the table along each axis."""
+        """The number of entries of the table along each axis."""
         if self.scope is not None:
             return self.scope, self.scope
         return 2 * self.shape.height - 1, 2 * self.shape.width - 1
 
     def fields(self) -> dict[str, Any]:
-        """As a result's rows have it."""
+        """Return the fields of the case for a row of results."""
         return asdict(self) | {"shape": str(self.shape)}
 
     def image(self, device: torch.device, seed: int = 0) -> Tensor:
-        """A random feature map [B, C, height, width]."""
+        """Return a random feature map [B, C, height, width]."""
         generator = torch.Generator(device).manual_seed(seed)
         x = torch.randn(self.batch, self.shape.channels, *self.grid, generator=generator, device=device)
         return x.to(self.torch_dtype)
@@ -102,7 +103,7 @@ class BenchCase:
 
 @dataclass(frozen=True, eq=False)
 class OpInputs:
-    """Inputs of the operation alone, as leaves that collect gradients."""
+    """Inputs of the operation, as leaves that require gradients."""
 
     queries: Tensor
     keys: Tensor
@@ -116,7 +117,7 @@ class OpInputs:
 
 
 def op_inputs(case: BenchCase, device: torch.device, dtype: torch.dtype | None = None) -> OpInputs:
-    """Random inputs of the operation for a case, scaled as a layer at initialisation gives them."""
+    """Return random inputs of the operation for a case, scaled as in a layer at initialisation."""
     generator = torch.Generator(device).manual_seed(0)
     B, N, H, K, V = case.batch, case.positions, case.heads, case.key_depth, case.shape.channels // case.heads
 
@@ -138,4 +139,5 @@ def make_cases(
     key_depth: int,
     pooled: bool = False,
 ) -> list[BenchCase]:
+    """Return the cases of all combinations of shapes and scopes."""
     return [BenchCase(shape, scope, batch, dtype, heads, key_depth, pooled) for shape, scope in product(shapes, scopes)]

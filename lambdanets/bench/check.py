@@ -1,4 +1,4 @@
-"""No number without a passing check: the operation against the reference, our layer against each public one.
+"""Correctness checks before measurements: the operation against the reference, our layer against public layers.
 
 Letters: B batch, N queries, M context positions, H heads, K key depth, V value depth.
 """
@@ -16,7 +16,7 @@ from lambdanets.ops import triton as fused
 from lambdanets.ops.gemm import relation_rows
 
 SAMPLED_QUERIES, SAMPLED_WINDOWS = 32, 8
-# Normwise relative errors: rounding is far below, a wrong formula far above.
+# Normwise relative errors: rounding is far below them, a wrong formula far above.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 TF32_TOLERANCE = 5e-3
 
@@ -26,20 +26,22 @@ class MismatchError(Exception):
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
+    """Return the norm of the difference over the norm of the expected tensor."""
     difference = (found.double() - expected.double()).norm()
     return (difference / expected.double().norm().clamp(min=torch.finfo(torch.float64).tiny)).item()
 
 
 def tolerance(dtype: torch.dtype, device: torch.device) -> float:
+    """Return the allowed relative error."""
     tf32 = torch.backends.cudnn.allow_tf32 or torch.get_float32_matmul_precision() != "highest"
     return TF32_TOLERANCE if dtype == torch.float32 and device.type == "cuda" and tf32 else TOLERANCE[dtype]
 
 
 def check_operation(case: BenchCase, backend: str, device: torch.device, training: bool) -> float:
-    """Compares a backend at the case's own sizes with the reference in float64; returns the worst relative error.
+    """Compare a backend at the sizes of a case with the reference in float64, and return the largest relative error.
 
-    The reference for a few queries is cheap at any size, and with a gradient that is zero for the others it gives
-    every gradient too.
+    The reference is computed only for a few queries. With an output gradient that is zero for the other queries, it
+    gives all gradients too.
     """
     inputs = op_inputs(case, device)
     rows = sampled(case.positions, SAMPLED_QUERIES, device)
@@ -55,7 +57,7 @@ def check_operation(case: BenchCase, backend: str, device: torch.device, trainin
 
 
 def check_pooled(case: BenchCase, backend: str, device: torch.device, training: bool) -> float:
-    """As `check_operation`, of what pooling makes of the output, for a few of its windows."""
+    """Compare the pooled output like `check_operation`, for a few windows."""
     inputs, exact = op_inputs(case, device), op_inputs(case, device, torch.float64)
     share_PN = shares_of_windows(case.grid, device)
     some = sampled(len(share_PN), SAMPLED_WINDOWS, device)
@@ -73,7 +75,7 @@ def check_pooled(case: BenchCase, backend: str, device: torch.device, training: 
 
 
 def pooled_output(inputs: OpInputs, case: BenchCase, backend: str) -> Tensor:
-    """[B, P, H, V], in one step where a layer would take it."""
+    """Return the pooled output [B, P, H, V], computed in one step where a layer would do so."""
     queries, keys, values, positions = inputs.queries, inputs.keys, inputs.values, inputs.positions
     sizes = (case.key_depth, values.shape[2], case.heads)
     if backend in ("auto", "fused") and fused.why_not(queries.device, queries.dtype, *sizes) is None:
@@ -86,7 +88,7 @@ def pooled_output(inputs: OpInputs, case: BenchCase, backend: str) -> Tensor:
 
 
 def shares_of_windows(grid: tuple[int, int], device: torch.device) -> Tensor:
-    """[P, N]: what each position has in each window of the pooling."""
+    """Return the weight of each position in each pooling window, [P, N]."""
     height, width = (
         ((torch.arange(side) - 2 * torch.arange((side + 1) // 2)[:, None]).abs() <= 1).double() / 3 for side in grid
     )
@@ -94,24 +96,25 @@ def shares_of_windows(grid: tuple[int, int], device: torch.device) -> Tensor:
 
 
 def sampled(count: int, most: int, device: torch.device) -> Tensor:
+    """Return at most `most` evenly spaced indices below `count`."""
     return torch.linspace(0, count - 1, min(count, most), device=device).round().long().unique()
 
 
 def compared(
     found: Sequence[Tensor], expected: Sequence[Tensor], backend: str, case: BenchCase, device: torch.device
 ) -> float:
-    """The worst relative error, if it is allowed."""
+    """Return the largest relative error. Raise MismatchError if it is not allowed."""
     worst = max(relative_error(mine, right) for mine, right in zip(found, expected, strict=True))
     allowed = tolerance(case.torch_dtype, device)
     if not worst <= allowed:
         raise MismatchError(
-            f"{backend} at {case.name}: relative error {worst:.1e} against the reference, allowed {allowed}"
+            f"{backend} at {case.name}: relative error {worst:.1e} against the reference, allowed: {allowed}"
         )
     return worst
 
 
 def reference_rows(inputs: OpInputs, rows: Tensor, training: bool) -> list[Tensor]:
-    """The reference's output for some queries, and the gradients that come from them."""
+    """Return the output of the reference for some queries, and in training the gradients."""
     positions = relation_rows(inputs.positions, rows)
     output = lambda_reference(inputs.queries[:, rows], inputs.keys, inputs.values, positions)
     if not training:
@@ -120,9 +123,9 @@ def reference_rows(inputs: OpInputs, rows: Tensor, training: bool) -> list[Tenso
 
 
 def check_twin(contender: Contender, case: BenchCase, device: torch.device) -> float:
-    """Our layer with a public layer's weights: the same output and input gradient, in training mode, in float32."""
+    """Compare output and input gradient of our layer and a public one with equal weights, in float32 training mode."""
     assert contender.twin is not None
-    # Two images: with one, torch 2.15's BatchNorm2d gives the public layers a wrong gradient on the CPU.
+    # Two images: with one, BatchNorm2d of torch 2.15 has a wrong gradient on the CPU in the public layers.
     small = BenchCase(case.shape, case.scope, 2, "float32", case.heads, case.key_depth)
     torch.manual_seed(0)
     peer = without_position_bias(contender.build(small))
@@ -130,13 +133,16 @@ def check_twin(contender: Contender, case: BenchCase, device: torch.device) -> f
     x = small.image(device)
     results = [forward_backward(module.to(device).train(), x) for module in (layer, peer)]
     worst = max(relative_error(mine, theirs) for mine, theirs in zip(*results, strict=True))
-    allowed = 10 * tolerance(torch.float32, device)  # theirs is float32 too, and batch norm divides
+    allowed = 10 * tolerance(torch.float32, device)  # both sides are float32, and batch norm divides
     if not worst <= allowed:
-        raise MismatchError(f"our layer and {contender.name} differ at {case.name}: {worst:.1e}, allowed {allowed}")
+        raise MismatchError(
+            f"our layer and {contender.name} differ at {case.name}: relative error {worst:.1e}, allowed: {allowed}"
+        )
     return worst
 
 
 def forward_backward(module: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the output and the gradient of the input."""
     x = x.clone().requires_grad_()
     y = module(x)
     weight = torch.linspace(-1, 1, y.numel(), device=y.device).view_as(y)

@@ -1,4 +1,4 @@
-"""`lambdanets bench`."""
+"""The command `lambdanets bench`."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -12,7 +12,7 @@ from lambdanets.bench.networks import BenchNetwork
 
 @dataclass(frozen=True)
 class Bench:
-    """Measure speed and memory, ours and other implementations in the same run."""
+    """Measure speed and memory of lambda layers and of other implementations in the same run."""
 
     what: Annotated[
         Annotated[BenchOp, tyro.conf.subcommand("op")]

@@ -1,7 +1,7 @@
-"""Networks compiled block by block, so that a deep one compiles as fast as a shallow one.
+"""Compilation of networks block by block, so that a deep network compiles as fast as a shallow one.
 
-torch.compile keeps its code for each function, with guards on the module's class, settings and shapes; weights are
-inputs. So a block that was compiled once serves all blocks like it, of this network and of the next.
+torch.compile caches code per function, with guards on the module's class, settings and shapes; weights are inputs. So
+a compiled block serves all blocks like it, in this network and in later ones.
 """
 
 from collections import Counter
@@ -18,16 +18,16 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from lambdanets.bench.check import MismatchError, relative_error
 from lambdanets.bench.timing import captured
 
-VARIANTS = 1024  # of one block's code: widths, strides, layers, image sizes, modes, of all networks of a run
-WRONG = 0.5  # relative error of a single gradient, beyond which float32 is asked: it may be all rounding
-# What a compiled block may differ from the same block eager on the same input, normwise: rounding, also of gradients.
+VARIANTS = 1024  # maximum variants of the code of a block: widths, strides, layers, image sizes, modes of a run
+WRONG = 0.5  # relative error of a single gradient beyond which float32 decides whether it is only rounding
+# Allowed normwise relative difference of a compiled and an eager block on the same input, also of gradients
 TOLERANCE = {"float32": 1e-3, "tf32": 2e-2, "bfloat16": 0.1}
 
-Way = Literal["no", "yes", "graphs", "blocks"]  # eager, compiled, and started by CUDA graphs, compiled by blocks
+Way = Literal["no", "yes", "graphs", "blocks"]  # eager, compiled, compiled with CUDA graphs, compiled by blocks
 
 
 class Compilation(TypedDict):
-    """Fields of a `Protocol`."""
+    """The fields of a `Protocol` that concern compilation."""
 
     compiled: bool
     graphs: bool
@@ -35,9 +35,10 @@ class Compilation(TypedDict):
 
 
 def compilation(way: Way, device: torch.device) -> Compilation:
+    """Return the fields of a `Protocol` for a value of --compile."""
     cuda = device.type == "cuda"
     if way == "graphs" and not cuda:
-        raise ValueError("--compile graphs (and all, which has them) is for CUDA GPUs: use yes or blocks")
+        raise ValueError("--compile graphs (also part of all) needs a CUDA GPU: use yes or blocks")
     return {
         "compiled": way != "no",
         "graphs": way == "graphs" or (way == "blocks" and cuda),
@@ -47,13 +48,13 @@ def compilation(way: Way, device: torch.device) -> Compilation:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What `compile_blocks` compiled.
+    """The parts of a network that `compile_blocks` compiled.
 
     Attributes:
         blocks: names of the repeated blocks.
-        rest: names of what lies between them, for each part that is compiled as one, such as the stem. If the network
-            has no repeated blocks the only part is the network, whose name is empty.
-        parts: calls the blocks and the rest in order.
+        rest: names of the modules of each other part, such as the stem, which is compiled as a whole. A network without
+            repeated blocks is one part with an empty name.
+        parts: a module that calls the blocks and the other parts in order.
     """
 
     blocks: tuple[str, ...]
@@ -62,10 +63,17 @@ class Compiled:
 
 
 def compile_blocks(network: nn.Module, **options: Any) -> Compiled:
-    """Compiles a network in place: each of its repeated blocks, and as one what lies before, between and after them.
+    """Compile a network in place: each of its repeated blocks, and each part before, between and after them.
 
-    The mode (training or not) is to be set before. `options` are torch.compile's; a graph break is an error, and so is
-    a block that torch no longer compiles since it has seen too many variants (see `many_variants`).
+    Set training or eval mode first. A graph break raises an error, and so does a block with more variants than torch
+    allows (see `many_variants`).
+
+    Args:
+        network: the network.
+        options: options of torch.compile, by default fullgraph=True and dynamic=False.
+
+    Returns:
+        The names of the compiled parts.
     """
     options = {"fullgraph": True, "dynamic": False, **options}
     blocks = repeated_blocks(network)
@@ -87,14 +95,25 @@ def compile_blocks(network: nn.Module, **options: Any) -> Compiled:
 
 
 def compile_module(module: nn.Module, options: Mapping[str, Any]) -> None:
-    """In place. `module.compile` leaves modules of torch.nn itself eager, in silence, at least in torch 2.11."""
+    """Compile a module in place. In torch 2.11, `module.compile` silently leaves modules of torch.nn eager."""
     module.forward = torch.compile(module.forward, **options)
 
 
 def repeated_blocks(network: nn.Module) -> list[str]:
-    """Names of the outermost modules in a list whose class is in lists at least twice.
+    """Return the names of the repeated blocks of a network.
 
-    Lists are Sequential and ModuleList, which are no blocks themselves, and neither are modules without children.
+    Blocks are the outermost modules with children inside a Sequential or ModuleList, whose class occurs there at least
+    twice. Sequential and ModuleList are not blocks themselves.
+
+    Example:
+        >>> from torch import nn
+        >>> from lambdanets.bench.compiled import repeated_blocks
+        >>> class Block(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.linear = nn.Linear(4, 4)
+        >>> repeated_blocks(nn.Sequential(nn.Linear(8, 4), nn.Sequential(Block(), Block())))
+        ['1.0', '1.1']
     """
 
     def listed(module: nn.Module, name: str) -> Iterator[tuple[str, nn.Module]]:
@@ -112,7 +131,7 @@ def repeated_blocks(network: nn.Module) -> list[str]:
 
 
 class Outside(fx.Tracer):
-    """Looks only into modules that have blocks in them."""
+    """A tracer that traces only into modules that contain blocks."""
 
     def __init__(self, blocks: Sequence[str]) -> None:
         super().__init__()
@@ -123,12 +142,12 @@ class Outside(fx.Tracer):
 
 
 def split_at(network: nn.Module, blocks: Sequence[str]) -> fx.GraphModule:
-    """The network as a sequence of parts: each block is one, and what is between two blocks is one."""
+    """Split a network into a sequence of parts: the blocks, and the operations between two blocks."""
     try:
         graph = Outside(blocks).trace(network)
-    except Exception as error:  # whatever its forward does that cannot be traced
+    except Exception as error:  # forward may raise anything during tracing
         raise ValueError(
-            f"{type(network).__name__} cannot be cut into blocks ({error}): compile it as a whole, --compile graphs"
+            f"{type(network).__name__} cannot be split into blocks ({error}): compile it as a whole, --compile graphs"
         ) from error
     names = set(blocks)
     part, after_block = 0, False
@@ -143,9 +162,9 @@ def split_at(network: nn.Module, blocks: Sequence[str]) -> fx.GraphModule:
 
 @contextmanager
 def many_variants() -> Iterator[None]:
-    """One block's code may be compiled in many variants: torch gives up after eight.
+    """Allow up to `VARIANTS` compiled variants of a function inside the context, where torch allows eight.
 
-    Beyond `VARIANTS` it is an error for modules that `compile_blocks` compiled, never silently eager.
+    More variants raise an error for modules that `compile_blocks` compiled, instead of running eager.
     """
     import torch._dynamo.config as dynamo
 
@@ -156,13 +175,24 @@ def many_variants() -> Iterator[None]:
 def check_compiled(
     compiled: Compiled, images: Tensor, allowed: float, autocast: Callable[[], AbstractContextManager] = nullcontext
 ) -> float:
-    """Each part compiled against the same part eager, on the same input; returns the worst relative error.
+    """Compare each compiled part with the same part in eager mode on the same input.
 
-    Part by part, since hundreds of layers with random weights enlarge rounding until nothing can be compared. Where
-    gradients are enabled they are compared too. All is compiled here: steps that follow find it done.
-    A gradient that is wrong must not hide among larger ones: each is looked at by itself too.
-    Eager code rounds more often: a compiled part may differ by more than `allowed` if it is that near to the same part
-    in float32, or much nearer than the eager one.
+    Parts are compared separately, because hundreds of layers with random weights amplify rounding errors. Gradients are
+    compared if they are enabled, together and each by itself. A compiled part may differ by more than `allowed` if it
+    is that close to the same part in float32, or much closer than the eager one, which rounds more often. The call
+    also compiles all parts.
+
+    Args:
+        compiled: the result of `compile_blocks`.
+        images: the input.
+        allowed: largest allowed relative error.
+        autocast: returns the context manager to run in.
+
+    Returns:
+        The largest relative error.
+
+    Raises:
+        MismatchError: if a part differs too much or has a wrong gradient.
     """
     worst = 0.0
 
@@ -174,14 +204,14 @@ def check_compiled(
             error = worst_error(found, expected)
             if not error <= allowed:
                 if worst_error(run_part(part, inputs, autocast), expected) > allowed:
-                    error = 0.0  # it is random (dropout), and cannot be compared
+                    error = 0.0  # random (dropout), cannot be compared
                 elif not is_nearer(part, inputs, found, expected, allowed):
                     raise MismatchError(
-                        f"a compiled part of the network differs from the same part eager by {error:.1e}, "
-                        f"allowed {allowed}"
+                        f"a compiled part of the network differs from the same part in eager mode by {error:.1e}, "
+                        f"allowed: {allowed}"
                     )
             if error and (name := wrong_gradient(part, inputs, found, expected, autocast)):
-                raise MismatchError(f"a compiled part of the network has a wrong gradient of {name}")
+                raise MismatchError(f"a compiled part of the network has a wrong gradient for {name}")
         worst = max(worst, error)
         return expected.output
 
@@ -198,19 +228,19 @@ def check_compiled(
 
 @dataclass(frozen=True)
 class PartResult:
-    """What a part of a network gave: its output without history, and all tensors to compare."""
+    """The result of a part of a network: its detached output, and all tensors to compare."""
 
     output: Any
     outputs: list[Tensor]
     gradients: list[Tensor]
-    names: list[str]  # of the parameters, or inputs, that the gradients are of
+    names: list[str]  # of the parameters or inputs to which the gradients belong
 
 
 def run_part(part: nn.Module, inputs: Sequence[Any], autocast: Callable[[], AbstractContextManager]) -> PartResult:
-    """Forward, and backward from always the same gradient; inputs need gradients as they say."""
+    """Run forward and backward, always with the same output gradient; `requires_grad` of the inputs is respected."""
     leaves = tree_map_only(Tensor, without_history, inputs)
     with autocast():
-        output = part(*tree_map_only(Tensor, copied, leaves))  # parts may work in place
+        output = part(*tree_map_only(Tensor, copied, leaves))  # parts may change their inputs in place
     outputs = [one for one in tree_leaves(output) if isinstance(one, Tensor)]
     above = [one for one in outputs if one.requires_grad]
     names, gradients = [], []
@@ -232,7 +262,7 @@ def wrong_gradient(
     expected: PartResult,
     autocast: Callable[[], AbstractContextManager],
 ) -> str | None:
-    """Whose gradient is wrong, though small among the others: far from the eager one, and further from float32's."""
+    """Return the name of a gradient that is far from the eager one and even further from the float32 one, or None."""
     both = zip(found.names, found.gradients, expected.gradients, strict=True)
     apart = [name for name, *one in both if not off(*one) <= WRONG]
     if not apart or any(one.dtype != torch.float32 for one in part.parameters()):
@@ -241,24 +271,27 @@ def wrong_gradient(
     for name, mine, eager, other, right in zip(
         found.names, found.gradients, expected.gradients, again.gradients, exact.gradients, strict=True
     ):
-        rounding = max(off(eager, right), off(other, right))  # none where all is in float32, which cannot say more
+        rounding = max(off(eager, right), off(other, right))  # 0 if all is float32, which then has no more information
         if name in apart and 0 < 2 * rounding < off(mine, right) and not off(mine, right) <= WRONG:
             return name
     return None
 
 
 def off(found: Tensor, expected: Tensor) -> float:
+    """Return the relative error of one tensor."""
     return together([found], [expected])
 
 
 def run_in_float32(part: nn.Module, inputs: Sequence[Any]) -> PartResult:
+    """Run a part on float32 inputs without autocast."""
     return run_part(part, tree_map_only(Tensor, in_float32, inputs), nullcontext)
 
 
 def is_nearer(part: nn.Module, inputs: Sequence[Any], found: PartResult, expected: PartResult, allowed: float) -> bool:
-    """Whether outputs and gradients of `found` are each as near to float32's as allowed, or twice as near as expected.
+    """Return whether outputs and gradients of `found` are close to those in float32.
 
-    Weights in half precision cannot say.
+    They must be within `allowed`, or at most half as far away as those of `expected`. Weights in half precision give
+    False, because there is no float32 result to compare with.
     """
     if any(one.dtype != torch.float32 for one in part.parameters()):
         return False
@@ -283,13 +316,13 @@ def without_history(tensor: Tensor) -> Tensor:
 
 
 def copied(tensor: Tensor) -> Tensor:
-    """Made in inference mode if the tensor was: code is compiled for the one or the other."""
+    """Copy a tensor, in inference mode if it was created there, because code is compiled for one of the two."""
     with torch.inference_mode(tensor.is_inference()) if torch.is_inference_mode_enabled() else nullcontext():
         return tensor.clone()
 
 
 def some_gradient(output: Tensor) -> Tensor:
-    """The same numbers whatever type the output has."""
+    """Return a random gradient for an output, with the same numbers for every dtype."""
     drawn = torch.empty_like(output, dtype=torch.float32).normal_(
         generator=torch.Generator(output.device).manual_seed(0)
     )
@@ -297,7 +330,7 @@ def some_gradient(output: Tensor) -> Tensor:
 
 
 def worst_error(found: PartResult, expected: PartResult) -> float:
-    """Of outputs and of gradients, each all together: a gradient that is next to nothing is all rounding."""
+    """Return the larger relative error of outputs and gradients, each concatenated: tiny gradients are all rounding."""
     return max(
         together(found.outputs, expected.outputs),
         together(found.gradients, expected.gradients) if expected.gradients else 0.0,
@@ -305,6 +338,7 @@ def worst_error(found: PartResult, expected: PartResult) -> float:
 
 
 def together(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
+    """Return the relative error of several tensors as one vector."""
     difference = norm([mine - right for mine, right in zip(found, expected, strict=True)])
     return (difference / norm(expected).clamp(min=torch.finfo(torch.float64).tiny)).item()
 
@@ -314,11 +348,18 @@ def norm(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def as_graph(step: Callable[[], Tensor], allowed: float | None) -> Callable[[], object]:
-    """The step as one CUDA graph, after some steps without. What it gives must be finite.
+    """Capture a step as one CUDA graph, after some eager steps, and check that its result is finite.
 
     Args:
-        step: works on tensors that stay where they are, and returns one.
-        allowed: how far the graph's tensor may be from that of the step, relatively; None: steps change it.
+        step: a function that works on tensors with fixed addresses and returns one tensor.
+        allowed: largest relative difference between the result of the graph and that of the step; None if every step
+            changes the result.
+
+    Returns:
+        A function that replays the graph.
+
+    Raises:
+        MismatchError: if the result is not finite or differs too much.
     """
     kept: list[Tensor] = []
 
@@ -326,15 +367,15 @@ def as_graph(step: Callable[[], Tensor], allowed: float | None) -> Callable[[], 
         kept[:] = [step()]
 
     expected = step().clone()
-    torch.cuda.empty_cache()  # other streams cannot use what this one keeps
+    torch.cuda.empty_cache()  # other streams cannot use memory that this stream has cached
     replay = captured(run, required=True)
     replay()
     if not kept[0].isfinite().all():
-        raise MismatchError("the step as a CUDA graph gave numbers that are not finite")
+        raise MismatchError("the step as a CUDA graph gave non-finite numbers")
     if allowed is not None:
         error = relative_error(kept[0], expected)
-        if not error <= allowed and not relative_error(step(), expected) > allowed:  # else it is random
+        if not error <= allowed and not relative_error(step(), expected) > allowed:  # otherwise it is random
             raise MismatchError(
-                f"the step as a CUDA graph differs from the step without by {error:.1e}, allowed {allowed}"
+                f"the step as a CUDA graph differs from the eager step by {error:.1e}, allowed: {allowed}"
             )
     return replay

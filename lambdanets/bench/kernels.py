@@ -1,4 +1,4 @@
-"""`lambdanets bench kernels`: which kernels a lambda layer runs on a GPU, and how near each is to the GPU's limits."""
+"""The command `lambdanets bench kernels`: kernel times of a lambda layer on a GPU, compared with the GPU's limits."""
 
 from collections import defaultdict
 from collections.abc import Callable
@@ -23,54 +23,53 @@ from lambdanets.ops.triton.streams import NEVER, from_work
 from lambdanets.options import BENCHES, check_positive, chosen_device, optional
 from lambdanets.tables import wide
 
-WARM_UP = 5  # steps that compile, and let the clocks rise
+WARM_UP = 5  # steps that compile and raise the clocks
 
 
 @dataclass(frozen=True)
 class BenchKernels:
-    """One lambda layer on a GPU, kernel by kernel: time, useful work, least traffic, and the share of the limits.
+    """Measure the kernels of one lambda layer on a GPU: time, useful work, memory traffic, share of the GPU's limits.
 
-    Inference (`layer.fuse()`) and a training step, eager, channels-last, under torch's profiler, which times kernels
-    alone: not Python, and not the gaps between them; kernels that run beside each other otherwise run one by one here.
-    They are grouped by what they compute: the output (forward), the gradients of queries (dq), lambdas (g), values (dv)
-    and embeddings (dT), tables of positions, the content lambda, batch norms, projections. Each result is first
-    compared with the float64 reference.
+    Inference (`layer.fuse()`) and a training step, eager and channels-last, run under torch's profiler, which measures
+    kernels without Python overhead and gaps. Kernels that would overlap run one after another. They are grouped by
+    result: the output (forward), the gradients of queries (dq), lambdas (g), values (dv) and embeddings (dT), expanded
+    tables, the content lambda, batch norms, projections. Each result is first compared with the float64 reference.
     """
 
     device: Annotated[str | None, optional("DEVICE")] = None
-    """cuda or cuda:1."""
+    """The GPU, such as cuda or cuda:1. Default: the current GPU."""
     shapes: Annotated[tuple[str, ...], optional("HxWxC ...")] = ()
-    """Feature maps, such as 32x32x96. By default those of ResNet-50 and of its downsampling blocks."""
+    """Feature maps, such as 32x32x96. Default: those of ResNet-50 and of its downsampling blocks."""
     scope: str = "23"
-    """A number, or global."""
+    """Scope of position interactions: a number, or global."""
     batch: int = 256
-    """Images."""
+    """Batch size."""
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
-    """bfloat16, float16 or float32. Shares of the limits are for the first two."""
+    """Data type. Shares of the limits are shown for bfloat16 and float16."""
     heads: int = 4
-    """Queries for each lambda."""
+    """Number of heads: queries per lambda."""
     key_depth: int = 16
     """Depth of queries and keys."""
     steps: int = 20
-    """Steps that are profiled in a row; times are medians."""
+    """Number of profiled steps; times are medians."""
     output: Annotated[Path | None, optional("PATH")] = None
-    """The JSON file; runs/bench/kernels-cuda-DTYPE.json by default."""
+    """JSON file to write. Default: runs/bench/kernels-cuda-DTYPE.json."""
 
     def run(self) -> int:
         check_positive(batch=self.batch, heads=self.heads, key_depth=self.key_depth, steps=self.steps)
         shapes = tuple(map(Shape.parse, self.shapes)) or (*STAGES, *DOWNSAMPLING)
         cases = make_cases(shapes, (parse_scope(self.scope),), self.batch, self.dtype, self.heads, self.key_depth)
         if not torch.cuda.is_available() or chosen_device(self.device).type != "cuda":
-            found = f"--device {self.device}" if torch.cuda.is_available() else "torch finds none here"
+            found = f"got --device {self.device}" if torch.cuda.is_available() else "torch finds none"
             raise ValueError(
-                f"bench kernels looks at the kernels of a CUDA GPU, and {found}; "
-                "`lambdanets bench op` and `bench layer` measure on a CPU too"
+                f"`lambdanets bench kernels` needs a CUDA GPU, {found}: on a CPU use `lambdanets bench op` or "
+                "`bench layer`"
             )
         return bench(self, cases, chosen_device(self.device))
 
 
 def bench(options: BenchKernels, cases: list[BenchCase], device: torch.device) -> int:
-    """Runs the benchmark; returns the exit status, 1 if a check failed."""
+    """Run the benchmark, and return the exit status: 1 if a check failed."""
     console = Console()
     name = f"kernels-{device.type}-{options.dtype}"
     output = options.output or BENCHES / f"{name}.json"
@@ -91,28 +90,28 @@ def bench(options: BenchKernels, cases: list[BenchCase], device: torch.device) -
             except MismatchError as mismatch:
                 result["mismatches"].append(str(mismatch))
                 continue
-            with from_work(NEVER):  # beside another a kernel takes longer
+            with from_work(NEVER):  # no overlap, which makes single kernels slower
                 times = kernel_times(step_of(case, mode, device), device, options.steps)
             rows = roofline.grouped(case, mode, times)
             result["rows"] += rows
             console.print(f"\n{case.name}, {mode}: {roofline.sentence(rows, peaks)}", highlight=False, soft_wrap=True)
             wide(console).print(table(rows, peaks))
-        write_json(output, result)  # after every case, so that a run that is stopped loses nothing
+        write_json(output, result)  # after every case, so that an interrupted run keeps its results
     console.print(f"written to {output}", highlight=False, soft_wrap=True)
     for mismatch in result["mismatches"]:
-        console.print(f"no number, the check failed: {mismatch}", style="red", markup=False, soft_wrap=True)
+        console.print(f"not measured, the check failed: {mismatch}", style="red", markup=False, soft_wrap=True)
     return 1 if result["mismatches"] else 0
 
 
 def step_of(case: BenchCase, mode: str, device: torch.device) -> Callable[[], object]:
-    """A step of our layer: folded for inference, or forward and backward with a gradient that is there already."""
+    """Return a step of our layer: fused inference, or forward and backward with a given output gradient."""
     build = ours if mode == "training" else lambda case: ours(case).fuse()
     module, x = built(build, case, mode, torch.channels_last, device)
     return partial(layer_step, module, x, torch.ones_like(x))  # the output has the shape of x
 
 
 def kernel_times(step: Callable[[], object], device: torch.device, steps: int) -> list[roofline.KernelTime]:
-    """Every kernel that a step runs, by its name."""
+    """Return the times of all kernels of a step, by name."""
     for _ in range(WARM_UP):
         step()
     torch.cuda.synchronize(device)
@@ -122,7 +121,7 @@ def kernel_times(step: Callable[[], object], device: torch.device, steps: int) -
         torch.cuda.synchronize(device)
     found = [event for event in recorded.events() or [] if event.device_type.name == "CUDA"]
     if not found:
-        raise OSError("torch's profiler saw no kernel: this machine may allow profiling to administrators only")
+        raise OSError("torch's profiler recorded no kernels: profiling may be restricted to administrators")
     microseconds = defaultdict(list)
     for event in sorted(found, key=lambda event: event.time_range.start):
         microseconds[event.name].append(event.time_range.elapsed_us())
@@ -130,6 +129,7 @@ def kernel_times(step: Callable[[], object], device: torch.device, steps: int) -
 
 
 def table(rows: list[dict[str, Any]], peaks: roofline.Peaks | None) -> Table:
+    """Return the table of a case and mode."""
     shown = Table()
     for title in roofline.TITLES:
         shown.add_column(title, justify="left" if title == roofline.TITLES[0] else "right")

@@ -1,4 +1,4 @@
-"""`lambdanets bench`: the one runner. Checks, then times, everyone in the same run; prints ratios and writes JSON."""
+"""The commands `lambdanets bench op` and `bench layer`: check and time all contenders in one run, and write JSON."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -35,72 +35,74 @@ from lambdanets.options import BENCHES, check_positive, chosen_device, optional
 
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 Family = Literal["public", "convolution", "depthwise", "attention"]
-HOPELESS = 30  # a backend that is predicted to be so many times slower than the chosen one is not waited for
-LAUNCHES = 0.02  # seconds: a step that takes longer on a GPU does not wait for Python
+HOPELESS = 30  # backends that are predicted to be this many times slower than the chosen one are not measured
+LAUNCHES = 0.02  # seconds: launch overhead does not matter in GPU steps that take longer
 QUICK_SHAPES = (Shape(6, 6, 16),)
 
 
 @dataclass(frozen=True)
 class BenchLayer:
-    """Whole layers: ours beside the public lambda layers, the convolution it replaces and, on a GPU, attention.
+    """Measure whole layers: the lambda layer, public lambda layers, convolutions and, on a GPU, attention.
 
-    Everyone runs in the same minutes, round-robin, in the memory format that suits it best; times are medians. Our
-    layer is first compared with the float64 reference, and with every public layer that computes the same function.
+    All layers run interleaved, each in its faster memory format; times are medians. The lambda layer is first compared
+    with the float64 reference, and with every public layer that computes the same function.
     """
 
     device: Annotated[str | None, optional("DEVICE")] = None
-    """cpu, cuda or cuda:1. A GPU if there is one."""
+    """Device, such as cpu, cuda or cuda:1. Default: a GPU if there is one."""
     shapes: Annotated[tuple[str, ...], optional("HxWxC ...")] = ()
-    """Feature maps, such as 32x32x96. By default those of ResNet-50, on a GPU also of its downsampling blocks."""
+    """Feature maps, such as 32x32x96. Default: those of ResNet-50, on a GPU also of its downsampling blocks."""
     scopes: Annotated[tuple[str, ...], optional("SCOPE ...")] = ()
-    """Scopes, such as 7 23 global, the default."""
+    """Scopes of position interactions, numbers or global. Default: 7 23 global."""
     batch: Annotated[int | None, optional("N")] = None
-    """Images; 4 on a CPU and 256 on a GPU by default."""
+    """Batch size. Default: 4 on a CPU, 256 on a GPU."""
     dtype: Annotated[Literal["float32", "bfloat16", "float16", "float64"] | None, optional("DTYPE")] = None
-    """float32, bfloat16, float16 or float64; by default float32 on a CPU and bfloat16 on a GPU."""
+    """Data type. Default: float32 on a CPU, bfloat16 on a GPU."""
     heads: int = 4
-    """Queries for each lambda."""
+    """Number of heads: queries per lambda."""
     key_depth: int = 16
     """Depth of queries and keys."""
     against: tuple[Family, ...] = get_args(Family)
-    """Baselines of whole layers: public lambda layers, the 3x3 convolution, a depthwise convolution as large as the
-    scope followed by a 1x1 convolution, and on a GPU attention."""
+    """Layers to compare with: public lambda layers, the 3x3 convolution, a depthwise convolution as large as the scope
+    followed by a 1x1 convolution, and attention (GPU only)."""
     pooled: bool = False
-    """With average pooling by half after our layer, beside a convolution that strides: blocks that halve their map."""
+    """Add 2x average pooling after the lambda layer, and compare with a convolution of stride 2."""
     all_backends: bool = False
-    """Our layer with each backend, not only the one that it chooses."""
+    """Measure the lambda layer with each backend, not only with the one that it chooses."""
     modes: tuple[Literal["inference", "training"], ...] = ("inference", "training")
-    """Training is a forward and a backward pass, with the gradient of the input."""
+    """Modes to measure; training is a forward and a backward pass, including the gradient of the input."""
     repeats: int = 9
-    """Rounds over all contenders."""
+    """Number of rounds over all layers."""
     seconds: float = 10.0
-    """Start no further round after this long in one case and mode (three rounds run anyway)."""
+    """Time budget in seconds per case and mode; no new round starts after it, except for the first three."""
     threads: Annotated[int | None, optional("N")] = None
-    """CPU threads; torch's own number by default."""
+    """Number of CPU threads. Default: torch's setting."""
     quick: bool = False
-    """A tiny shape and few repeats: does it run?"""
+    """Use a tiny shape and few repeats, for a smoke test."""
     output: Annotated[Path | None, optional("PATH")] = None
-    """The JSON file; runs/bench/NAME.json by default."""
+    """JSON file to write. Default: runs/bench/NAME.json."""
 
     def run(self) -> int:
         if self.pooled and self.against != ("convolution",):
-            raise ValueError("--pooled is for blocks that halve their map: measure it with --against convolution")
+            raise ValueError("--pooled compares with a convolution of stride 2 only: add --against convolution")
         return bench(self, "layer", operation=False, layers=True)
 
 
 @dataclass(frozen=True)
 class BenchOp(BenchLayer):
-    """The operation alone, by each of our backends; on a CPU also whole layers beside the public ones.
+    """Measure the operation alone with each backend; on a CPU also whole layers.
 
-    `*` marks the backend that `auto` chooses. Every time belongs to a result that agrees with the float64 reference.
+    `*` marks the backend that `auto` chooses. Each result is first compared with the float64 reference.
     """
 
     layers: Annotated[bool | None, optional("True|False")] = None
-    """Whole layers too; by default on a CPU only."""
+    """Measure whole layers too. Default: on a CPU only."""
 
     def run(self) -> int:
         if self.pooled:
-            raise ValueError("--pooled is for whole layers: lambdanets bench layer --pooled --against convolution")
+            raise ValueError(
+                "--pooled is for whole layers: use `lambdanets bench layer --pooled --against convolution`"
+            )
         on_cpu = chosen_device(self.device).type == "cpu"
         return bench(self, "op", operation=True, layers=on_cpu if self.layers is None else self.layers)
 
@@ -114,19 +116,19 @@ class Row:
     mode: str
     contender: str
     family: str = "ours"
-    milliseconds: float = nan  # the median
+    milliseconds: float = nan  # median
     fastest_milliseconds: float = nan
     repeats: int = 0
     peak_bytes: int = 0
     memory_format: str = "-"
     check: float | None = None  # relative error against the reference or, for a public layer, against ours
-    ratio: float | None = None  # time over ours; of an operation: over the backend that auto chooses
-    chosen: bool = False  # by auto
+    ratio: float | None = None  # time divided by that of our layer, or by that of the backend that auto chooses
+    chosen: bool = False  # whether auto chooses it
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Who was not measured, and why."""
+    """A contender that was not measured, and the reason."""
 
     case: str
     contender: str
@@ -135,7 +137,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Runner:
-    """What all measurements of a run share."""
+    """The measurements of a run."""
 
     options: BenchLayer
     device: torch.device
@@ -144,7 +146,7 @@ class Runner:
     mismatches: list[str]
 
     def measure(self, rows: list[Row], functions: dict[str, Callable[[], object]], base: str) -> None:
-        """Time the contender of each row, and keep the rows with ratios to the time of `base`."""
+        """Time the contender of each row, and store the rows with ratios to the time of `base`."""
         times = interleaved(functions, self.device, self.options.repeats, self.options.seconds)
         peaks = {name: peak_bytes(function, self.device) for name, function in functions.items()}
         for row in rows:
@@ -161,7 +163,7 @@ class Runner:
             )
 
     def operation(self, case: BenchCase, mode: str) -> None:
-        """Every backend on the operation alone."""
+        """Measure the operation alone with every backend."""
         training = mode == "training"
         inputs = op_inputs(case, self.device)
         with torch.set_grad_enabled(training):
@@ -172,7 +174,7 @@ class Runner:
         functions: dict[str, Callable[[], object]] = {}
         for name, said in reasons.items():
             if not isinstance(said, str) and said > HOPELESS * predicted[chosen]:
-                said = f"predicted to take more than {HOPELESS} times as long as {chosen}"
+                said = f"predicted to be more than {HOPELESS} times slower than {chosen}"
             if isinstance(said, str):
                 self.left_out.append(LeftOut(case.name, name, said))
                 continue
@@ -187,7 +189,7 @@ class Runner:
         self.measure(rows, functions, chosen)
 
     def layer(self, case: BenchCase, mode: str) -> None:
-        """Our layer and all others."""
+        """Measure our layer and all others."""
         rows: list[Row] = []
         functions: dict[str, Callable[[], object]] = {}
         for contender in contenders(self.device, self.options.all_backends):
@@ -204,7 +206,7 @@ class Runner:
                 except MismatchError as mismatch:
                     self.mismatches.append(str(mismatch))
                     continue
-                except (RuntimeError, ValueError) as error:  # out of memory, a backend that cannot
+                except (RuntimeError, ValueError) as error:  # out of memory, or a backend that cannot run
                     if contender.name == "ours":
                         raise
                     reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
@@ -221,23 +223,23 @@ class Runner:
         return None if contender.twin is None else check_twin(contender, case, self.device)
 
     def best_format(self, contender: Contender, case: BenchCase, mode: str) -> tuple[str, Callable[[], object]]:
-        """A step of the contender in the memory format in which it is faster."""
+        """Return the faster memory format of a contender, and a step in it."""
         found = {}
         formats = FORMATS
-        if "compiled" in contender.name:  # minutes of compiling for a format that is never faster on a GPU
+        if "compiled" in contender.name:  # the other format is never faster on a GPU and takes minutes to compile
             formats = {"channels_last": torch.channels_last}
         for name, memory_format in formats.items():
             step = partial(layer_step, *built(contender.build, case, mode, memory_format, self.device))
             step()  # compiles, allocates
             second = once(step, self.device)
-            # One call from Python may take long for its launches alone, whatever the GPU needs.
+            # Short steps may be dominated by launch overhead.
             hopeless = found and second > LAUNCHES and second > 3 * min(time for time, _ in found.values())
             found[name] = (second if hopeless else self.roughly(step), step)
         name = min(found, key=lambda name: found[name][0])
         return name, found[name][1]
 
     def roughly(self, step: Callable[[], object]) -> float:
-        """Seconds of a step that ran before. Launches from Python would hide what differs on a GPU."""
+        """Return the approximate seconds of a step that ran before, without launch overhead for short GPU steps."""
         twice = [once(step, self.device) for _ in range(2)]
         if self.device.type != "cuda" or min(twice) > LAUNCHES:
             return min(twice)
@@ -245,6 +247,7 @@ class Runner:
 
 
 def operation_step(inputs: OpInputs, backend: str, training: bool) -> object:
+    """Run the operation, in training with its backward pass."""
     with torch.set_grad_enabled(training):
         output = lambda_op(inputs.queries, inputs.keys, inputs.values, inputs.positions, backend=backend)
         return torch.autograd.grad(output, inputs.leaves, inputs.gradient) if training else output
@@ -257,7 +260,7 @@ def built(
     memory_format: torch.memory_format,
     device: torch.device,
 ) -> tuple[nn.Module, Tensor]:
-    """A layer and its input for `layer_step`."""
+    """Return a layer and its input for `layer_step`."""
     torch.manual_seed(0)
     module = build(case).to(device, case.torch_dtype).train(mode == "training")
     for weight in module.parameters():
@@ -268,7 +271,7 @@ def built(
 
 
 def layer_step(module: nn.Module, x: Tensor, gradient: Tensor | None = None) -> object:
-    """A forward pass and, where x wants its gradient, a backward pass; without a gradient of the output from ones."""
+    """Run a forward pass and, if x requires a gradient, a backward pass. The default output gradient is ones."""
     with torch.set_grad_enabled(x.requires_grad):
         y = module(x)
         if not x.requires_grad:
@@ -277,7 +280,7 @@ def layer_step(module: nn.Module, x: Tensor, gradient: Tensor | None = None) -> 
 
 
 def bench(options: BenchLayer, what: str, *, operation: bool, layers: bool, console: Console | None = None) -> int:
-    """Runs a benchmark; returns the exit status, 1 if a check failed."""
+    """Run a benchmark, and return the exit status: 1 if a check failed."""
     console = console or Console()
     device = chosen_device(options.device)
     check_positive(batch=options.batch, heads=options.heads, key_depth=options.key_depth, repeats=options.repeats)
@@ -304,17 +307,17 @@ def bench(options: BenchLayer, what: str, *, operation: bool, layers: bool, cons
                         progress.update(task, description=f"{case.name}, {mode}")
                         measure(case, mode)
                         progress.advance(task)
-                # After every case, so that a run that is stopped loses nothing.
+                # After every case, so that an interrupted run keeps its results.
                 write_json(output, as_json(options, what, device, runner))
     show.tables(runner.rows, runner.left_out, console)
     console.print(f"written to {output}", highlight=False, soft_wrap=True)
     for mismatch in runner.mismatches:
-        console.print(f"no number, the check failed: {mismatch}", style="red", markup=False, soft_wrap=True)
+        console.print(f"not measured, the check failed: {mismatch}", style="red", markup=False, soft_wrap=True)
     return 1 if runner.mismatches else 0
 
 
 def with_defaults(options: BenchLayer, device: torch.device) -> BenchLayer:
-    """The options with everything that depends on the device or on --quick filled in."""
+    """Return the options with the defaults that depend on the device or on --quick."""
     cuda = device.type == "cuda"
     usual = DOWNSAMPLING if options.pooled else (*STAGES, *DOWNSAMPLING) if cuda else STAGES
     shapes = QUICK_SHAPES if options.quick else usual
@@ -337,6 +340,7 @@ def result_name(options: BenchLayer, what: str, device: torch.device) -> str:
 
 
 def as_json(options: BenchLayer, what: str, device: torch.device, runner: Runner) -> dict[str, Any]:
+    """Return the content of the JSON file."""
     settings = {name: value for name, value in asdict(options).items() if name != "output"}
     own = [{name: value for name, value in asdict(row).items() if name != "case"} for row in runner.rows]
     return {

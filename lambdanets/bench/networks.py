@@ -1,4 +1,4 @@
-"""`lambdanets bench network`: speed and memory of whole networks, one after the other, in one run."""
+"""The command `lambdanets bench network`: speed and memory of whole networks."""
 
 import ast
 import re
@@ -39,7 +39,7 @@ PRESETS = {
             for name in (f"lambda_resnet{depth}", f"resnet_rs{depth}", f"resnet_rs{depth},se=False")
         ),
         *(f"resnet50,placement=LLLL,layer={layer}" for layer in ATTENTION),
-        "resnet50",  # again: has the machine changed meanwhile?
+        "resnet50",  # again, to detect drift of the machine
     ),
     "timm-lambda": (
         *(
@@ -56,16 +56,16 @@ PRESETS = {
 
 @dataclass(frozen=True)
 class Entry:
-    """A network to measure: one of ours with arguments, or one of timm's, as it is or with our lambda layers."""
+    """A network to measure: one of lambdanets with arguments, or one of timm, unchanged or with our lambda layers."""
 
-    text: str  # as it was given
+    text: str  # as given on the command line
     name: str
     arguments: Mapping[str, Any] = field(default_factory=dict)
     accelerated: bool = False
 
     @classmethod
     def parse(cls, text: str) -> "Entry":
-        """`NAME` or `NAME,argument=value,...`; a value is a Python literal or else a word."""
+        """Parse `NAME` or `NAME,argument=value,...`, where a value is a Python literal or a word."""
         name, *parts = re.split(r",(?=\w+=)", text.removeprefix(ACCELERATED))
         arguments = {}
         for part in parts:
@@ -81,9 +81,9 @@ class Entry:
         return self.name.startswith(TIMM)
 
     def check(self) -> None:
-        """Refuses what cannot be built, before anything is measured."""
+        """Raise ValueError if the network cannot be built, before anything is measured."""
         if self.accelerated and not self.from_timm:
-            raise ValueError(f"{self.text}: {ACCELERATED} is for timm's networks (timm:NAME), leave it out")
+            raise ValueError(f"{self.text}: {ACCELERATED} is for timm's networks (timm:NAME): remove it")
         if not self.from_timm:
             try:
                 meta_network(self.name, **self.arguments)
@@ -98,6 +98,7 @@ class Entry:
             raise ValueError(f"{self.text}: timm has no model {self.name.removeprefix(TIMM)!r}")
 
     def build(self, size: tuple[int, int] | None) -> nn.Module:
+        """Build the network for images of a size."""
         if not self.from_timm:
             image_size = {} if size is None else {"image_size": size}
             return create_model(self.name, **{**self.arguments, **image_size})
@@ -111,7 +112,7 @@ class Entry:
         return accelerate(network).model if self.accelerated else network
 
     def image_size(self) -> tuple[int, int]:
-        """Height and width of the images that the network is meant for."""
+        """Return height and width of the images that the network was designed for."""
         if not self.from_timm:
             return configure(self.name, **self.arguments).image_grid
         import timm
@@ -123,7 +124,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class NetworkRow:
-    """One network by one protocol: a result, or the error that stopped it."""
+    """The result of one network and protocol, or the error that stopped it."""
 
     network: str
     image_size: tuple[int, int]
@@ -135,65 +136,67 @@ class NetworkRow:
 
 @dataclass(frozen=True)
 class BenchNetwork:
-    """Whole networks: training and inference throughput, latency, peak memory, by the paper's protocol.
+    """Measure training and inference throughput, latency and peak memory of whole networks by the paper's protocol.
 
-    The batch is 1024, or half of it and so on until it fits in memory. Training is forward, backward and a step of SGD;
-    inference has batch norm folded into convolutions. Results are written after every network, an error stops only
-    the network that it belongs to.
+    The batch size is the largest of 1024, 512, ... that fits in memory. Training is forward, backward and a step of
+    SGD; for inference batch norm is folded into convolutions. Results are written after every network. An error stops
+    only the network that causes it.
     """
 
     names: Annotated[tuple[str, ...], tyro.conf.Positional, optional("NAME ...")] = ()
-    """Networks: ours, such as resnet50 or resnet50,placement=CCLL,scope=7, and timm's, such as timm:resnet50 or, with
-    our lambda layers in place of timm's, accelerate:timm:lambda_resnet26t."""
+    """Networks: of lambdanets, such as resnet50 or resnet50,placement=CCLL,scope=7, of timm, such as timm:resnet50, or
+    of timm with our lambda layers, such as accelerate:timm:lambda_resnet26t."""
     preset: Annotated[Literal["resnet50-placements", "timm-lambda"] | None, optional("NAME")] = None
-    """resnet50-placements: ResNet-50 and lambda layers in its stages, LambdaResNets and ResNet-RS, attention.
-    timm-lambda: timm's lambda networks before and after lambdanets.accelerate, halonet50ts and botnet26t."""
+    """Measure a list of networks. resnet50-placements: ResNet-50 with lambda layers in some stages, LambdaResNets,
+    ResNet-RS and attention. timm-lambda: timm's lambda networks before and after lambdanets.accelerate, halonet50ts
+    and botnet26t."""
     dtype: tuple[Precision, ...] = ("float32",)
-    """float32, tf32 (float32 tensors, products in TF32) and bfloat16 (training: autocast over float32 weights)."""
+    """Precisions: float32, tf32 (float32 tensors, products in TF32), bfloat16 (in training autocast with float32
+    weights)."""
     compile: Way | Literal["both", "all"] = "no"
-    """Eager; compiled by torch.compile; also started by CUDA graphs; or compiled by blocks, in a fraction of the time
-    (on a GPU a step is then one CUDA graph); both: no and yes in turn; all: each of them."""
+    """no: eager mode. yes: torch.compile. graphs: also CUDA graphs. blocks: compile block by block, which is much
+    faster (on a GPU with a CUDA graph of the step). both: no and yes. all: each of them."""
     train: bool = True
     """Measure training."""
     infer: bool = True
     """Measure inference."""
     latency: bool = True
-    """Measure a batch of 1 too, in inference (compiled networks compile once more for it)."""
+    """Also measure inference with batch size 1 (compiled networks compile again for it)."""
     fold: bool = True
     """Fold batch norm into convolutions for inference."""
     channels_last: bool = True
-    """Memory format of images and weights."""
+    """Use the channels-last memory format."""
     image_size: Annotated[int | None, optional("PIXELS")] = None
-    """The same size for all; by default each network's own."""
+    """Image size in pixels for all networks. Default: the size of each network."""
     batch: Annotated[int | None, optional("N")] = None
-    """Where the search for the largest batch begins; 1024, on a CPU 8."""
+    """Largest batch size to try. Default: 1024, on a CPU 8."""
     memory_batch: Annotated[int | None, optional("N")] = None
-    """Peak memory is measured with this batch for all networks; 128, on a CPU 8."""
+    """Batch size for peak memory, the same for all networks. Default: 128, on a CPU 8."""
     repeats: int = 20
-    """Timed steps."""
+    """Number of timed steps."""
     seconds: float = 10.0
-    """Time no further step after this long with one network and protocol (three are timed anyway)."""
+    """Time budget in seconds per network and protocol; no new step is timed after it, except for the first three."""
     minutes: Annotated[float | None, optional("MINUTES")] = None
-    """Start no further network after this long."""
+    """Time budget in minutes; no new network starts after it."""
     device: Annotated[str | None, optional("DEVICE")] = None
-    """cpu, cuda or cuda:1. A GPU if there is one."""
+    """Device, such as cpu, cuda or cuda:1. Default: a GPU if there is one."""
     threads: Annotated[int | None, optional("N")] = None
-    """CPU threads; torch's own number by default."""
+    """Number of CPU threads. Default: torch's setting."""
     quick: bool = False
-    """Images of 64 pixels, a batch of 2 and two repeats: does it run?"""
+    """Use images of 64 pixels, a batch of 2 and two repeats, for a smoke test."""
     output: Annotated[Path | None, optional("PATH")] = None
-    """The JSON file; runs/bench/networks-DEVICE.json by default."""
+    """JSON file to write. Default: runs/bench/networks-DEVICE.json."""
 
     def run(self) -> int:
         return bench_networks(self)
 
 
 def bench_networks(options: BenchNetwork) -> int:
-    """Measures everything, prints a table; returns the exit status, 1 if a network could not be measured."""
+    """Measure all networks, print tables, and return the exit status: 1 if a network could not be measured."""
     device = chosen_device(options.device)
     texts = (*PRESETS.get(options.preset or "", ()), *options.names)
     if not texts:
-        raise ValueError("which networks? Give names, such as resnet50 lambda_resnet50, or --preset")
+        raise ValueError("no networks given: pass names, such as resnet50 lambda_resnet50, or --preset")
     check_positive(
         batch=options.batch, memory_batch=options.memory_batch, image_size=options.image_size, repeats=options.repeats
     )
@@ -211,7 +214,7 @@ def bench_networks(options: BenchNetwork) -> int:
             size = (side, side) if side else entry.image_size()
             for protocol in protocols:
                 if lost is None and options.minutes and time.monotonic() - start > 60 * options.minutes:
-                    lost = f"not measured: --minutes {options.minutes:g} were over"
+                    lost = f"not measured: the time budget of --minutes {options.minutes:g} was used up"
                 row = NetworkRow(entry.text, size, None, protocol, None, lost)
                 if lost is None:
                     row = measure(entry, size, protocol, device)
@@ -227,11 +230,12 @@ def bench_networks(options: BenchNetwork) -> int:
 
 
 def make_protocols(options: BenchNetwork, device: torch.device) -> list[Protocol]:
+    """Return the protocols of all precisions, ways to compile and modes."""
     modes = [m for m, wanted in (("training", options.train), ("inference", options.infer)) if wanted]
     if not modes:
         raise ValueError("--no-train and --no-infer leave nothing to measure")
     if "tf32" in options.dtype and device.type != "cuda":
-        raise ValueError("--dtype tf32 is for CUDA GPUs: use float32")
+        raise ValueError("--dtype tf32 needs a CUDA GPU: use float32")
     cuda = device.type == "cuda"
     several: dict[str, tuple[Way, ...]] = {"both": ("no", "yes"), "all": get_args(Way)}
     ways = several.get(options.compile, (options.compile,))
@@ -256,6 +260,7 @@ def make_protocols(options: BenchNetwork, device: torch.device) -> list[Protocol
 
 
 def measure(entry: Entry, size: tuple[int, int], protocol: Protocol, device: torch.device) -> NetworkRow:
+    """Measure one network, and return its result or the error."""
     parameters = result = error = None
 
     def build() -> nn.Module:
@@ -266,20 +271,20 @@ def measure(entry: Entry, size: tuple[int, int], protocol: Protocol, device: tor
 
     try:
         result = measure_network(build, size, protocol, device)
-    except Exception as problem:  # whatever it is, the other networks are still to be measured
+    except Exception as problem:  # the other networks must still be measured
         error = f"{type(problem).__name__}: {str(problem).strip().partition(chr(10))[0]}"
     free_memory()
     return NetworkRow(entry.text, size, parameters, protocol, result, error)
 
 
 def cuda_lost(device: torch.device) -> str | None:
-    """After some errors of a kernel nothing runs in this process any more."""
+    """Return an error message if the GPU no longer works in this process, as after some kernel errors."""
     if device.type != "cuda":
         return None
     try:
         torch.zeros(1, device=device).item()
     except Exception as error:
-        return f"not measured: the GPU was lost before ({str(error).partition(chr(10))[0]})"
+        return f"not measured: the GPU failed earlier ({str(error).partition(chr(10))[0]})"
     return None
 
 
@@ -290,7 +295,7 @@ def result_name(options: BenchNetwork, device: torch.device) -> str:
 def write(
     output: Path, options: BenchNetwork, device: torch.device, about: dict[str, object], rows: Sequence[NetworkRow]
 ) -> None:
-    """All rows so far, under their name only when the file is complete: a kill loses nothing."""
+    """Write all rows so far, atomically, so that an interrupted run keeps its results."""
     settings = {name: value for name, value in asdict(options).items() if name != "output"}
     result = {"name": result_name(options, device), **about, "settings": settings, "rows": [asdict(r) for r in rows]}
     write_json(output, result)
@@ -308,7 +313,7 @@ def kind(protocol: Protocol) -> str:
 
 
 def tables(rows: Sequence[NetworkRow]) -> list[Table]:
-    """One for each protocol, with ratios to its first network."""
+    """Return one table per protocol, with ratios to its first network."""
     found = []
     for protocol in dict.fromkeys(row.protocol for row in rows):
         table = Table(title=f"{kind(protocol)}: ratios are to the first row")

@@ -1,6 +1,6 @@
-"""Who is measured: our layer, the public lambda layers, the convolution it replaces, and attention.
+"""The layers to measure: our layer, public lambda layers, convolutions, and attention.
 
-A contender is data: how to build it for a case, in which modes it runs, and why it may not.
+A contender is data: how to build it for a case, the modes in which it runs, and the reasons why it cannot run.
 """
 
 import warnings
@@ -20,12 +20,12 @@ from lambdanets.machine import installed
 from lambdanets.ops.choose import BACKENDS
 
 MODES = ("inference", "training")
-LARGEST_EXPANSION = 2**31  # bytes of embeddings that a peer may write out before it is left out
+LARGEST_EXPANSION = 2**31  # bytes: public layers that would expand embeddings to more are not measured
 
 
 @dataclass(frozen=True)
 class Contender:
-    """A layer to measure. `twin` is our layer with the weights of this one, where both compute the same function."""
+    """A layer to measure. `twin` returns our layer with its weights, if both compute the same function."""
 
     name: str
     family: str  # ours, public, convolution, attention
@@ -64,12 +64,12 @@ def lucidrains_layer(case: BenchCase, local: bool) -> nn.Module:
 
     size: dict[str, Any] = {"r": case.scope} if local else {"n": case.shape.height}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it calls torch.meshgrid without saying how to index
+        warnings.simplefilter("ignore")  # it calls torch.meshgrid without `indexing`
         return LambdaLayer(case.shape.channels, dim_k=case.key_depth, heads=case.heads, **size)
 
 
 def without_position_bias(peer: nn.Module) -> nn.Module:
-    """The public layers add a bias to the position lambdas, which the paper does not have."""
+    """Set the bias of the position lambdas of a public layer to zero; the paper has none."""
     for name in ("conv_lambda", "pos_conv"):
         convolution = getattr(peer, name, None)
         if isinstance(convolution, nn.Conv3d) and convolution.bias is not None:
@@ -105,7 +105,7 @@ def with_weights(layer: LambdaLayer2d, queries: Tensor, keys: Tensor, values: Te
     layer.to_queries.weight.copy_(queries)
     layer.to_keys.weight.copy_(keys)
     layer.to_values.weight.copy_(values)
-    # A table of the whole map is the middle of one with a larger scope.
+    # The table of a global scope is the middle of a table with a larger scope.
     middle = [
         slice((mine - theirs) // 2, (mine + theirs) // 2)
         for mine, theirs in zip(layer.positions.scope, table.shape[:2], strict=True)
@@ -135,8 +135,8 @@ def folded_convolution(case: BenchCase) -> nn.Module:
 
 
 def compiled(module: nn.Module) -> nn.Module:
-    torch.compiler.reset()  # every case compiles anew; old graphs would count as recompilations
-    # Not `module.compile()`: it leaves modules of torch.nn, such as our baseline's nn.Sequential, as they are.
+    torch.compiler.reset()  # otherwise the graphs of earlier cases count as recompilations
+    # Not `module.compile()`, which leaves modules of torch.nn, such as nn.Sequential, eager.
     return torch.compile(module)  # type: ignore[return-value]
 
 
@@ -165,7 +165,7 @@ def bottleneck(case: BenchCase) -> nn.Module:
 
 
 def needs(package: str, *reasons: Callable[[BenchCase], str | None]) -> Callable[[BenchCase], str | None]:
-    """`why_not` of a peer from a package."""
+    """Return the `why_not` of a layer of another package."""
 
     def why_not(case: BenchCase) -> str | None:
         if installed(package) is None:
@@ -176,37 +176,37 @@ def needs(package: str, *reasons: Callable[[BenchCase], str | None]) -> Callable
 
 
 def odd_scope(case: BenchCase) -> str | None:
-    return f"has odd scopes only, not {case.scope}" if case.scope is not None and case.scope % 2 == 0 else None
+    return f"supports odd scopes only, not {case.scope}" if case.scope is not None and case.scope % 2 == 0 else None
 
 
 def square(case: BenchCase) -> str | None:
-    return None if case.shape.height == case.shape.width else f"has square maps only, not {case.grid}"
+    return None if case.shape.height == case.shape.width else f"supports square maps only, not {case.grid}"
 
 
 def local(case: BenchCase) -> str | None:
-    return "has local scopes only" if case.scope is None else odd_scope(case)
+    return "supports local scopes only" if case.scope is None else odd_scope(case)
 
 
 def whole_map(case: BenchCase) -> str | None:
-    """A scope that reaches every position from every other is the same function as a global one."""
+    """Return None if the scope covers the whole map from every position, which makes it equivalent to a global one."""
     if case.scope is None or all(case.scope >= 2 * side - 1 for side in case.grid):
         return None
-    return "has embeddings for the whole map only, not for this scope"
+    return "supports a global scope only"
 
 
 def writes_out(copies: Callable[[BenchCase], int]) -> Callable[[BenchCase], str | None]:
-    """For layers that write out an embedding for every pair of positions, some once for each example."""
+    """Return the `why_not` of layers that expand embeddings to all pairs of positions, some once per example."""
 
     def why_not(case: BenchCase) -> str | None:
         size = copies(case) * case.positions**2 * case.key_depth * torch.empty(0, dtype=case.torch_dtype).element_size()
-        return f"would write out {size / 2**30:.1f} GiB of embeddings" if size > LARGEST_EXPANSION else None
+        return f"would need {size / 2**30:.1f} GiB for expanded embeddings" if size > LARGEST_EXPANSION else None
 
     return why_not
 
 
 def divides(block: int) -> Callable[[BenchCase], str | None]:
     return lambda case: (
-        f"its blocks of {block} do not divide {case.grid}" if any(s % block for s in case.grid) else None
+        f"{case.grid} is not divisible by its block size {block}" if any(s % block for s in case.grid) else None
     )
 
 
@@ -215,11 +215,11 @@ def cuda_only(device: torch.device, why: str) -> Callable[[BenchCase], str | Non
 
 
 def contenders(device: torch.device, all_backends: bool) -> list[Contender]:
-    """Everyone, ours first."""
+    """Return all contenders, ours first."""
     found = [Contender("ours", "ours", ours)]
     if all_backends:
         found += [Contender(f"ours, {name}", "ours", partial(ours, backend=name)) for name in BACKENDS]
-    # What the hard baselines are compared with.
+    # For comparison with the folded and compiled convolutions
     found.append(Contender("ours, folded", "ours", folded_ours, modes=("inference",)))
     if device.type == "cuda":
         found.append(Contender("ours, compiled", "ours", compiled_ours, modes=("training",)))

@@ -1,10 +1,10 @@
-"""What the kernels of one lambda layer do, the least work and traffic that takes, and how near a time is to the limits.
+"""Roofline model of the kernels of a lambda layer: useful work, minimum memory traffic, and share of the GPU's limits.
 
-Work is counted where the paper has some: pairs of query and context in scope and on the map. Traffic is what each
-kernel must read and write once. What an implementation does beside (padding, tables, parts of sums) is not useful.
-Caches may hold what the kernel before wrote, so that small maps can get more than the memory gives.
+Useful work counts pairs of query and context in scope and on the map, as the paper does. Traffic counts what each
+kernel must read and write once. Overheads of the implementation (padding, expanded tables, partial sums) do not count.
+A kernel can read the results of the previous one from the cache, so small maps can exceed the memory bandwidth.
 
-Letters: B batch, N queries (and as many context positions), C channels, H heads, K key depth, V value depth,
+Letters: B batch, N queries and context positions, C channels, H heads, K key depth, V value depth,
 S channels of the projection: queries, values and keys.
 """
 
@@ -20,36 +20,36 @@ from lambdanets.bench.cases import BenchCase
 from lambdanets.ops.triton.problem import content_flops, count_flops
 
 # fmt: off
-# By what the paper calls the result; norms, projections and the rest have no letter there.
+# Kernels by result, in the notation of the paper; norms, projections and the rest have no letter.
 GROUPS = {
     "forward": ("forward_small", "forward_large", "forward_window"),
     "dq": ("query_gradients_small", "query_gradients_large", "query_gradients_window"),
-    "g": ("lambda_gradients",),  # the gradients of lambdas, which small maps make inside dv and dT
+    "g": ("lambda_gradients",),  # the gradients of lambdas; for small maps they are computed inside dv and dT
     "dv": ("value_gradients", "value_gradients_window"),
     "dT": ("table_gradients", "table_gradients_window", "sum_table_parts", "fold"),
     "tables": ("expand",),  # for the forward, dq and dv
     "content": ("content_forward", "content_backward"),
     "norms": ("batch_moments", "normalise_parts", "gradient_moments", "gradients_of_parts"),
-    "projections": (),  # matrix products, by the names that libraries give them
+    "projections": (),  # matrix products, see PRODUCTS
     "other": (),
 }
 # fmt: on
 GROUP_OF = {kernel: group for group, kernels in GROUPS.items() for kernel in kernels}
-# cuBLAS and CUTLASS. Where a map is larger than the fused kernels' window mode takes, dc is such a product too.
+# cuBLAS and CUTLASS. For some maps dc is also computed by such a product.
 PRODUCTS = re.compile("nvjet|cutlass|gemm|gemv|splitk", re.IGNORECASE)
 TITLES = ("group", "µs", "calls", "useful GFLOP", "useful TFLOP/s", "MB", "TB/s", "share of the limit")
 
 
 @dataclass(frozen=True)
 class Peaks:
-    """What a GPU can do in a second: FLOPs of dense products in half precision, and bytes of its memory."""
+    """The limits of a GPU per second: FLOPs of dense half-precision products, and bytes of memory traffic."""
 
     flops: float
     bytes: float
 
 
-# By the name that torch gives, from NVIDIA's data sheets of the H200, the H100 (SXM) and the A100 (SXM), whose figures
-# with sparsity are twice these. As in the data sheets: at clocks that long products do not hold.
+# By torch's device name, from NVIDIA's data sheets of H200, H100 (SXM) and A100 (SXM), without sparsity. The data
+# sheets assume boost clocks, which long products do not sustain.
 PEAKS = {
     "NVIDIA H200": Peaks(989e12, 4.8e12),
     "NVIDIA H100 80GB HBM3": Peaks(989e12, 3.35e12),
@@ -59,13 +59,13 @@ PEAKS = {
 
 
 def peaks_of(gpu: str, dtype: str) -> Peaks | None:
-    """None for a GPU that is not in the table, and for float32: its products run in several ways, each with a limit."""
+    """Return the limits of a GPU, or None for unknown GPUs and for float32, which has several precisions."""
     return PEAKS.get(gpu) if dtype in ("bfloat16", "float16") else None
 
 
 @dataclass(frozen=True)
 class KernelTime:
-    """A kernel in one step."""
+    """Time and number of calls of a kernel in one step."""
 
     name: str
     microseconds: float
@@ -74,19 +74,19 @@ class KernelTime:
 
 @dataclass(frozen=True)
 class Work:
-    """The least that a group of kernels must do in one step."""
+    """The minimum work of a group of kernels in one step."""
 
     flops: int
     bytes: int
 
 
 def group_of(kernel: str) -> str:
-    """Ours by their names, matrix products by what libraries call them."""
+    """Return the group of a kernel by its name."""
     return GROUP_OF.get(kernel) or ("projections" if PRODUCTS.search(kernel) else "other")
 
 
 def per_step(kernel: str, microseconds: Sequence[float], steps: int) -> KernelTime:
-    """The median over steps, from all calls in order; the mean where steps did not call it equally often."""
+    """Return the median over steps, given all calls in order; the mean if the number of calls differs between steps."""
     calls, rest = divmod(len(microseconds), steps)
     if rest:
         return KernelTime(kernel, sum(microseconds) / steps, len(microseconds) / steps)
@@ -95,10 +95,10 @@ def per_step(kernel: str, microseconds: Sequence[float], steps: int) -> KernelTi
 
 
 def work_of(case: BenchCase, mode: str, g_is_written: bool) -> dict[str, Work]:
-    """For each group that has useful work. `g_is_written`: by a kernel of its own, so that dv and dT read it."""
+    """Return the work of each group that has useful work. `g_is_written`: dv and dT read g instead of computing it."""
     B, N, C, H, K = case.batch, case.positions, case.shape.channels, case.heads, case.key_depth
     V, scopes, size = C // H, case.scopes, torch.empty(0, dtype=case.torch_dtype).element_size()
-    lambdas = count_flops((B, N, H * K), (B, N, V), (*scopes, K, 1), case.grid, case.grid, 1)  # and applying them
+    lambdas = count_flops((B, N, H * K), (B, N, V), (*scopes, K, 1), case.grid, case.grid, 1)  # includes applying them
     spread = 2 * B * N * H * K * V
     content = content_flops((B, N, K), (B, N, V))
     q, k, v, x, g = (B * N * depth for depth in (H * K, K, V, C, K * V))  # elements; the output has those of x
@@ -130,16 +130,16 @@ def work_of(case: BenchCase, mode: str, g_is_written: bool) -> dict[str, Work]:
         "forward": Work(lambdas, size * (q + v + table + x) + whole),
         "dq": Work(lambdas, size * (x + v + table + q) + whole),
         **gradients,
-        # Back: gradients of keys, and of values, which are added to dv.
+        # Backward: gradients of keys and of values; the latter are added to dv.
         "content": Work(3 * content, size * ((k + v) + (2 * k + 3 * v)) + 3 * whole),
         "norms": Work(0, size * (moments + norm + gradient_moments + norm_gradient)),
-        # Backward: the gradient of the input, and that of the weights.
+        # Backward: gradients of the input and of the weights.
         "projections": Work(3 * projection, size * 3 * (x + weight + product)),
     }
 
 
 def grouped(case: BenchCase, mode: str, times: Iterable[KernelTime]) -> list[dict[str, Any]]:
-    """Rows of the result, one for each group that ran."""
+    """Return the rows of the result, one for each group that ran."""
     times = sorted(times, key=lambda time: -time.microseconds)
     found = {group: [time for time in times if group_of(time.name) == group] for group in GROUPS}
     works = work_of(case, mode, bool(found["g"]))
@@ -163,7 +163,7 @@ def grouped(case: BenchCase, mode: str, times: Iterable[KernelTime]) -> list[dic
 
 
 def least_times(row: dict[str, Any], peaks: Peaks) -> dict[str, float]:
-    """Microseconds that a row's work takes at each limit of the GPU."""
+    """Return the microseconds of a row's work at each limit of the GPU."""
     return {
         "compute": 1e6 * (row["flops"] or 0) / peaks.flops,
         "memory": 1e6 * (row["bytes"] or 0) / peaks.bytes,
@@ -171,7 +171,7 @@ def least_times(row: dict[str, Any], peaks: Peaks) -> dict[str, float]:
 
 
 def share(rows: Sequence[dict[str, Any]], peaks: Peaks | None) -> float | None:
-    """The least time that the GPU's limits allow for these rows, one after the other, over the time they took."""
+    """Return the minimum time of these rows under the GPU's limits, divided by their measured time."""
     if peaks is None:
         return None
     least = sum(max(least_times(row, peaks).values()) for row in rows)
@@ -179,7 +179,7 @@ def share(rows: Sequence[dict[str, Any]], peaks: Peaks | None) -> float | None:
 
 
 def lines(rows: Sequence[dict[str, Any]], peaks: Peaks | None) -> list[list[str]]:
-    """Cells of a table with TITLES: a line for each group of one case and mode, and their sum."""
+    """Return the cells of a table with TITLES: a line per group of one case and mode, and their sum."""
     found = []
     for row in rows:
         time, flops, size = row["microseconds"], row["flops"], row["bytes"]
@@ -200,7 +200,7 @@ def lines(rows: Sequence[dict[str, Any]], peaks: Peaks | None) -> list[list[str]
 
 
 def sentence(rows: Sequence[dict[str, Any]], peaks: Peaks | None) -> str:
-    """One case and mode in a line."""
+    """Summarise one case and mode in a line."""
     time, calls = (sum(row[name] for row in rows) for name in ("microseconds", "calls"))
     parts = ", ".join(f"{row['group']} {number(row['microseconds'])}" for row in rows)
     part = share(rows, peaks)
@@ -209,5 +209,5 @@ def sentence(rows: Sequence[dict[str, Any]], peaks: Peaks | None) -> str:
 
 
 def number(value: float) -> str:
-    """Three digits, and all of them before the point."""
+    """Format a number with three significant digits, without dropping digits before the decimal point."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

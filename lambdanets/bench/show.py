@@ -1,4 +1,4 @@
-"""Tables of what `bench` measured."""
+"""Tables of the results of `lambdanets bench`."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ FAMILIES = ("ours", "public", "convolution", "depthwise", "attention")
 
 
 def tables(rows: list[Row], left_out: list[LeftOut], console: Console) -> None:
-    """Times of the operation, ratios of whole layers, their memory, and who is missing."""
+    """Print times of the operation, ratios and memory of whole layers, and the contenders that were not measured."""
     console = wide(console)
     operations = [row for row in rows if row.kind == "operation"]
     layers = [row for row in rows if row.kind == "layer"]
     if operations:
-        table = Table(title="The operation alone: milliseconds (* what auto chooses)")
+        table = Table(title="The operation alone, milliseconds (* is the backend that auto chooses)")
         fill(table, operations, lambda row: f"{'*' if row.chosen else ''}{row.milliseconds:.3g}")
         console.print(table)
     if layers:
-        table = Table(title="Whole layers: ours in milliseconds, the others as multiples of ours (above 1: slower)")
+        table = Table(title="Whole layers: ours in milliseconds, others relative to ours (above 1: slower)")
         fill(table, layers, time_or_ratio)
         console.print(table)
         own = {(row.case, row.mode): row.peak_bytes for row in layers if row.contender == "ours"}
-        table = Table(title="Whole layers: peak memory beyond the input, ours in MiB, the others as multiples of ours")
+        table = Table(title="Whole layers: peak memory without the input, ours in MiB, others relative to ours")
         fill(table, layers, lambda row: memory(row, own.get((row.case, row.mode), 0)))
         console.print(table)
         for sentence in summary(layers):
@@ -41,11 +41,11 @@ def tables(rows: list[Row], left_out: list[LeftOut], console: Console) -> None:
     for contender, reason in dict.fromkeys((one.contender, one.reason) for one in left_out):
         cases = dict.fromkeys(one.case for one in left_out if (one.contender, one.reason) == (contender, reason))
         where = ", ".join(cases) if len(cases) <= 3 else f"{len(cases)} cases"
-        console.print(escape(f"left out: {contender} ({reason}): {where}"), highlight=False)
+        console.print(escape(f"not measured: {contender} ({reason}): {where}"), highlight=False)
 
 
 def fill(table: Table, rows: list[Row], text: Callable[[Row], str]) -> None:
-    """One line for each case and mode, one column for each contender."""
+    """Fill a table with a line for each case and mode and a column for each contender."""
     ordered = sorted(rows, key=lambda row: FAMILIES.index(row.family))
     names = list(dict.fromkeys(row.contender for row in ordered))
     for title in ("case", "mode"):
@@ -68,7 +68,7 @@ def memory(row: Row, own: int) -> str:
 
 
 def summary(layers: list[Row]) -> Iterable[str]:
-    """How far ahead of the best public layer, by mode."""
+    """Compare our layer with the best public layer, by mode."""
     for mode in dict.fromkeys(row.mode for row in layers):
         best: dict[object, float] = {}
         for row in layers:
@@ -77,6 +77,6 @@ def summary(layers: list[Row]) -> Iterable[str]:
         if best:
             ratios = list(best.values())
             yield (
-                f"{mode}: the best public layer takes {min(ratios):.2f} to {max(ratios):.2f} times as long as ours, "
-                f"{geometric_mean(ratios):.2f} in the (geometric) mean of {len(ratios)} cases"
+                f"{mode}: the best public layer takes {min(ratios):.2f}x to {max(ratios):.2f}x the time of ours, "
+                f"geometric mean of {len(ratios)} cases: {geometric_mean(ratios):.2f}x"
             )

@@ -1,8 +1,7 @@
-"""Speed of whole networks by the paper's protocol: the largest batch that fits, from 1024 down by halves.
+"""Throughput of networks by the paper's protocol: with the largest batch of 1024, 512, ... that fits.
 
-A batch fits if memory holds it, and no tensor has 2^31 elements: beyond that a batch half as large is faster.
-
-Training is forward, cross-entropy, backward and a step of SGD with momentum; inference has batch norm folded.
+A batch fits if it does not exceed the memory and no tensor has 2^31 elements, from where on smaller batches are faster.
+Training is forward, cross-entropy, backward and a step of SGD with momentum; for inference batch norm is folded.
 """
 
 import copy
@@ -26,38 +25,44 @@ from lambdanets.models.fold import fold_batch_norm
 from lambdanets.models.memory_format import to_channels_last
 from lambdanets.models.untrained import settle, some_images
 
-NORMAL_BATCH = 1024  # the paper gives latencies for this many images
+NORMAL_BATCH = 1024  # the batch size of the latencies in the paper
 CLASSES = 1000
-WARM_UP = 2  # steps: the first allocates optimizer state and compiles, the second is like all that follow
-TOGETHER = 5  # steps that are timed as one: Python prepares the next one while the GPU is busy, as in real use
-LONG = 0.25  # seconds: fewer steps together that take so long show the same, for Python is far ahead of the GPU
-INDEXABLE = 2**31  # elements of one tensor: from there on cuDNN and torch take other, slow kernels
-SURE = 0.8  # a batch is left out only if even this part of the memory that it should need is more than there is
+WARM_UP = 2  # steps: the first one allocates optimizer state and compiles
+TOGETHER = 5  # steps timed together, so that Python prepares the next one while the GPU is busy, as in real use
+LONG = 0.25  # seconds: as soon as the steps timed together take this long, more are not needed
+INDEXABLE = 2**31  # elements of a tensor from which on cuDNN and torch use slow kernels
+SURE = 0.8  # a batch is skipped only if this fraction of its predicted memory exceeds the available memory
 Precision = Literal["float32", "tf32", "bfloat16"]
-# What a folded network may differ from the one it comes from: rounding, which hundreds of layers add up.
+# Allowed relative difference of folded and original network: rounding, accumulated over hundreds of layers
 FOLD_TOLERANCE = 1e-2
-EXACT_TOLERANCE = 1e-6  # the same in float64, for networks that enlarge rounding even more
+EXACT_TOLERANCE = 1e-6  # the same in float64, for networks that amplify rounding even more
 NO_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed", "not enough memory")
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """How a network is measured.
+    """The settings of a throughput measurement.
 
     Attributes:
-        mode: inference or training.
-        precision: float32; tf32: float32 tensors, products in TF32 (CUDA); bfloat16: weights too in inference, in
-            training autocast over float32 weights.
-        compiled: torch.compile of the network.
-        graphs: compiled, and its kernels started by CUDA graphs (`mode="reduce-overhead"`, with `blocks` one graph of
-            the whole step): Python does not count.
-        blocks: compiled block by block, which takes far less time than compiling a deep network whole.
-        channels_last: memory format of images and weights.
-        fold: batch norm is folded into convolutions for inference.
-        batch: where the search begins.
-        memory_batch: the batch of `peak_bytes`, one for all networks so that they can be compared (if it fits).
-        repeats, seconds: how many times some steps are timed, and when to stop early (after three times at least).
-        latency: whether a batch of 1 is timed too (inference).
+        mode: "inference" or "training".
+        precision: "float32"; "tf32", float32 tensors with products in TF32 (CUDA); or "bfloat16", in inference with
+            bfloat16 weights, in training autocast with float32 weights.
+        compiled: apply torch.compile.
+        graphs: compiled with CUDA graphs, without launch overhead (`mode="reduce-overhead"`, with `blocks` one graph of
+            the whole step).
+        blocks: compile block by block, which takes far less time than compiling a deep network as a whole.
+        channels_last: use the channels-last memory format.
+        fold: fold batch norm into convolutions for inference.
+        batch: the largest batch size to try.
+        memory_batch: the batch size of `peak_bytes`, the same for all networks if it fits.
+        repeats, seconds: number of timed groups of steps, and time budget after which to stop early (after at least
+            three).
+        latency: also measure batch size 1 (inference).
+
+    Example:
+        >>> from lambdanets.bench.throughput import Protocol
+        >>> Protocol("training", "bfloat16", batch=256).how
+        'eager'
     """
 
     mode: Literal["inference", "training"]
@@ -75,7 +80,7 @@ class Protocol:
 
     @property
     def how(self) -> str:
-        """eager or compiled, whole or by blocks, with or without CUDA graphs."""
+        """A description: eager or compiled, as a whole or by blocks, with or without CUDA graphs."""
         if not self.compiled:
             return "eager"
         if self.blocks:
@@ -85,32 +90,71 @@ class Protocol:
 
 @dataclass(frozen=True)
 class Throughput:
-    """What was measured; seconds are medians."""
+    """The result of a throughput measurement; times are medians.
 
-    batch: int  # the largest of batch, batch / 2, ... that fits: in memory, and in 32-bit indices
-    seconds: float  # of a step with this batch
+    Attributes:
+        batch: the largest of batch, batch / 2, ... that fits, in memory and in 32-bit indices.
+        seconds: time of a step with this batch.
+        examples_per_second: throughput.
+        seconds_per_1024: latency of 1024 examples, as in the paper.
+        repeats: number of measured times.
+        latency: seconds for one image, or None.
+        peak_bytes: peak memory, including weights, gradients and optimizer state.
+        peak_batch: batch size of `peak_bytes`: `memory_batch`, or `batch` if compiled (another one would recompile).
+        folded: number of batch norms folded into convolutions.
+        fold_error: relative difference of folded and original outputs, or None.
+        compile_error: largest relative difference of compiled and eager blocks, including gradients, or None.
+    """
+
+    batch: int
+    seconds: float
     examples_per_second: float
-    seconds_per_1024: float  # as the paper gives it
+    seconds_per_1024: float
     repeats: int
-    latency: float | None  # seconds for one image
-    peak_bytes: int  # weights, gradients, optimizer state and all else
-    peak_batch: int  # with so many images: `memory_batch`, but `batch` if compiled (another one compiles again)
-    folded: int  # pairs of a convolution and a batch norm that became one
-    fold_error: float | None  # relative difference of folded and original outputs
-    compile_error: float | None = None  # the worst of compiled blocks beside eager ones, gradients too
+    latency: float | None
+    peak_bytes: int
+    peak_batch: int
+    folded: int
+    fold_error: float | None
+    compile_error: float | None = None
 
 
 class NoMemoryError(Exception):
-    """Not even one image fits."""
+    """Raised if not even one image fits in memory."""
 
 
 def measure_network(
     build: Callable[[], nn.Module], size: tuple[int, int], protocol: Protocol, device: torch.device, channels: int = 3
 ) -> Throughput:
-    """Measures the network that `build` makes, on images of `size` (height, width)."""
+    """Measure throughput and memory of a network.
+
+    Args:
+        build: returns the network.
+        size: height and width of the images.
+        protocol: the settings.
+        device: the device.
+        channels: channels of the images.
+
+    Returns:
+        The measured values.
+
+    Raises:
+        NoMemoryError: if not even one image fits in memory.
+        MismatchError: if a folded or compiled network does not agree with the original one.
+
+    Example:
+        >>> import torch
+        >>> from torch import nn
+        >>> from lambdanets.bench.throughput import Protocol, measure_network
+        >>> def build():
+        ...     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        >>> protocol = Protocol("inference", batch=2, memory_batch=2, repeats=1)
+        >>> measure_network(build, (8, 8), protocol, torch.device("cpu")).batch
+        2
+    """
     torch.manual_seed(0)
     with precision_of(protocol.precision, device), many_variants() if protocol.blocks else nullcontext():
-        with device:  # drawing initial weights of deep networks takes a CPU long
+        with device:  # initialising deep networks is slow on a CPU
             network = build()
         folded, error = 0, None
         if protocol.mode == "inference":
@@ -132,15 +176,15 @@ def measure_network(
             if protocol.compiled:
                 steps.compile()
                 batch = largest_batch(steps.trial, batch)
-            with fastest_convolutions():  # may need more memory than the search had: it goes on here
+            with fastest_convolutions():  # may need more memory, so the search continues here
                 batch = largest_batch(partial(steps.time_into, times), batch)
                 if protocol.latency and protocol.mode == "inference":
                     latency = median(steps.time(1, together=1))
             if protocol.compiled or peak_batch > batch:
-                free_memory()  # of a CUDA graph
+                free_memory()  # the memory of a CUDA graph
                 peak, peak_batch = steps.peak(batch)
         finally:
-            if protocol.compiled and not protocol.blocks:  # blocks serve the next network
+            if protocol.compiled and not protocol.blocks:  # compiled blocks are reused by the next network
                 torch.compiler.reset()
     seconds = median(times)
     return Throughput(
@@ -159,13 +203,13 @@ def measure_network(
 
 
 class Steps:
-    """Steps of one network."""
+    """Steps of a network under a protocol."""
 
     def __init__(self, network: nn.Module, shape: tuple[int, ...], protocol: Protocol, device: torch.device) -> None:
         self.network, self.shape, self.protocol, self.device = network, shape, protocol, device
         self.training = protocol.mode == "training"
         self.network.train(self.training)
-        self.largest = 0.0  # elements of an output of a module, for each image; `peak` looks
+        self.largest = 0.0  # largest output of a module, in elements per image; set by `peak`
         self.compiled: Compiled | None = None  # by blocks
         self.compile_error: float | None = None
         self.optimizer = None
@@ -185,7 +229,7 @@ class Steps:
         return images.contiguous(memory_format=torch.channels_last) if self.protocol.channels_last else images
 
     def step(self, batch: int) -> Callable[[], Tensor]:
-        """A function that runs one step on random images; it returns scores, or the loss in training."""
+        """Return a function that runs one step on random images and returns scores, or in training the loss."""
         images = self.images(batch)
         if self.optimizer is None:
             return lambda: self.infer(images)
@@ -193,15 +237,15 @@ class Steps:
         return lambda: self.train(images, classes)
 
     def timed_step(self, batch: int) -> Callable[[], object]:
-        """`step`, as a CUDA graph where that is ours to make."""
+        """Return `step`, as a CUDA graph if it is compiled by blocks with graphs."""
         step = self.step(batch)
         if not (self.protocol.blocks and self.protocol.graphs):
             return step
-        free_memory()  # the graph has a memory of its own
+        free_memory()  # the graph has its own memory pool
         return as_graph(step, None if self.training else TOLERANCE[self.protocol.precision])
 
     def begin(self) -> None:
-        if self.protocol.graphs and not self.protocol.blocks:  # what the last step gave may be overwritten
+        if self.protocol.graphs and not self.protocol.blocks:  # allows overwriting the last result
             torch.compiler.cudagraph_mark_step_begin()
 
     def autocast(self) -> AbstractContextManager:
@@ -250,12 +294,12 @@ class Steps:
         times[:] = self.time(batch)
 
     def peak(self, batch: int) -> tuple[int, int]:
-        """Bytes, and the batch that they are of: the first of batch, batch / 2, ... that fits."""
+        """Return the peak bytes and their batch size, the first of batch, batch / 2, ... that fits."""
         found: list[int] = []
 
         def run(batch: int) -> None:
             step = self.step(batch)
-            with nullcontext() if self.largest else self.watched(batch):  # once: hooks are in the way of the compiler
+            with nullcontext() if self.largest else self.watched(batch):  # once, because hooks disturb the compiler
                 step()
             found.append(peak_bytes(step, self.device))
 
@@ -264,7 +308,7 @@ class Steps:
 
     @contextmanager
     def watched(self, batch: int) -> Iterator[None]:
-        """Notes the largest output of a module."""
+        """Record the largest output of a module."""
 
         def look(module: nn.Module, inputs: object, output: object) -> None:
             if isinstance(output, Tensor):
@@ -278,29 +322,29 @@ class Steps:
                 hook.remove()
 
     def indexable(self, batch: int) -> int:
-        """The first of batch, batch / 2, ... whose tensors are not too large for the usual kernels."""
+        """Return the first of batch, batch / 2, ... whose tensors are not too large for the usual kernels."""
         while batch > 1 and self.largest * batch >= INDEXABLE:
             batch //= 2
         return batch
 
     def held(self) -> int:
-        """Bytes of weights, buffers and optimizer state."""
+        """Return the bytes of weights, buffers and optimizer state."""
         tensors = [*self.network.parameters(), *self.network.buffers()]
         if self.optimizer is not None:
             tensors += [t for state in self.optimizer.state.values() for t in state.values() if isinstance(t, Tensor)]
         return size_of(tensors)
 
     def may_fit(self, batch: int, peak: int, peak_batch: int) -> int:
-        """Where the search begins: at the first of batch, batch / 2, ... that is not sure to be too large.
+        """Return the first of batch, batch / 2, ... that is not certainly too large for the memory.
 
-        What fails fills the whole memory first, which takes seconds on a GPU. Activations grow with the batch; weights,
-        gradients and optimizer state do not.
+        A failed attempt fills the whole memory first, which takes seconds on a GPU. Activations grow with the batch;
+        weights, gradients and optimizer state do not.
         """
         fixed = self.held() + (size_of(self.network.parameters()) if self.training else 0)
         growing = max(0, peak - fixed) / peak_batch
         most = memory_of(self.device)
         while batch > peak_batch and fixed + SURE * growing * batch > most:
-            batch = max(batch // 2, peak_batch)  # which fits
+            batch = max(batch // 2, peak_batch)  # peak_batch is known to fit
         return batch
 
 
@@ -309,14 +353,14 @@ def size_of(tensors: Iterable[Tensor]) -> int:
 
 
 def memory_of(device: torch.device) -> float:
-    """Bytes that this process may have; unknown, so without a limit, on a CPU."""
+    """Return the bytes that this process can use; infinity on a CPU, where they are unknown."""
     if device.type != "cuda":
         return inf
     return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
 
 
 def largest_batch(trial: Callable[[int], None], batch: int) -> int:
-    """The first of batch, batch / 2, ... that fits in memory."""
+    """Return the first of batch, batch / 2, ... for which `trial` does not run out of memory."""
     while batch:
         try:
             trial(batch)
@@ -324,7 +368,7 @@ def largest_batch(trial: Callable[[int], None], batch: int) -> int:
         except (RuntimeError, MemoryError) as error:  # torch.OutOfMemoryError is a RuntimeError
             if not is_no_memory(error):
                 raise
-        free_memory()  # outside of the handler, where the error would keep every tensor of the failed step
+        free_memory()  # not in the handler, where the error keeps all tensors of the failed step alive
         batch //= 2
     raise NoMemoryError("not even one image fits in memory")
 
@@ -342,11 +386,11 @@ def free_memory() -> None:
 
 @contextmanager
 def precision_of(precision: Precision, device: torch.device) -> Iterator[None]:
-    """Products of float32 tensors in TF32, or not."""
+    """Allow TF32 for products of float32 tensors inside the context, or forbid it."""
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     tf32 = precision == "tf32"
     if tf32 and device.type != "cuda":
-        raise ValueError("tf32 is for CUDA GPUs: use float32")
+        raise ValueError("precision tf32 needs a CUDA GPU: use float32")
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
     try:
         yield
@@ -355,17 +399,17 @@ def precision_of(precision: Precision, device: torch.device) -> Iterator[None]:
 
 
 def folded_network(network: nn.Module, shape: tuple[int, ...]) -> tuple[nn.Module, int, float]:
-    """The network with batch norm folded, how many, and how far its output is from the original's (without TF32)."""
+    """Return the network with folded batch norms, their number, and the relative difference of the outputs."""
     folded, count = fold_batch_norm(network, shape)
     error = fold_error(folded, network, shape)
     if not error <= FOLD_TOLERANCE:
-        # Random weights in hundreds of layers enlarge rounding. In float64 there is next to none: is the folding right?
+        # Random weights in hundreds of layers amplify rounding. In float64 there is almost none, so check there.
         exact = copy.deepcopy(network).double()
         found = fold_error(fold_batch_norm(exact, shape)[0], exact, shape)
         if not found <= EXACT_TOLERANCE:
             raise MismatchError(
-                f"folding batch norm changed the output by {error:.1e}, allowed {FOLD_TOLERANCE}, "
-                f"and by {found:.1e} in float64, allowed {EXACT_TOLERANCE}"
+                f"folding batch norm changed the output by {error:.1e}, allowed: {FOLD_TOLERANCE}, "
+                f"and by {found:.1e} in float64, allowed: {EXACT_TOLERANCE}"
             )
     return folded, count, error
 

@@ -1,4 +1,4 @@
-"""Time and memory of functions: medians of interleaved repeats, and the peak of what was allocated."""
+"""Time and memory of functions: medians of interleaved repeats, and peak memory."""
 
 import contextlib
 import os
@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-TRIED = 4  # algorithms of cuDNN for a convolution, its best guesses first: of ten, some take a second for one trial
+TRIED = 4  # cuDNN algorithms to try per convolution, best guesses first; some of the ten take a second per trial
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of each repeat."""
+    """The seconds of each repeat."""
 
     seconds: tuple[float, ...]
 
@@ -35,7 +35,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def once(function: Callable[[], object], device: torch.device) -> float:
-    """Seconds of one call. On a GPU between two events, so that the queue in front of it does not count."""
+    """Return the seconds of one call, on a GPU between two events, without the work queued before."""
     if device.type != "cuda":
         start = time.perf_counter()
         function()
@@ -52,10 +52,10 @@ def once(function: Callable[[], object], device: torch.device) -> float:
 def interleaved(
     functions: Mapping[str, Callable[[], object]], device: torch.device, repeats: int, seconds: float
 ) -> dict[str, Timing]:
-    """Times functions round-robin: what disturbs the machine for a while disturbs all of them.
+    """Time functions round-robin, so that temporary disturbances affect all of them.
 
-    Stops after `repeats` rounds, or after `seconds` once every function ran three times (a function that takes
-    more than `seconds` by itself runs once).
+    It stops after `repeats` rounds, or after `seconds` once every function has run three times. A function that takes
+    more than `seconds` runs once.
     """
     if device.type == "cuda":
         return {name: Timing(cuda_repeats(function, repeats)) for name, function in functions.items()}
@@ -73,7 +73,7 @@ def interleaved(
 
 
 def cuda_repeats(function: Callable[[], object], repeats: int) -> tuple[float, ...]:
-    """GPU clocks are steady, caches are not: triton's do_bench clears the second-level cache between calls."""
+    """Time repeats on a GPU with Triton's do_bench, which clears the L2 cache between calls."""
     from triton.testing import do_bench
 
     times = do_bench(captured(function), warmup=50, rep=20 * repeats, return_mode="all")
@@ -82,9 +82,9 @@ def cuda_repeats(function: Callable[[], object], repeats: int) -> tuple[float, .
 
 
 def captured(function: Callable[[], object], *, required: bool = False) -> Callable[[], object]:
-    """The function as a CUDA graph, so that Python's launches do not count.
+    """Capture a function as a CUDA graph, to avoid launch overhead.
 
-    Where it cannot be captured: itself, or the error (`required`).
+    If it cannot be captured, return the function itself, or raise the error if `required`.
     """
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -96,11 +96,11 @@ def captured(function: Callable[[], object], *, required: bool = False) -> Calla
     graph = torch.cuda.CUDAGraph()
     problem: RuntimeError | None = None
     try:
-        # a capture that fails at its end leaves its stream as the current one: the outer context takes the old one back
+        # A capture that fails at its end leaves its stream as the current one; the outer context restores the old one.
         with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
             try:
                 function()
-            except RuntimeError as error:  # the end of a capture that failed raises another error, which would hide it
+            except RuntimeError as error:  # the end of a failed capture raises another error, which would hide it
                 problem = error
     except RuntimeError as error:
         problem = problem or error
@@ -114,7 +114,7 @@ def captured(function: Callable[[], object], *, required: bool = False) -> Calla
 
 @contextlib.contextmanager
 def fastest_convolutions() -> Iterator[None]:
-    """cuDNN tries its algorithms on each new shape: worth it where a shape comes many times."""
+    """Let cuDNN try its algorithms for each new shape inside the context."""
     cudnn = torch.backends.cudnn
     before = cudnn.benchmark, cudnn.benchmark_limit
     cudnn.benchmark, cudnn.benchmark_limit = True, TRIED
@@ -125,10 +125,10 @@ def fastest_convolutions() -> Iterator[None]:
 
 
 def peak_bytes(function: Callable[[], object], device: torch.device) -> int:
-    """The most memory that a call holds at a time, beyond what was there before it.
+    """Return the peak memory of a call, without the memory that was allocated before it.
 
-    CUDA: `max_memory_allocated`. CPU: every allocation and release of torch's CPU allocator, summed in order; this
-    sees temporaries inside operators too, but not the private scratch memory of oneDNN and MKL.
+    On CUDA it is `max_memory_allocated`. On a CPU it is the running sum of all allocations and releases of torch's CPU
+    allocator, which includes temporaries inside operators, but not the private scratch memory of oneDNN and MKL.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""`lambdanets selftest`: does every implementation compute the paper's equations, on this machine?"""
+"""The command `lambdanets selftest`: check all implementations on this machine against the paper's equations."""
 
 from lambdanets.selftest.run import Selftest, selftest
 

@@ -1,11 +1,11 @@
-"""One case on one backend against the float64 reference: values and every gradient.
+"""Comparison of a case on a backend with the float64 reference: values and all gradients.
 
-The rule is FlashAttention's: an error against float64 of at most twice plain PyTorch's in the same dtype, normwise
-for each tensor. Where plain PyTorch happens to be exact, or in float32 and float64, where two correct orders of
-summation differ by more than that, an implementation may also use what rounding allows any stable algorithm:
+As for FlashAttention, the normwise error of each tensor against float64 may be twice that of plain PyTorch in the same
+dtype. Plain PyTorch may happen to be exact, and in float32 and float64 two correct orders of summation may differ by
+more, so an error is also allowed if it is within the rounding error of any stable algorithm:
     eps(dtype) |expected|  +  4 eps(accumulation dtype) |the same sums with every term made positive|
-The second norm is what is left of a sum before terms cancel, so that a result that cancels is not blamed. Where a
-Fourier transform may run it is 8 eps: terms are rounded on their way there and once more on their way back.
+The second norm accounts for cancellation. For backends with a Fourier transform the factor is 8 instead of 4, because
+terms are rounded in the transform and in its inverse.
 """
 
 import contextlib
@@ -26,8 +26,8 @@ from lambdanets.selftest.cases import Inputs, SelftestCase
 TIMES_PLAIN = 2.0
 TIMES_ROUNDING = 4.0
 INFERENCE = "output without gradients"
-FOURIER = ("dft", "fft", "auto")  # what may transform: twice as much
-# Every constant that decides how much is done at a time, and a value so small that small cases need several chunks.
+FOURIER = ("dft", "fft", "auto")  # backends that may use a Fourier transform
+# Every constant for the size of chunks, and a value for which small cases need several chunks
 CHUNKS = (
     (gemm, "WORKSPACE", 3000),
     (gemm, "PART", 300),
@@ -38,12 +38,12 @@ CHUNKS = (
     (content, "CAUSAL_CHUNK", 3),
 )
 
-Results = dict[str, Tensor]  # "output" and a gradient for each input; INFERENCE: the output where nothing is kept
+Results = dict[str, Tensor]  # "output", a gradient for each input, and INFERENCE
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """How far one tensor is from float64, what plain PyTorch's distance is, and what is allowed."""
+    """The error of one tensor against float64, that of plain PyTorch, and the allowed error."""
 
     tensor: str
     error: float
@@ -56,12 +56,12 @@ class Verdict:
 
     @property
     def by_plain(self) -> bool:
-        """Whether plain PyTorch's error decides, and not what rounding allows anyone."""
+        """Whether the error of plain PyTorch determines the allowed error, not the rounding bound."""
         return 0 < self.allowed <= TIMES_PLAIN * self.plain
 
     @property
     def share(self) -> float:
-        """error / allowed: 1 is the limit."""
+        """The error divided by the allowed error."""
         if self.error <= self.allowed:
             return self.error / self.allowed if self.allowed else 0.0
         return self.error / self.allowed if self.allowed and self.error == self.error else float("inf")
@@ -69,7 +69,7 @@ class Verdict:
 
 @dataclass(frozen=True, eq=False)
 class Oracle:
-    """What every backend of a case is compared with."""
+    """The expected results of a case and the tolerances."""
 
     case: SelftestCase
     inputs: Inputs
@@ -79,7 +79,7 @@ class Oracle:
 
 
 def options_of(case: SelftestCase, inputs: Inputs) -> dict[str, Any]:
-    """The options of the operation that all implementations take."""
+    """Return the options of the operation for `lambda_op` and `explain`."""
     return {
         "content": case.content,
         "key_norm": case.key_norm,
@@ -91,7 +91,7 @@ def options_of(case: SelftestCase, inputs: Inputs) -> dict[str, Any]:
 
 
 def choices(case: SelftestCase, inputs: Inputs) -> dict[str, str | float]:
-    """`explain` for a case: for each backend a prediction, or why it cannot run."""
+    """Return the result of `explain` for a case: for each backend a prediction, or the reason why it cannot run."""
     tensors = inputs.tensors
     assert tensors["queries"] is not None
     assert tensors["values"] is not None
@@ -105,7 +105,7 @@ def differentiate(
     embeddings: Tensor | None,
     gradient: Tensor,
 ) -> Results:
-    """The output and the gradients of all leaves; None for those that asked for none."""
+    """Return the output and the gradients of all leaves that require one."""
     queries, values = leaves["queries"], leaves["values"]
     assert queries is not None
     assert values is not None
@@ -116,7 +116,7 @@ def differentiate(
 
 
 def oracle(case: SelftestCase, inputs: Inputs) -> Oracle:
-    """The reference in float64, in the dtype of the case, and in float64 without cancellation."""
+    """Compute the reference in float64, in the dtype of the case, and in float64 without cancellation."""
     options = {**options_of(case, inputs), "query_softmax": case.query_softmax}
 
     def reference(*args: Any) -> Tensor:
@@ -125,7 +125,7 @@ def oracle(case: SelftestCase, inputs: Inputs) -> Oracle:
     exact = inputs.leaves(torch.float64, case.frozen)
     expected = differentiate(reference, inputs, exact, exact["embeddings"], inputs.gradient)
     rough = inputs.leaves(None, case.frozen)
-    # Wide embeddings come down to the dtype of the activations, as under autocast: einsum takes one dtype.
+    # einsum needs one dtype, so wide embeddings are cast to the dtype of the activations, as under autocast.
     embeddings = None if rough["embeddings"] is None else rough["embeddings"].to(inputs.gradient.dtype)
     plain = differentiate(reference, inputs, rough, embeddings, inputs.gradient)
     magnitude = magnitudes(case, inputs)
@@ -135,13 +135,13 @@ def oracle(case: SelftestCase, inputs: Inputs) -> Oracle:
 
 
 def magnitudes(case: SelftestCase, inputs: Inputs) -> Results:
-    """The output and gradients with every term positive and none masked, keys as if already normalised."""
+    """Return the output and gradients with every term positive and none masked, for normalised keys."""
     leaves = inputs.leaves(torch.float64, case.frozen)
     divisor = None
     with torch.no_grad():
         keys = leaves["keys"]
         if keys is not None and case.key_norm is not None:
-            if case.masked:  # normalised for each query, by its own context: at most 1
+            if case.masked:  # each query normalises over its own context: at most 1
                 divisor = keys.abs() if case.key_norm == "l2" else None
                 leaves["keys"] = torch.ones_like(keys)
             elif case.key_norm == "softmax":
@@ -159,21 +159,21 @@ def magnitudes(case: SelftestCase, inputs: Inputs) -> Results:
 
     def reference(queries: Tensor, keys: Tensor | None, values: Tensor, positions: Positions | None) -> Tensor:
         if isinstance(positions, Relative):
-            # A Fourier transform mixes all positions: its rounding errors reach pairs that no mask and no scope
-            # connects, in proportion to what an average embedding would give there.
+            # A Fourier transform mixes all positions: its rounding errors also reach pairs outside the scope or mask,
+            # in proportion to the contribution of an average embedding.
             average = positions.table.flatten(0, positions.dims - 1).mean(dim=0)
             positions = Dense(embed(positions) + average)
         return lambda_reference(queries, keys, values, positions, **options)
 
     found = differentiate(reference, inputs, positive, positive["embeddings"], inputs.gradient.abs())
     gradient = found.get("keys")
-    if divisor is not None and gradient is not None:  # l2 divides by the norm once more
+    if divisor is not None and gradient is not None:  # the gradient of l2 divides by the norm once more
         found["keys"] = (gradient / divisor.clamp(min=L2_EPSILON)).nan_to_num(0.0)
     return found
 
 
 def run_backend(case: SelftestCase, inputs: Inputs, backend: str) -> Results:
-    """The output and gradients of one implementation, in the dtype of the case; the output once more without them."""
+    """Return output and gradients of a backend in the dtype of the case, and the output without gradients."""
     leaves = inputs.leaves(None, case.frozen)
     options = {**options_of(case, inputs), "query_softmax": case.query_softmax, "backend": backend}
 
@@ -182,7 +182,7 @@ def run_backend(case: SelftestCase, inputs: Inputs, backend: str) -> Results:
 
     with conditions(case):
         found = differentiate(run, inputs, leaves, leaves["embeddings"], inputs.gradient)
-        with torch.no_grad():  # where nothing is kept other code may run
+        with torch.no_grad():  # may run different code
             given = (leaves[name] for name in ("queries", "keys", "values"))
             found[INFERENCE] = run(*given, inputs.placed(leaves["embeddings"]))
     return found
@@ -190,16 +190,16 @@ def run_backend(case: SelftestCase, inputs: Inputs, backend: str) -> Results:
 
 @contextlib.contextmanager
 def conditions(case: SelftestCase) -> Iterator[None]:
-    """Tiny chunks and NaN in fresh memory, where the case asks for them; full float32 in convolutions."""
+    """Set tiny chunks and NaN in new memory if the case has them, and full float32 precision in convolutions."""
     chunks = [(module, name, getattr(module, name), value) for module, name, value in CHUNKS if case.small_workspace]
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     tf32 = torch.backends.cudnn.allow_tf32
     try:
         for module, name, _, value in chunks:
             setattr(module, name, value)
-        torch.backends.cudnn.allow_tf32 = False  # on by default, for convolutions only: 1e-3 would be no surprise
+        torch.backends.cudnn.allow_tf32 = False  # on by default, with errors of 1e-3
         with warnings.catch_warnings():
-            if case.poisoned:  # in this mode torch.empty fills with NaN
+            if case.poisoned:  # deterministic mode fills torch.empty with NaN
                 warnings.simplefilter("ignore")
                 torch.use_deterministic_algorithms(True, warn_only=True)
             yield
@@ -211,7 +211,7 @@ def conditions(case: SelftestCase) -> Iterator[None]:
 
 
 def judge(truth: Oracle, found: Results, backend: str) -> list[Verdict]:
-    """A verdict for the output and for each gradient of an implementation."""
+    """Return a verdict for the output and each gradient of a backend."""
     times = TIMES_ROUNDING * (2 if backend in FOURIER else 1)
     dtype = getattr(torch, truth.case.dtype)
     summed = torch.promote_types(dtype, torch.float32)

@@ -1,4 +1,4 @@
-"""Random lambda operations: each a pure function of (seed, number), described by plain data and then built.
+"""Random lambda operations, each determined by (seed, number): drawn as plain data, then built as tensors.
 
 Letters: B batch, N queries, M context positions, H heads, K key depth, V value depth, U intra-depth, R relations.
 """
@@ -19,9 +19,10 @@ SIDES = {1: 40, 2: 9, 3: 4}  # the longest side by number of axes
 
 @dataclass(frozen=True)
 class Compiled:
-    """What a kernel compiles for; all else is drawn freely and compiles nothing again.
+    """The sizes for which kernels are compiled. All other sizes can be drawn freely without recompiling.
 
-    Maps have sides from `low` to `high`: they decide which of the kernels run, as does `scope` (largest, 0: whole map).
+    Sides of maps are from `low` to `high`. They determine which kernels run, and so does `scope` (maximum; 0 for the
+    whole map).
     """
 
     dtype: str
@@ -37,7 +38,7 @@ class Compiled:
     wide_embeddings: bool = False
 
 
-# Few, so that few kernels compile: every type and every mode of the kernels.
+# Every dtype and every mode of the kernels; few entries, so that few kernels compile
 KERNEL_GRID = (
     Compiled("bfloat16", 4, 16, 32, 1, 2, 17, 24, 15, wide_embeddings=True),  # larger maps: windows
     Compiled("bfloat16", 2, 8, 24, 2, 2, 1, 4, 9, content=False),  # also strides and dense embeddings
@@ -49,7 +50,7 @@ KERNEL_GRID = (
 
 @dataclass(frozen=True)
 class SelftestCase:
-    """One lambda operation, in words."""
+    """The description of one lambda operation."""
 
     seed: int
     number: int
@@ -59,7 +60,7 @@ class SelftestCase:
     heads: int
     key_depth: int
     value_depth: int
-    intra_depth: int  # 0: tensors without that axis
+    intra_depth: int  # 0 for tensors without this axis
     multi_head: bool = False
     positions: str = "none"  # none, dense, relation, relative
     query_grid: tuple[int, ...] = ()
@@ -75,16 +76,16 @@ class SelftestCase:
     causal: bool | str = False
     sliced: bool = False  # inputs are slices of larger tensors
     wide_embeddings: bool = False  # float32 embeddings with half-precision activations, as under autocast
-    frozen: str = ""  # an input that asks for no gradient
-    small_workspace: bool = False  # implementations that work in chunks use tiny ones
-    poisoned: bool = False  # fresh memory holds NaN, and algorithms are deterministic
+    frozen: str = ""  # an input that requires no gradient
+    small_workspace: bool = False  # tiny chunks
+    poisoned: bool = False  # new memory is filled with NaN, and algorithms are deterministic
 
     @property
     def masked(self) -> bool:
         return self.mask or self.context_mask or bool(self.causal)
 
     def words(self) -> str:
-        """What is special about the case, on one line."""
+        """Return the settings of the case that differ from the defaults, on one line."""
         shown = []
         for field in fields(self):
             value = getattr(self, field.name)
@@ -94,7 +95,7 @@ class SelftestCase:
 
 
 def draw(seed: int, number: int) -> SelftestCase:
-    """Case `number` of `seed`: the same on every machine, whatever ran before it."""
+    """Draw case `number` of `seed`, independently of the machine and of other cases."""
     rng = Random(f"lambdanets {seed} {number}")
 
     def chance(probability: float) -> bool:
@@ -126,7 +127,7 @@ def draw(seed: int, number: int) -> SelftestCase:
     if not kernel_sizes:
         case = replace(case, wide_embeddings=case.dtype in ("bfloat16", "float16") and chance(0.3))
         case = place(case, rng)
-    else:  # mostly what kernels can run, with more examples
+    else:  # mostly cases that kernels can run, with larger batches
         sizes = rng.choice(KERNEL_GRID)
         named = ("dtype", "heads", "key_depth", "value_depth", "content", "wide_embeddings")
         case = replace(
@@ -134,7 +135,7 @@ def draw(seed: int, number: int) -> SelftestCase:
             **{name: getattr(sizes, name) for name in named},
             intra_depth=sizes.intra_depth if sizes.intra_depth > 1 else rng.choice((0, 1)),
             multi_head=False,
-            sliced=False,  # other alignments compile again
+            sliced=False,  # other alignments would recompile
             batch=rng.randint(1, 5),
             mask=case.mask and chance(0.1),
             context_mask=case.context_mask and chance(0.3),
@@ -150,7 +151,7 @@ def draw(seed: int, number: int) -> SelftestCase:
 
 
 def place_for_kernels(case: SelftestCase, sizes: Compiled, rng: Random) -> SelftestCase:
-    """Relative positions of one stride, now and then with a dilation (which kernels refuse); some dense ones."""
+    """Return the case with positions for kernels: relative with one stride, rarely with a dilation, and some dense."""
     query_grid = tuple(rng.randint(sizes.low, sizes.high) for _ in range(sizes.dims))
     if sizes.high <= 4 and rng.random() < 0.2:
         M = prod(query_grid) if case.causal else rng.randint(1, sizes.high**sizes.dims)
@@ -175,7 +176,7 @@ def place_for_kernels(case: SelftestCase, sizes: Compiled, rng: Random) -> Selft
 
 
 def place(case: SelftestCase, rng: Random) -> SelftestCase:
-    """The case with grids and positions."""
+    """Return the case with grids and positions."""
     positions = rng.choice(("relative", "relative", "relative", "relative", "dense", "relation", "none"))
     dims = rng.choice((1, 2, 2, 2, 3))
     longest = SIDES[dims]
@@ -185,7 +186,7 @@ def place(case: SelftestCase, rng: Random) -> SelftestCase:
         return replace(case, positions=positions, query_grid=(prod(query_grid),), context_grid=(M,))
     stride, dilation, context_grid = (1,) * dims, (1,) * dims, query_grid
     kind = rng.choice(("same", "same", "strided", "other"))
-    if kind == "strided":  # what a layer with a stride asks for
+    if kind == "strided":  # as in a layer with a stride
         stride = tuple(rng.randint(1, 3) for _ in range(dims))
         context_grid = query_grid
         query_grid = tuple(-(-side // step) for side, step in zip(context_grid, stride, strict=True))
@@ -208,7 +209,7 @@ def place(case: SelftestCase, rng: Random) -> SelftestCase:
 
 @dataclass(frozen=True, eq=False)
 class Inputs:
-    """What an operation takes. `tensors` are what gradients flow to, by name; None where the case has none."""
+    """The inputs of an operation. `tensors` has the differentiable inputs by name, None for those that are absent."""
 
     tensors: dict[str, Tensor | None]
     positions: Positions | None
@@ -217,7 +218,7 @@ class Inputs:
     gradient: Tensor  # of the output, [B, N, H, V]
 
     def leaves(self, dtype: torch.dtype | None, frozen: str) -> dict[str, Tensor | None]:
-        """Fresh copies that collect gradients, in `dtype`, or as they are if it is None."""
+        """Return copies of the tensors that require gradients, in `dtype`, or in their own dtype if it is None."""
         found: dict[str, Tensor | None] = {}
         for name, tensor in self.tensors.items():
             if tensor is not None:
@@ -227,11 +228,12 @@ class Inputs:
         return found
 
     def placed(self, embeddings: Tensor | None) -> Positions | None:
+        """Return the positions with other embeddings."""
         return with_embeddings(self.positions, embeddings)
 
 
 def build(case: SelftestCase, device: torch.device) -> Inputs:
-    """The tensors of a case: drawn on the CPU, so that every device sees the same numbers."""
+    """Build the tensors of a case. They are drawn on the CPU, so that all devices get the same numbers."""
     generator = torch.Generator().manual_seed(case.seed * 1_000_003 + case.number)
     dtype = getattr(torch, case.dtype)
     B, H, K, V = case.batch, case.heads, case.key_depth, case.value_depth
@@ -251,7 +253,7 @@ def build(case: SelftestCase, device: torch.device) -> Inputs:
     queries, keys, values = tensor(B, N, H, K), tensor(B, M, *heads, K, *U), tensor(B, M, *heads, V, *U)
     mask = allowed(N, M) if case.mask else None
     context_mask = allowed(B, M) if case.context_mask else None
-    if context_mask is not None:  # padding may hold anything
+    if context_mask is not None:  # padding may contain anything
         keys[~context_mask], values[~context_mask] = torch.nan, torch.inf
     wide = torch.float32 if case.wide_embeddings else dtype
     depth = [*heads, K, *U]

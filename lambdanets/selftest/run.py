@@ -1,4 +1,4 @@
-"""Draws cases, runs them on every backend that can, and says what came out."""
+"""The self-test: draw cases, run them on the backends, and report the results."""
 
 import time
 from dataclasses import dataclass, field
@@ -18,33 +18,33 @@ from lambdanets.selftest.agreement import Verdict, choices, judge, oracle, run_b
 from lambdanets.selftest.cases import SelftestCase, build, draw
 
 DEFAULT_CASES = 300
-COMPILED = ("fused",)  # backends that compile kernels: they run the cases with sizes from a small grid
+COMPILED = ("fused",)  # backends that compile kernels; they run only cases with sizes from a small grid
 HALF = ("bfloat16", "float16")
 SHOWN_FAILURES = 20
 
 
 @dataclass(frozen=True)
 class Selftest:
-    """Does every implementation compute the paper's equations, on this machine?
+    """Check that all implementations compute the paper's equations on this machine.
 
-    Draws random lambda operations over all variants, sizes and dtypes, runs each on every backend that can (on a GPU
-    every other one on the fused kernels alone, so that those see many sizes), and compares the result and every
-    gradient with the paper's einsums in float64. The error may be twice that of plain
-    PyTorch in the same dtype. Exits with 1 if anything differs, or if a backend that can run here ran no case.
+    The test draws random lambda operations over all variants, sizes and dtypes, runs each on every backend that can
+    (on a GPU half of them only on the fused kernels), and compares output and gradients with the paper's einsums in
+    float64. The error may be at most twice that of plain PyTorch in the same dtype. The exit status is 1 if a result
+    differs, or if a backend that can run on this machine ran no case.
     """
 
     cases: Annotated[int | None, optional("N")] = None
-    """How many cases to draw: 300, or as many as --minutes allows. """
+    """Number of cases. Default: 300, or with --minutes no limit."""
     seed: int = 0
-    """Which cases: case i of a seed is the same on every machine."""
+    """Random seed; the same seed gives the same cases on every machine."""
     minutes: Annotated[float | None, optional("MINUTES")] = None
-    """Stop after this long."""
+    """Time budget in minutes."""
     device: Annotated[str | None, optional("DEVICE")] = None
-    """Where to run: cpu, cuda, cuda:1. A GPU if there is one."""
+    """Device, such as cpu, cuda or cuda:1. Default: a GPU if there is one."""
     backend: Annotated[str | None, optional("NAME")] = None
-    """Only this backend, such as gemm or conv."""
+    """Test only this backend, such as gemm or conv."""
     case: Annotated[int | None, optional("NUMBER")] = None
-    """Only this case of the seed, to look at a failure again."""
+    """Run only this case of the seed, to reproduce a failure."""
 
     def run(self) -> int:
         return selftest(self)
@@ -52,12 +52,14 @@ class Selftest:
 
 @dataclass(frozen=True)
 class Failure:
+    """A case that failed on a backend."""
+
     case: SelftestCase
     backend: str
     what: str
 
     def command(self, device: torch.device) -> str:
-        """The line that runs this failure again."""
+        """Return the command that reproduces the failure."""
         return (
             f"lambdanets selftest --seed {self.case.seed} --case {self.case.number} "
             f"--backend {self.backend} --device {device}"
@@ -66,22 +68,22 @@ class Failure:
 
 @dataclass
 class Tally:
-    """What one backend did."""
+    """The results of one backend."""
 
     cases: int = 0
     failures: int = 0
-    worst: float = 0.0  # error / allowed
-    worst_half: float = 0.0  # error / plain PyTorch's, in half precision
-    reasons: dict[str, int] = field(default_factory=dict)  # why it did not run a case, and how often
+    worst: float = 0.0  # largest error / allowed error
+    worst_half: float = 0.0  # largest error / error of plain PyTorch, in half precision
+    reasons: dict[str, int] = field(default_factory=dict)  # reasons why cases did not run, with their counts
 
     def add(self, case: SelftestCase, verdicts: list[Verdict]) -> None:
         self.worst = max([self.worst, *(v.share for v in verdicts)])
-        if case.dtype in HALF:  # where plain PyTorch happens to be exact, its error is no measure
+        if case.dtype in HALF:  # not relative to plain PyTorch where it happens to be exact
             self.worst_half = max([self.worst_half, *(v.error / v.plain for v in verdicts if v.by_plain)])
 
 
 def selftest(options: Selftest, console: Console | None = None) -> int:
-    """Runs the self-test and prints its report; returns the exit status."""
+    """Run the self-test, print its report, and return the exit status."""
     console = console or Console()
     device = chosen_device(options.device)
     names = chosen_backends(options.backend)
@@ -92,16 +94,16 @@ def selftest(options: Selftest, console: Console | None = None) -> int:
         numbers = range(10**9 if unlimited else (DEFAULT_CASES if options.cases is None else options.cases))
     deadline = float("inf") if options.minutes is None else time.monotonic() + 60 * options.minutes
 
-    # Unless something was asked for by name, cases with the sizes of compiled kernels are left to those on a GPU.
+    # By default, cases with sizes of compiled kernels run only on these kernels on a GPU.
     alone = device.type == "cuda" and options.backend is None and options.case is None
     tallies = {name: Tally() for name in names}
     failures: list[Failure] = []
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # cases are tiny: more threads only wait for each other
+    torch.set_num_threads(1)  # cases are too small for more threads
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     drawn = 0
     try:
-        # Cases are small; on a GPU their kernels run beside each other all the same, as those of large ones do.
+        # from_work(0): kernels overlap on a GPU even though the cases are small.
         with from_work(0), Progress(*columns, console=console, transient=True) as progress:
             task = progress.add_task("selftest", total=len(numbers) if len(numbers) < 10**9 else None)
             for number in numbers:
@@ -118,13 +120,14 @@ def selftest(options: Selftest, console: Console | None = None) -> int:
 
 
 def chosen_backends(wanted: str | None) -> list[str]:
+    """Return the names of the backends to test."""
     if wanted is not None and wanted not in NAMES:
         raise ValueError(f"unknown backend {wanted!r}; choose one of {', '.join(NAMES)}")
     return list(NAMES) if wanted is None else [wanted]
 
 
 def run_case(case: SelftestCase, device: torch.device, tallies: dict[str, Tally], alone: bool = False) -> list[Failure]:
-    """One case on every backend that can run it; `alone`: on compiled kernels only, if they can and it is theirs."""
+    """Run a case on every backend that can; with `alone` on compiled kernels only, if the case has their sizes."""
     inputs = build(case, device)
     reasons = choices(case, inputs)
     runnable = []
@@ -143,7 +146,7 @@ def run_case(case: SelftestCase, device: torch.device, tallies: dict[str, Tally]
         tally.cases += 1
         try:
             verdicts = judge(truth, run_backend(case, inputs, name), name)
-        except Exception as error:  # a crash is a failure like any other, and the remaining cases still count
+        except Exception as error:  # a crash is a failure, and the remaining cases still run
             failures.append(Failure(case, name, f"{type(error).__name__}: {error}".splitlines()[0]))
             tally.failures += 1
             tally.worst = float("inf")
@@ -152,26 +155,27 @@ def run_case(case: SelftestCase, device: torch.device, tallies: dict[str, Tally]
         wrong = [v for v in verdicts if not v.passed]
         if wrong:
             tally.failures += 1
-            said = ", ".join(f"{v.tensor} error {v.error:.1e}, allowed {v.allowed:.1e}" for v in wrong)
+            said = ", ".join(f"{v.tensor} error {v.error:.1e}, allowed: {v.allowed:.1e}" for v in wrong)
             failures.append(Failure(case, name, said))
     return failures
 
 
 def why_not(case: SelftestCase, name: str, reasons: dict[str, str | float], alone: bool) -> str | None:
+    """Return the reason why a case does not run on a backend, or None."""
     chosen = next(iter(reasons)) if name == "auto" else name  # the first one runs
     if chosen in COMPILED and not case.kernel_sizes:
-        return "sizes outside the grid that kernels are compiled for"
+        return "the sizes are outside the grid for which kernels are compiled"
     kernels_can = any(not isinstance(reasons.get(kernel, ""), str) for kernel in COMPILED)
     if alone and case.kernel_sizes and kernels_can and chosen not in COMPILED:
-        return "on a GPU the sizes of compiled kernels are left to those, which then run more of them"
+        return "on a GPU cases with sizes of compiled kernels run only on these kernels"
     if name in BACKENDS and case.positions == "none":
-        return "content lambdas alone are the same code for all backends, run as auto"
+        return "content lambdas alone use the same code for all backends and are tested as auto"
     reason = reasons.get(name)
     return reason if isinstance(reason, str) else None
 
 
 def can_run_here(name: str, device: torch.device) -> str | None:
-    """Why a backend cannot run on this machine at all; None if it can: asked for the plainest 2-d case."""
+    """Return the reason why a backend cannot run on this machine, tested with a plain 2-d case, or None."""
     if name not in BACKENDS:
         return None
     grids: Any = {"query_grid": (5, 5), "context_grid": (5, 5), "scope": (3, 3), "dilation": (1, 1), "stride": (1, 1)}
@@ -188,6 +192,7 @@ def report(
     tallies: dict[str, Tally],
     failures: list[Failure],
 ) -> int:
+    """Print the results, and return the exit status."""
     table = Table(title=f"{drawn} cases of seed {options.seed} on {device}, torch {torch.__version__}")
     table.add_column("backend")
     for title in ("cases", "failures", "worst error\n(1 = allowed)", "half precision, times\nplain PyTorch's error"):
@@ -198,9 +203,9 @@ def report(
         remark = ""
         if not tally.cases:
             reason = can_run_here(name, device)
-            if reason is None and options.case is None:  # one case cannot be for everyone
+            if reason is None and options.case is None:  # a single case need not run on all backends
                 idle.append(name)
-            why = reason or max(tally.reasons, key=tally.reasons.__getitem__, default="no case was drawn")
+            why = reason or max(tally.reasons, key=tally.reasons.__getitem__, default="no case drawn")
             remark = f"did not run: {why}"
         half = f"{tally.worst_half:.2f}" if tally.worst_half else "-"
         worst = f"{tally.worst:.2f}" if tally.cases else "-"
@@ -212,13 +217,13 @@ def report(
     for failure in failures[:SHOWN_FAILURES]:
         console.print(f"FAILED {failure.backend}: {failure.what}", style="red", markup=False, soft_wrap=True)
         console.print(f"  {failure.case.words()}", markup=False, highlight=False, soft_wrap=True)
-        console.print(f"  again: {failure.command(device)}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"  reproduce: {failure.command(device)}", markup=False, highlight=False, soft_wrap=True)
     if len(failures) > SHOWN_FAILURES:
         console.print(f"... and {len(failures) - SHOWN_FAILURES} more failures")
     if idle:
         console.print(
-            f"These backends can run here and ran no case: {', '.join(idle)}. Draw more: --cases", style="red"
+            f"Backends that can run on this machine ran no case: {', '.join(idle)}. Use a larger --cases", style="red"
         )
     if not failures and not idle:
-        console.print("All agree with the float64 reference.", style="green")
+        console.print("All results agree with the float64 reference.", style="green")
     return 1 if failures or idle else 0

@@ -258,9 +258,9 @@ def test_without_a_gpu_there_are_no_kernels(tmp_path, capsys):
     ("words", "said"),
     [
         (["--steps", "0"], "--steps must be more than 0, got 0"),
-        (["--scope", "wide"], "scope 'wide' is neither a positive number nor 'global'"),
-        (["--shapes", "8x8"], "shape '8x8' is not HEIGHTxWIDTHxCHANNELS"),
-        (["--shapes", "8x8x30"], "8x8x30 has channels that --heads 4 does not divide"),
+        (["--scope", "wide"], "scope must be a positive number or 'global', got 'wide'"),
+        (["--shapes", "8x8"], "shape must be HEIGHTxWIDTHxCHANNELS, such as 32x32x96, got '8x8'"),
+        (["--shapes", "8x8x30"], "8x8x30 has channels that are not divisible by --heads 4"),
     ],
 )
 def test_refusals(words, said, capsys):

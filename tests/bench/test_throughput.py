@@ -242,7 +242,7 @@ def test_presets_can_be_built(preset):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], ["which networks"]),
+        ([], ["no networks given"]),
         (["resnet51"], ["resnet51", "resnet50"]),
         (["resnet50,placemet=CCLL"], ["placemet", "placement"]),
         (["timm:nothing"], ["timm:nothing"]),
@@ -317,7 +317,7 @@ def test_compiled(tmp_path):
 
 def test_graphs_are_for_gpus():
     for way in ("graphs", "all"):
-        with pytest.raises(ValueError, match=r"--compile graphs .* is for CUDA GPUs"):
+        with pytest.raises(ValueError, match=r"--compile graphs .* needs a CUDA GPU"):
             make_protocols(BenchNetwork(names=("resnet50",), compile=way), torch.device("cpu"))
     protocols = make_protocols(BenchNetwork(names=("resnet50",), compile="all", infer=False), torch.device("cuda"))
     assert [protocol.how for protocol in protocols] == [
