@@ -250,7 +250,7 @@ def test_the_documents_show_a_table_for_each_map(tmp_path):
 def test_without_a_gpu_there_are_no_kernels(tmp_path, capsys):
     for words in ([], ["--device", "cpu"], ["--device", "cuda"]):
         assert main(["bench", "kernels", *words, "--output", str(tmp_path / "kernels.json")]) == 2
-        assert "a CUDA GPU, and torch finds none here" in capsys.readouterr().err
+        assert "needs a CUDA GPU, torch finds none" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
