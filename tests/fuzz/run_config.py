@@ -77,7 +77,7 @@ def resumed(case: FuzzCase, content: bytes, names: tuple[str, ...]) -> Any:
 
 
 def difference(given: Any, read: Any, where: str = "") -> str:
-    """Return the settings that were read differently from the file; missing ones must have their defaults."""
+    """Return how the first setting was read differently from the file, or ""; missing settings have defaults."""
     if isinstance(given, dict) and isinstance(read, dict):
         for key, value in given.items():
             if key not in read:
