@@ -11,6 +11,7 @@ MAPS = {"56x56x64": "c2", "28x28x128": "c3", "14x14x256": "c4", "7x7x512": "c5"}
 LAYERS = {  # by their names in the measurements
     "ours": "**lambda layer (lambdanets)**",
     "conv3x3": "3x3 convolution",
+    "depthwise + 1x1": "depthwise 23x23 and 1x1 convolution",
     "timm": "lambda layer (timm)",
     "timm, global": "lambda layer (timm), global scope",
     "lucidrains": "lambda layer (lucidrains)",
@@ -60,6 +61,8 @@ def contenders(results: Path) -> str:
     titles = [f"{shape}, {what}" for shape in shapes for what in ("inference", "training", "memory")]
     lines = [f"| layer | {' | '.join(titles)} |\n", f"| --- |{' ---: |' * len(titles)}\n"]
     for name in IN_README:
+        if not any(base_of(row["contender"]) == name for row in rows):
+            continue  # `layers` names it as not measured
         cells = []
         for shape in shapes:
             inference, training = (best(rows, name, shape, mode) for mode in ("inference", "training"))
@@ -74,6 +77,7 @@ def layers(results: Path) -> str:
     rows, note = newest(results)
     torch = read(results, "layer-cuda-convolution")["versions"]["torch"]
     parts = [f"{note} torch {torch}, 4 heads, key depth 16, medians.\n"]
+    missing = [name for name in LAYERS if not any(base_of(row["contender"]) == name for row in rows)]
     tables: dict[str, tuple[str, Callable[[Row], str]]] = {
         "Inference, milliseconds": ("inference", lambda row: f"{row['milliseconds']:.3g}{form(row)}"),
         "Training step, milliseconds": ("training", lambda row: f"{row['milliseconds']:.3g}{form(row)}"),
@@ -85,9 +89,12 @@ def layers(results: Path) -> str:
     for title, (mode, cell) in tables.items():
         parts.append(f"\n{title}:\n\n| layer | {' | '.join(MAPS)} |\n| --- |{' ---: |' * len(MAPS)}\n")
         for name, label in LAYERS.items():
+            if name in missing:
+                continue
             found = [best(rows, name, shape, mode) for shape in MAPS]
             parts.append(f"| {label} | {' | '.join(cell(row) if row else '-' for row in found)} |\n")
-    return "".join([*parts, "\n", *left_out(read(results, "layer-cuda"))])
+    names = [f"- Not measured on this machine yet: {LAYERS[name]}.\n" for name in missing]
+    return "".join([*parts, "\n", *left_out(read(results, "layer-cuda")), *names])
 
 
 def left_out(result: Row) -> list[str]:
@@ -116,7 +123,7 @@ def base_of(contender: str) -> str:
 
 def summary(results: Path) -> str:
     """Layers by map, then networks: the fastest form of each contender in one run."""
-    titles = ("3x3 convolution replaced by a lambda layer, scope 23", "inference", "training", "training memory")
+    titles = ("lambda layers instead of 3x3 convolutions", "inference", "training", "training memory")
     lines = [f"| {' | '.join((*titles, 'measured with'))} |\n| --- |{' ---: |' * 3} --- |\n"]
     for name, where in (("layer-cuda-convolution", "batch 256, bfloat16"), ("op-cpu", "batch 8, float32, one thread")):
         if not (results / f"{name}.json").exists():
@@ -129,7 +136,7 @@ def summary(results: Path) -> str:
             cells = [faster(ratio_of(pairs[mode], "milliseconds")) for mode in MODES]
             cells.append(more(ratio_of(pairs["training"], "peak_bytes")))
             about = f"{device}, {where}; {when(result)}"
-            lines.append(f"| layer, {shape} (stage {stage} of ResNet-50) | {' | '.join(cells)} | {about} |\n")
+            lines.append(f"| layer, {shape} ({stage}) | {' | '.join(cells)} | {about} |\n")
     if (results / "networks-cuda-placements.json").exists():
         result = read(results, "networks-cuda-placements")
         found = {(row["network"], row["protocol"]["mode"]): row["result"] for row in reversed(result["rows"])}
@@ -137,10 +144,8 @@ def summary(results: Path) -> str:
             pairs = {mode: [found["resnet50", mode], found[f"resnet50,placement={placement}", mode]] for mode in MODES}
             cells = [faster(ratio_of(pairs[mode], "examples_per_second")) for mode in MODES]
             cells.append(more(ratio_of(pairs["training"][::-1], "peak_bytes")))
-            about = f"{result['machine']['gpu']}, batch 256, bfloat16, compiled; {when(result)}"
-            lines.append(
-                f"| network, ResNet-50 with placement {placement}, 224 pixels | {' | '.join(cells)} | {about} |\n"
-            )
+            about = f"{result['machine']['gpu']}, batch 256, bfloat16, 224 px, compiled; {when(result)}"
+            lines.append(f"| ResNet-50, {placement} | {' | '.join(cells)} | {about} |\n")
     return "".join(lines)
 
 

@@ -282,10 +282,10 @@ def test_the_summary_compares_the_fastest_forms(tmp_path: Path):
     result = {"machine": {"gpu": "TESTGPU"}, "date": "2021-02-17T00:00:00", "commit": "123456789+changes", "rows": rows}
     (tmp_path / "layer-cuda-convolution.json").write_text(json.dumps(result))
     text = generate.filled("<!-- bench:summary -->\n<!-- /bench -->", tmp_path)
-    line = "| layer, 7x7x512 (stage c5 of ResNet-50) | 1.50x faster | 1.50x slower | 0.50x | TESTGPU, batch 256"
+    line = "| layer, 7x7x512 (c5) | 1.50x faster | 1.50x slower | 0.50x | TESTGPU, batch 256"
     assert line in text
     assert "2021-02-17 at 1234567+ |" in text
-    assert "network" not in text  # not measured
+    assert "ResNet-50" not in text  # not measured
 
 
 def test_what_choosing_takes_is_shown_and_computed_for_more(tmp_path: Path):

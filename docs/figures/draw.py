@@ -235,6 +235,7 @@ def panel(points: list[tuple[str, float | None, float]], left: float) -> list[st
 CONTENDERS = (
     ("ours", "lambda layer (this package)", "query"),
     ("conv3x3", "3x3 convolution", "key"),
+    ("depthwise + 1x1", "depthwise 23x23 + 1x1", "quiet"),
     ("attention (SDPA)", "global attention (SDPA)", "value"),
     ("axial attention", "axial attention", "value hollow"),
     ("halo attention", "halo attention (timm)", "key hollow"),

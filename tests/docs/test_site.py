@@ -83,7 +83,7 @@ def test_versions_to_cite_are_the_package_s():
     assert re.search(rf"version = \{{{version}\}}", (DOCS / "cite.md").read_text())
     released = re.search(r'^date-released: "(.+)"$', (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
     assert released is not None
-    assert f"## [{lambdanets.__version__}] - {released[1]}\n" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"## {lambdanets.__version__} - {released[1]}\n" in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_docstrings_become_restructured_text():
