@@ -335,8 +335,9 @@ class PredictObjects:
 class CheckAnnotations:
     """Check a detection dataset: list invalid annotations, unreadable images and duplicates.
 
-    Invalid are missing files, wrong boxes and masks, and unknown categories; training skips them. Every image is
-    decoded. The exit status is 1 if there are invalid annotations, unreadable images, or images in several splits.
+    Annotations with missing files, wrong boxes or masks, or unknown categories are invalid; training skips them. Every
+    image is decoded. The exit status is 1 if there are invalid annotations, unreadable images or images in several
+    splits.
     """
 
     data: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")]
@@ -390,7 +391,7 @@ class ReportDetector:
 
 
 def detect_command(arguments: Sequence[str] = ()) -> Any:
-    """Return the class of `lambdanets detect`. Recipes show their titles; one named in `arguments`, its full text."""
+    """Return the class of `lambdanets detect`. The help shows the full text of a recipe that is in `arguments`."""
     check_recipe(arguments, ["detect", "train"], RECIPES)
     kinds: list[Any] = [
         Annotated[

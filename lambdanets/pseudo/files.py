@@ -308,7 +308,7 @@ def read_arrays(path: Path, columns: tuple[str, ...] | None = None) -> tuple[dic
 
 
 def whole(path: Path) -> bool:
-    """Return whether a file exists and is not truncated. Labelling writes other files again."""
+    """Return whether a label file exists and is not truncated; other units are labelled again."""
     from safetensors import SafetensorError, safe_open
 
     try:
