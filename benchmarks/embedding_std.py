@@ -22,7 +22,10 @@ from lambdanets.train.loop import fit
 
 SCOPE, KEY_DEPTH = 23, 16
 STDS = {"unit": (KEY_DEPTH * SCOPE**2) ** -0.5, "0.02": 0.02, "1": 1.0}
-NOTE = "Same recipe for all, tuned for none: short runs show the start of training, not final accuracy."
+NOTE = (
+    "All rows share one recipe, which was tuned for none of them. Short runs show the start of training, not final "
+    "accuracy."
+)
 SMALL = ("widths=(32,64,128,256)",)  # of resnet26_d, for runs on a CPU
 
 

@@ -5,6 +5,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from summary import when
+
 Row = dict[str, Any]
 
 
@@ -158,14 +160,16 @@ def pseudo_hours(results: Path, images: int = 130_000_000) -> str:
         return f"No measurement yet. It needs {small.name} and {large.parent.name}/{large.name}.\n"
     ours, theirs = json.loads(small.read_text()), json.loads(large.read_text())["measurements"]
     rows = [("labelling as above, with image loading", ours["machine"]["gpu"], ours["throughput"]["labels_per_second"])]
+    origins = [f"{small.name}, {when(ours)}"] if "date" in ours else []
     for mode, what in (("inference", "labelling"), ("training", "one pass of training")):
         one = theirs[f"lambda_resnet152 | 288px | {mode} | bfloat16 | batch 1024"]
         rows.append((f"{what}, LambdaResNet-152, 288 px, network alone", one["hardware"], one["examples_per_second"]))
+        origins += [f"{large.name}, {mode}, bfloat16, batch 1024, {when(one)}"] if "date" in one else []
     text = "| hours for 130M | GPU | images/s of one | 1 GPU | 8 GPUs | 64 GPUs |\n| --- | --- |" + 4 * " ---: |" + "\n"
     for what, gpu, rate in rows:
         hours = " | ".join(f"{images / rate / 3600 / count:.3g}" for count in (1, 8, 64))
         text += f"| {what} | {gpu} | {rate:,.0f} | {hours} |\n"
-    return text
+    return text + (f"\nMeasured: {'; '.join(origins)}.\n" if origins else "")
 
 
 def detect(result: Row, where: str) -> str:

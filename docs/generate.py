@@ -242,8 +242,8 @@ def language(result: Row, where: str) -> str:
     lines = [
         f"{where}. Text: {text['corpus']}, {text['files']} files, {text['training_bytes']:,} bytes for training and "
         f"{text['validation_bytes']:,} for validation (SHA-256 {text['sha256']}...). {settings['minutes']:g} minutes "
-        f"of training for each model, in turns, in steps of {settings['batch_size']} sequences of "
-        f"{settings['length']} bytes; {result['evaluated_bytes']:,} bytes evaluated.\n\n",
+        f"of training for each model, in turns, in {settings['precision']}, in steps of {settings['batch_size']} "
+        f"sequences of {settings['length']} bytes; {result['evaluated_bytes']:,} bytes evaluated.\n\n",
         f"| model | parameters | bits per byte, equal time | equal steps ({equal['step']:,}) | steps | bytes/s |\n",
         "| --- | ---: | ---: | ---: | ---: | ---: |\n",
     ]

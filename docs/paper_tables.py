@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from summary import when
+
 from lambdanets.experiments.reproduce.experiments import EXPERIMENTS
 from lambdanets.experiments.reproduce.marks import MARKS
 from lambdanets.experiments.reproduce.numbers import MISSING, Number, from_json
@@ -23,17 +25,21 @@ PLAIN = (
 
 
 def machine(data: Data) -> str:
-    """Describe hardware, versions and date of the measurements."""
+    """Describe hardware, versions, dates and protocols of the measurements."""
     found = list(data["measurements"].values())
     if not found:
         return "No measurements yet"
-    last = max(found, key=lambda one: one["date"])
+    first, last = (pick(found, key=lambda one: one["date"]) for pick in (min, max))
+    dates = " to ".join(dict.fromkeys((when(first), when(last))))
+    protocols = [name.split(" | ")[-2:] for name in data["measurements"] if " | batch " in name]
+    how = ["/".join(dict.fromkeys(words)) for words in zip(*protocols, strict=True)]
+    networks = f"; networks: {', '.join(how)}" if how else ""
     versions = ", ".join(f"{name} {version}" for name, version in last["versions"].items() if version)
     failed = sum("error" in one for one in found)
     errors = f", {failed} of them without a result" if failed else ""
     missing = sum(is_missing(one) for lines in data["experiments"].values() for one in from_json(lines))
     left = f"; {missing} numbers in the tables are not measured yet" if missing else ""
-    return f"{data['hardware']}. {versions}. Measured {last['date'][:10]}; {len(found)} measurements{errors}{left}"
+    return f"{data['hardware']}. {versions}. Measured {dates}{networks}; {len(found)} measurements{errors}{left}"
 
 
 def summary(data: Data) -> str:

@@ -15,10 +15,10 @@ def selection(results: Path, images: int = 130_000_000) -> str:
     if not found:
         return "No measurement yet. `python benchmarks/run.py pseudo-select` writes pseudo-select.json.\n"
     found.sort(key=lambda one: one["entries"])
-    origins = dict.fromkeys(
-        f"{one['machine']['cpu']}, one process; measured {when(one)}" for one in found if "date" in one
-    )
-    lines = [f"{origin}.\n\n" for origin in origins] + ["| task | cost |\n| --- | --- |\n"]
+    origins = [f"{one['machine']['cpu']}, one process, {when(one)}" for one in found if "date" in one]
+    notes = dict.fromkeys(one["note"] for one in found if "note" in one)
+    lines = [f"{'; '.join(origins)}. {' '.join(notes)}".rstrip() + "\n\n"] if origins else []
+    lines.append("| task | cost |\n| --- | --- |\n")
     for one in found:
         what = (
             f"selecting among {one['entries'] / 1e6:g}M labels of {one['classes']:,} classes in {one['units']:,} files"

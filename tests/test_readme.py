@@ -141,7 +141,7 @@ def test_a_language_model_is_shown_beside_its_twin(tmp_path: Path):
         "date": "2021-02-17T00:00:00",
         "machine": {"cpu": "A chip", "cores": 1, "gpu": None},
         "versions": {"torch": "2.11"},
-        "settings": {"minutes": 2.0, "batch_size": 8, "length": 256},
+        "settings": {"minutes": 2.0, "batch_size": 8, "length": 256, "precision": "float32"},
         "text": text,
         "evaluated_bytes": 512,
         "bigram_bits_per_byte": 3.4567,
