@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from lambdanets.convert.files import chosen_names, read_own, read_source, save_converted
+from lambdanets.convert.files import chosen_names, read_card_file, read_own, read_source, save_converted
 from lambdanets.convert.formats import FORMATS, OWN, Converted, convert_state
 from lambdanets.models import Network
 from lambdanets.models.compact import Bits, largest_error
@@ -41,14 +41,19 @@ class Convert:
     class_names: Annotated[str | None, optional("NAMES")] = None
     """Class names of a network, stored with its weights: a .txt file with one name per line, imagenet
     (WordNet ids such as n01440764) or imagenet-words (English names)."""
+    card: Annotated[Path | None, optional("FILE")] = None
+    """JSON to be stored with the weights: any of metrics, examples, evaluated_on, training_data, teacher, license,
+    recipe, class_names, preprocessing (see `lambdanets.models.Card`)."""
     bits: Annotated[Bits | None, optional("{8,16,32}")] = None
     """Store large tensors of a network in fewer bits: 8 (integers with one scale per output channel), 16 (half
     precision) or 32. By default the dtype of the weights is kept."""
 
     def run(self) -> int:
-        names = chosen_names(self.class_names)
+        changes = read_card_file(self.card)
+        if names := chosen_names(self.class_names):
+            changes["class_names"] = names
         converted = self.convert()
-        written = save_converted(converted, self.target, self.source, names, self.bits)
+        written = save_converted(converted, self.target, self.source, changes, self.bits)
         print(f"converted {self.source} ({converted.source_format}) to {converted.description}, written to {written}")
         if self.bits is not None and isinstance(converted.module, Network):
             show_size(converted.module, self.source, written)

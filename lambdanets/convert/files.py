@@ -1,6 +1,7 @@
 """Safe reading of weights of other implementations, and writing of converted weights."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,9 @@ from torch import Tensor
 
 from lambdanets.convert.formats import Converted
 from lambdanets.data.class_names import listed_names
-from lambdanets.files import as_object, whole_path
+from lambdanets.files import as_object, read_object, whole_path
 from lambdanets.layers import LambdaLayer2d
-from lambdanets.models import Network
+from lambdanets.models import Card, Network
 from lambdanets.models.compact import Bits
 from lambdanets.models.pretrained import KEY, WEIGHTS, default_card, from_pretrained, save_weights
 from lambdanets.models.stored import (
@@ -22,6 +23,7 @@ from lambdanets.models.stored import (
     read_state,
     within_size_of,
 )
+from lambdanets.typed import from_json
 
 LAYER = "layer"  # key of the class name in the header, where networks have their name
 LAYER_ARGUMENTS = frozenset(
@@ -73,8 +75,24 @@ def chosen_names(names: str | None) -> tuple[str, ...]:
     return found
 
 
+def read_card_file(path: Path | None) -> dict[str, Any]:
+    """Return the fields of a `Card` that a JSON file gives; none without a file."""
+    if path is None:
+        return {}
+    given = read_object(path)
+    try:
+        card = from_json(Card, given)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return {name: getattr(card, name) for name in given}
+
+
 def save_converted(
-    converted: Converted, target: Path, source: Path, class_names: tuple[str, ...] = (), bits: Bits | None = None
+    converted: Converted,
+    target: Path,
+    source: Path,
+    changes: Mapping[str, Any] | None = None,
+    bits: Bits | None = None,
 ) -> Path:
     """Write converted weights as a safetensors file with a description in its header, and return the file.
 
@@ -82,7 +100,7 @@ def save_converted(
         converted: the result of `convert_state`.
         target: a name that ends in .safetensors; for a network also a folder, written like `save_pretrained` does.
         source: the file that the weights come from; its name is stored in the header.
-        class_names: class names of a network, stored with its weights.
+        changes: fields of the `Card` of a network that are set, for example its class_names.
         bits: 8 or 16 for a smaller file of a network (see `lambdanets.models.compact`); None keeps the dtype.
 
     >>> import tempfile
@@ -103,14 +121,15 @@ def save_converted(
         raise ValueError(f"{target} is the source file itself: choose another name")
     if isinstance(module, Network):
         card = module.card or default_card(module)
-        card = replace(card, recipe=card.recipe or recipe, class_names=class_names or card.class_names)
+        card = replace(card, recipe=card.recipe or recipe)
+        card = replace(card, **changes or {})
         if not is_file and bits is not None:
             raise ValueError(f"{target}: --bits needs one file as the target, with a name that ends in .safetensors")
         if not is_file:
             return module.save_pretrained(target, card) / WEIGHTS
         return save_weights(module, target, card, bits)
-    if class_names or bits is not None:
-        raise ValueError("--class-names and --bits are for networks, and this is a layer")
+    if changes or bits is not None:
+        raise ValueError("--class-names, --card and --bits are for networks, and this is a layer")
     if not is_file:
         raise ValueError(f"cannot write a layer to {target}: choose a file name that ends in .safetensors")
     return save_layer(module, target, recipe)

@@ -14,7 +14,7 @@ from lambdanets.models.mobilenet import MobileNetV2
 from lambdanets.models.network import FeatureInfo, FeatureNetwork, Network
 from lambdanets.models.patch import PatchNetwork
 from lambdanets.models.pretrained import Card, from_pretrained, load_weights, read_card, save_weights
-from lambdanets.models.registry import configure, create_model, list_models
+from lambdanets.models.registry import configure, create_model, list_models, weights_of
 from lambdanets.models.resnet import Bottleneck, ResNet
 from lambdanets.models.spatial import LAYERS
 from lambdanets.models.zoo import ROWS
@@ -45,4 +45,5 @@ __all__ = [
     "load_weights",
     "read_card",
     "save_weights",
+    "weights_of",
 ]

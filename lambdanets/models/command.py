@@ -6,16 +6,21 @@ from typing import Annotated
 
 import tyro
 
-from lambdanets.models import list_models
+from lambdanets.models import Card, list_models
 from lambdanets.models.counts import count_parameters, meta_network
 from lambdanets.models.flops import paper_flops
+from lambdanets.models.packaged import PACKAGED, packaged_card
+from lambdanets.models.registry import weights_of
 from lambdanets.models.zoo import PAPER_TOP1
 from lambdanets.tables import Format, print_table
 
 
 @dataclass(frozen=True)
 class Models:
-    """List every network that `create_model` knows: parameters, FLOPs at its image size, accuracy in the paper."""
+    """List every network that `create_model` knows: parameters, FLOPs at its image size, accuracy in the paper.
+
+    Weights: packaged ones come with lambdanets, hub ones are downloaded from the Hugging Face hub when they are used.
+    """
 
     pattern: Annotated[str, tyro.conf.Positional] = "*"
     """Only names like this, for example "lambda_*"."""
@@ -30,9 +35,16 @@ class Models:
         if self.format == "json":
             print(json.dumps([asdict(one) for one in found], indent=1))
             return 0
-        titles = ("model", "image", "params (M)", "GFLOPs", "ImageNet top-1 in the paper")
+        titles = ("model", "image", "params (M)", "GFLOPs", "ImageNet top-1 in the paper", "weights")
         lines = [
-            (one.name, f"{one.image_size}", f"{one.parameters / 1e6:.2f}", f"{one.flops / 1e9:.2f}", accuracy(one))
+            (
+                one.name,
+                f"{one.image_size}",
+                f"{one.parameters / 1e6:.2f}",
+                f"{one.flops / 1e9:.2f}",
+                accuracy(one),
+                weights(one),
+            )
             for one in found
         ]
         print_table(titles, lines, self.format, numbers=(1, 2, 3))
@@ -57,6 +69,9 @@ class Model:
     parameters: int
     flops: int
     paper: tuple[PaperAccuracy, ...]  # supervised, without pseudo-labels
+    weights: str | None = None  # "packaged" or "hub"
+    top1: float | None = None  # of packaged weights, as their card says
+    examples: int = 0  # images that it was measured on
 
 
 def describe_model(name: str) -> Model:
@@ -64,7 +79,18 @@ def describe_model(name: str) -> Model:
     shape = (1, network.config.in_chans, *network.config.image_grid)
     accuracies = tuple(PaperAccuracy(*printed) for printed in PAPER_TOP1.get(name, ()))
     total = count_parameters(network).total
-    return Model(name, network.config.image_size, total, paper_flops(network, shape).total, accuracies)
+    flops, where = paper_flops(network, shape).total, weights_of(name)
+    card = packaged_card(name) if where == PACKAGED else Card()
+    top1 = card.metrics.get("top1")
+    return Model(name, network.config.image_size, total, flops, accuracies, where, top1, card.examples)
+
+
+def weights(model: Model) -> str:
+    """Where weights come from, and how accurate packaged ones are."""
+    if model.top1 is None:
+        return model.weights or ""
+    images = f" ({model.examples:,} images)" if model.examples else ""
+    return f"{model.weights}: top-1 {100 * model.top1:.1f}%{images}"
 
 
 def accuracy(model: Model) -> str:

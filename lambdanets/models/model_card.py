@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 README = "README.md"
 GENERATED = "<!-- Written by lambdanets, and again whenever the model is saved here, until this line is removed. -->"
 SHOWN_CLASSES = 20
+UNKNOWN_LICENSE = """\
+The licence of these weights is for those who trained them to choose, and
+depends on the images: add `license:` to the metadata at the top of this file."""
 PAGE = """\
 ---
 library_name: lambdanets
@@ -31,7 +34,7 @@ An image classifier: the network `{name}` of lambdanets {version} (LambdaNetwork
 ## Results
 
 {results}
-
+{training}
 ## Preprocessing
 
 | | |
@@ -73,8 +76,7 @@ model = timm.create_model("{timm_source}", pretrained=True).eval()
 
 ## Licence
 
-lambdanets is under the Apache License 2.0. The licence of these weights is for those who trained them to choose, and
-depends on the images: add `license:` to the metadata at the top of this file.
+lambdanets is under the Apache License 2.0. {license}
 """
 
 
@@ -99,6 +101,10 @@ def model_card(network: "Network", card: "Card", repo_id: str | None = None) -> 
     names = ", ".join(escaped(name) for name in card.class_names[:SHOWN_CLASSES])
     more = ", ..." if len(card.class_names) > SHOWN_CLASSES else ""
     rows = "\n".join(f"| {escaped(name)} | {value:.5g} |" for name, value in card.metrics.items())
+    measured = f"{card.examples:,} images" if card.examples else ""
+    measured = " of ".join(filter(None, [measured, escaped(card.evaluated_on)]))
+    facts = {"images": card.training_data, "teacher": card.teacher, "licence of the weights": card.license}
+    known = "\n".join(f"| {name} | {escaped(text)} |" for name, text in facts.items() if text)
     return PAGE.format(
         generated=GENERATED,
         name=network.name,
@@ -106,7 +112,9 @@ def model_card(network: "Network", card: "Card", repo_id: str | None = None) -> 
         parameters=sum(parameter.numel() for parameter in network.parameters()),
         classes=network.num_classes,
         class_names=f" ({names}{more})" if names else "",
-        results=f"| metric | value |\n| --- | ---: |\n{rows}" if rows else "None were stored with these weights.",
+        results=(f"| metric | value |\n| --- | ---: |\n{rows}" if rows else "None were stored with these weights.")
+        + (f"\n\nMeasured on {measured}." if rows and measured else ""),
+        training=f"\n## Training\n\n| | |\n| --- | --- |\n{known}\n" if known else "",
         size=f"{size} x {size}" if isinstance(size, int) else f"{size[0]} x {size[1]}",
         channels=network.config.in_chans,
         crop=preprocessing.crop,
@@ -115,6 +123,7 @@ def model_card(network: "Network", card: "Card", repo_id: str | None = None) -> 
         mean=", ".join(f"{value:g}" for value in preprocessing.mean),
         std=", ".join(f"{value:g}" for value in preprocessing.std),
         source=repo_id or "path/to/this/folder",
+        license=(f"These weights: {escaped(card.license)}." if card.license else UNKNOWN_LICENSE),
         timm_source=f"hf-hub:{repo_id}" if repo_id else "local-dir:path/to/this/folder",
     )
 

@@ -11,7 +11,7 @@ import tempfile
 import warnings
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from torch import Tensor
 
@@ -35,13 +35,14 @@ from lambdanets.models.stored import (
     within_size_of,
 )
 from lambdanets.models.zoo import PUBLISHED, ROWS, TIMM_NETWORKS
-from lambdanets.typed import from_json
+from lambdanets.typed import Bounds, from_json
 
 if TYPE_CHECKING:
     from lambdanets.models.network import Network
 
 CONFIG, WEIGHTS, KEY = "config.json", "model.safetensors", "lambdanets"
 HUB_OPTIONS = ("revision", "token", "cache_dir", "local_files_only", "force_download")
+Examples = Annotated[int, Bounds(0, 2**40)]
 WIDEST = 2**13  # channels before a classifier, at most
 # Names that are somebody else's there
 TIMM_HAS = frozenset({"resnet26", "resnet50", "resnet101", "resnet152", *TIMM_NETWORKS})
@@ -49,13 +50,32 @@ TIMM_HAS = frozenset({"resnet26", "resnet50", "resnet101", "resnet152", *TIMM_NE
 
 @dataclass(frozen=True)
 class Card:
-    """What weights say about themselves."""
+    """Metadata of weights, stored with them.
+
+    Attributes:
+        preprocessing: how an image becomes an input.
+        class_names: in the order of the outputs; empty if they are not known.
+        metrics: results by name, for example {"top1": 0.784}.
+        recipe: the settings that the weights were made with, as JSON.
+        examples: number of images that the metrics were measured on; 0 if it is not known.
+        evaluated_on: which images these are.
+        training_data: which images the network was trained on.
+        teacher: the network whose labels it was trained on, if there was one.
+        license: licence of the weights.
+    """
 
     preprocessing: Preprocessing = field(default_factory=Preprocessing)
     class_names: tuple[str, ...] = ()
-    metrics: dict[str, float] = field(default_factory=dict)  # for example {"top1": 78.4}
-    recipe: dict[str, Any] = field(default_factory=dict)  # what made them, as JSON
+    metrics: dict[str, float] = field(default_factory=dict)
+    recipe: dict[str, Any] = field(default_factory=dict)
+    examples: Examples = 0
+    evaluated_on: str = ""
+    training_data: str = ""
+    teacher: str = ""
+    license: str = ""
 
+    # Files without them are as they were before these fields.
+    LEFT_OUT_IF_EMPTY: ClassVar = ("examples", "evaluated_on", "training_data", "teacher", "license")
     WHEN_ABSENT: ClassVar[dict[str, Any]] = {"preprocessing": Preprocessing(**Preprocessing.WHEN_ABSENT)}
 
 
@@ -123,7 +143,8 @@ def describe_network(network: "Network", card: Card) -> dict[str, Any]:
     arguments = changes(network.name, network.config)
     if callable(arguments.get("layer")):
         raise ValueError("a layer given as a function cannot be written down: save network.state_dict() instead")
-    return {"version": __version__, "name": network.name, "arguments": arguments, **asdict(card)}
+    said = {key: value for key, value in asdict(card).items() if value or key not in Card.LEFT_OUT_IF_EMPTY}
+    return {"version": __version__, "name": network.name, "arguments": arguments, **said}
 
 
 def save_weights(network: "Network", path: str | Path, card: Card | None = None, bits: Bits | None = None) -> Path:
@@ -262,13 +283,16 @@ def from_pretrained(source: str | Path, **arguments: Any) -> "Network":
         raise ValueError(f"{source} describes no network of ours: {error}") from error
     if found.class_names and len(found.class_names) != config.num_classes:
         raise ValueError(f"{source} has {len(found.class_names)} class names for {config.num_classes} classes")
+    card, classes = found.card, config.num_classes
     if arguments:
         config = configure(found.name, **{**said, **arguments})
+        if config.num_classes != classes:  # a new classifier, of which nothing was measured
+            card = replace(card, class_names=(), metrics={}, examples=0, evaluated_on="")
     path = locate(source, WEIGHTS, **hub_options)
     with within_size_of(path, config.num_classes * WIDEST if "num_classes" in arguments else 0):
         network = build(found.name, config)
     load_weights(network, path)
-    network.card = found.card
+    network.card = card
     return network
 
 

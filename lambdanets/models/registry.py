@@ -19,8 +19,9 @@ from lambdanets.models.config import (
 )
 from lambdanets.models.mobilenet import MobileNetV2
 from lambdanets.models.network import FeatureNetwork, Network
+from lambdanets.models.packaged import PACKAGED, packaged_card, packaged_weights
 from lambdanets.models.patch import PatchNetwork
-from lambdanets.models.pretrained import WEIGHTS, Card, load_weights, locate
+from lambdanets.models.pretrained import WEIGHTS, Card, from_pretrained, load_weights, locate
 from lambdanets.models.resnet import ResNet
 from lambdanets.models.spatial import check_options
 from lambdanets.models.zoo import PUBLISHED, ROWS, Published
@@ -32,6 +33,7 @@ FAMILIES: dict[type[NetworkConfig], type[Network]] = {
     PatchConfig: PatchNetwork,
     AttentionNetworkConfig: AttentionNetwork,
 }
+WEIGHTS_FROM = ("packaged", "hub")
 SPATIAL = frozenset(f.name for f in fields(SpatialOptions))
 # Arguments of timm's and torchvision's networks
 REMEDIES = {
@@ -50,8 +52,8 @@ REMEDIES = {
     "weights": "use pretrained",
 }
 NO_WEIGHTS = (
-    "no weights are published for {name!r}: pass pretrained='weights.safetensors', a folder that save_pretrained "
-    "wrote, or the id of a model on the Hugging Face hub; `lambdanets train` makes weights"
+    "no weights are published for {name!r}, nor do any come with lambdanets: pass pretrained='weights.safetensors', a "
+    "folder that save_pretrained wrote, or the id of a model on the Hugging Face hub; `lambdanets train` makes weights"
 )
 
 
@@ -70,9 +72,43 @@ def load_published(network: Network, published: Published) -> None:
     network.card = Card(published.preprocessing, recipe={"source": hub_id})
 
 
-def list_models(pattern: str = "*") -> list[str]:
-    """The names that `create_model` knows, sorted; `pattern` as in file names, for example "lambda_*"."""
-    return sorted(name for name in ROWS if fnmatch(name, pattern))
+def list_models(pattern: str = "*", pretrained: bool | Literal["packaged", "hub"] = False) -> list[str]:
+    """Return the names that `create_model` accepts, sorted.
+
+    Args:
+        pattern: as in file names, for example "lambda_*".
+        pretrained: True: only networks that `create_model(name, pretrained=True)` has weights for. "packaged": those
+            whose weights come with the package and need no download. "hub": those whose weights are downloaded from
+            the Hugging Face hub. `weights_of` returns which of the two a network has.
+    """
+    if pretrained not in (False, True, *WEIGHTS_FROM):
+        raise ValueError(f"pretrained must be True, False, 'packaged' or 'hub', got {shown(pretrained)}")
+    names = sorted(name for name in ROWS if fnmatch(name, pattern))
+    if not pretrained:
+        return names
+    accepted = WEIGHTS_FROM if pretrained is True else (pretrained,)
+    return [name for name in names if weights_of(name) in accepted]
+
+
+def weights_of(name: str) -> Literal["packaged", "hub"] | None:
+    """Return where `create_model(name, pretrained=True)` finds weights.
+
+    "packaged": in this package; "hub": on the Hugging Face hub; None: there are none.
+    """
+    if packaged_weights(name) is not None:
+        return "packaged"
+    return "hub" if name in PUBLISHED else None
+
+
+def load_packaged(name: str, arguments: dict[str, Any]) -> Network:
+    """Build a network with the weights that come with the package; `arguments` change what they were trained with."""
+    packaged_card(name)  # raises if there are none
+    path = packaged_weights(name)
+    assert path is not None
+    network = from_pretrained(path, **arguments)
+    if network.name != name:
+        raise ValueError(f"{path} holds the weights of {network.name}, not of {name}")
+    return network
 
 
 def configure(name: str, /, **arguments: Any) -> NetworkConfig:
@@ -156,9 +192,10 @@ def create_model(
     Args:
         name: one of `list_models()`.
         pretrained: weights: a file (safetensors, or a torch file of tensors), a folder that `save_pretrained`
-            wrote, or an id on the Hugging Face hub; True for the published ones, which timm's lambda networks have
-            (`lambdanets.models.zoo.PUBLISHED`). The classifier is left new where the classes differ in number,
-            and the first convolution is made to fit where the channels do.
+            wrote, or an id on the Hugging Face hub; True for those that come with this package ("packaged" for them
+            alone) or were published for timm's lambda networks (`list_models(pretrained=True)`). The classifier is
+            left new where the classes differ in number, and the first convolution is made to fit where the channels
+            do.
         features_only: return the maps of the stages, as a list, in place of class scores.
         out_indices: which stages `features_only` returns (an int: the last n); all if None.
         arguments: fields of the network's row to change: num_classes, in_chans, image_size, drop_rate,
@@ -169,12 +206,14 @@ def create_model(
         raise ValueError("out_indices is for features_only=True")
     if features_only:
         arguments.setdefault("num_classes", 0)
-    if pretrained is True and name in ROWS and name not in PUBLISHED:
+    if pretrained is True and name in ROWS and weights_of(name) is None:
         raise ValueError(NO_WEIGHTS.format(name=name))
-    config = configure(name, **arguments)
-    network = build(name, config)
-    if pretrained is True:
-        load_published(network, PUBLISHED[name])
-    elif pretrained:
-        load_weights(network, pretrained)
+    if pretrained == PACKAGED or (pretrained is True and weights_of(name) == PACKAGED):
+        network = load_packaged(name, arguments)
+    else:
+        network = build(name, configure(name, **arguments))
+        if pretrained is True:
+            load_published(network, PUBLISHED[name])
+        elif pretrained:
+            load_weights(network, pretrained)
     return FeatureNetwork(network, out_indices) if features_only else network

@@ -114,6 +114,7 @@ class Evaluate:
 class Predict:
     """Predict the most likely classes of images: files, folders, or stdin. Exit status 1 if an image is unreadable.
 
+    `lambdanets predict photo.jpg` uses weights that come with lambdanets, if this release has any.
     `find . -name '*.jpg' | lambdanets predict RUN -` reads a list of files, `lambdanets predict RUN - < cat.jpg` reads
     one image. Unreadable images get an error in their output line and do not stop the others; the exit status is then
     1.
@@ -133,15 +134,18 @@ class Predict:
     """Print one JSON object per line for each image as soon as it is ready."""
 
     def run(self) -> int:
-        from lambdanets.train.inference.predict import answer_table, gather, predict, row
-        from lambdanets.train.inference.trained import open_trained
+        from lambdanets.train.inference.predict import answer_table, gather, names_images, predict, row
+        from lambdanets.train.inference.trained import open_trained, packaged_default
 
         if self.top < 1:
             raise ValueError(f"--top must be at least 1, got {self.top}")
-        words = self.images or (STDIN,)
+        what, words = self.what, self.images or (STDIN,)
+        if names_images(what):  # no weights are named: those that come with the package
+            what, words = packaged_default(), (self.what, *self.images)
+            print(f"lambdanets: the network is {what}, which comes with lambdanets.", file=sys.stderr)
         if STDIN in words and sys.stdin.isatty():
             raise ValueError("no images given: pass files or folders, or pipe a list of files to stdin")
-        trained = open_trained(self.what, self.using)
+        trained = open_trained(what, self.using)
         notes: list[str] = []
         given = gather(words, getattr(sys.stdin, "buffer", None), notes)
         for note in notes:

@@ -12,12 +12,14 @@ from rich.table import Table
 
 from lambdanets.data.broken import BrokenImages
 from lambdanets.data.decode import EXTENSIONS, LIMITS, BrokenImageError
-from lambdanets.data.folders import Walked, images_below
+from lambdanets.data.folders import Walked, images_below, is_image
 from lambdanets.data.loader import Loader, LoaderOptions
 from lambdanets.data.source import read_file
 from lambdanets.data.strings import printable
 from lambdanets.data.transforms import evaluation
+from lambdanets.models.pretrained import CONFIG, WEIGHTS
 from lambdanets.report.show import probability
+from lambdanets.runs import LOG, RUN_WEIGHTS
 from lambdanets.train.inference.command import STDIN
 from lambdanets.train.inference.trained import Trained
 
@@ -67,6 +69,16 @@ class GivenImages:
         if one.error:
             raise BrokenImageError(one.error)
         return one.data if one.data is not None else read_file(one.path)
+
+
+def names_images(word: str) -> bool:
+    """Return whether a word in the place of the weights is an image, "-", or a folder of images without weights."""
+    if word == STDIN or is_image(os.path.basename(word)):
+        return True
+    folder = Path(word).expanduser()
+    if not folder.is_dir() or any((folder / name).exists() for name in (*RUN_WEIGHTS.values(), WEIGHTS, CONFIG, LOG)):
+        return False
+    return bool(images_below(folder))
 
 
 def gather(words: Iterable[str], stdin: BinaryIO | None = None, notes: list[str] | None = None) -> list[Given]:

@@ -14,6 +14,7 @@ from lambdanets.data.loader import Batch, Loader
 from lambdanets.data.transforms import normalize
 from lambdanets.files import read_object
 from lambdanets.models.network import Network
+from lambdanets.models.packaged import NONE_PACKAGED, PACKAGED, default_network, packaged_weights
 from lambdanets.models.pretrained import (
     CONFIG,
     KEY,
@@ -110,10 +111,24 @@ def find_network(what: str, using: Using) -> Network:
     )
 
 
+def packaged_default() -> str:
+    """Return the name of the network that is used where none is named."""
+    name = default_network()
+    if name is None:
+        raise ValueError(
+            f"no weights are named, and {NONE_PACKAGED}: `lambdanets predict WEIGHTS IMAGES`, where WEIGHTS is the "
+            f"folder of a run, a .safetensors file, a model folder or an id on the Hugging Face hub"
+        )
+    return name
+
+
 def named_network(name: str, using: Using) -> Network:
+    packaged = packaged_weights(name) if using.pretrained in (None, PACKAGED) else None
+    if packaged is not None and not using.options:
+        return from_pretrained(packaged)
     if using.pretrained is None:
         raise ValueError(f"{name} has no weights of its own: --pretrained WEIGHTS (a file, a folder, or a hub id)")
-    source = locate(using.pretrained, WEIGHTS)
+    source = locate(packaged or using.pretrained, WEIGHTS)
     arguments: dict[str, Any] = dict(parse_option(word) for word in using.options)
     head = FAMILIES[type(ROWS[name])].classifier_name
     bias = read_state(source).get(f"{head}.bias")
