@@ -1,1 +1,1 @@
-"""The one training loop. A `Task` says what a batch, a loss and a score are; `fit` does the rest, and loses nothing."""
+"""The training loop. A `Task` defines batches, loss and metrics; `fit` trains, evaluates, logs and resumes."""

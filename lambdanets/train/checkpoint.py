@@ -1,7 +1,8 @@
 """Atomic checkpoints.
 
-A checkpoint is written under a temporary name, synced, and renamed; the name has its step and the start of its SHA-256.
-Older ones are removed only when the new one is complete, so there is always a good one, also on a full disk.
+A checkpoint is written under a temporary name, synced with fsync, and renamed. Its name contains the step and the start
+of its SHA-256. Older checkpoints are removed only when the new one is complete, so there is always a valid one, even on
+a full disk.
 """
 
 import contextlib
@@ -17,18 +18,18 @@ import torch
 
 NAME = re.compile(r"step-(\d{9})-([0-9a-f]{16})\.pt")
 PART = ".part"
-DAMAGED, FOREIGN = ".damaged", ".foreign"  # suffixes of checkpoints that cannot be read, and of another run's
+DAMAGED, FOREIGN = ".damaged", ".foreign"  # suffixes of unreadable checkpoints, and of those of other runs
 
 State = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A usable checkpoint."""
+    """A valid checkpoint."""
 
     path: Path
     state: State
-    damaged: tuple[str, ...] = ()  # newer ones that are not usable, and why
+    damaged: tuple[str, ...] = ()  # newer checkpoints that are not usable, with the reason
 
 
 class ForeignError(ValueError):
@@ -36,18 +37,18 @@ class ForeignError(ValueError):
 
 
 def complete(folder: Path) -> list[Path]:
-    """Return the checkpoints of a folder by their names, oldest first."""
+    """Return the checkpoints of a folder, judged by name, oldest first."""
     found = [path for path in folder.glob("step-*.pt") if NAME.fullmatch(path.name)] if folder.is_dir() else []
     return sorted(found, key=lambda path: (path.name[:14], path.stat().st_mtime_ns))
 
 
 def save(state: State, folder: Path, step: int, *, keep: int = 2, write: Callable[..., None] = torch.save) -> Path:
-    """Write a checkpoint and then remove all but the last `keep`. An OSError leaves what was there.
+    """Write a checkpoint, then remove all but the last `keep`. An OSError leaves older checkpoints in place.
 
-    On a full disk all but the newest whole one are removed for a second try.
+    On a full disk, all but the newest valid checkpoint are removed for a second attempt.
     """
     folder.mkdir(exist_ok=True)  # no parents: the folder of a run may have been deleted
-    for left in folder.glob(f"*{PART}"):  # of a process that was killed
+    for left in folder.glob(f"*{PART}"):  # left by a process that was killed
         left.unlink(missing_ok=True)
     try:
         path = put(state, folder, step, write)
@@ -60,7 +61,7 @@ def save(state: State, folder: Path, step: int, *, keep: int = 2, write: Callabl
 
 
 def make_room(folder: Path) -> bool:
-    """Remove damaged checkpoints and all but the newest whole one; return whether there were any."""
+    """Remove damaged checkpoints and all but the newest valid one; return whether anything was removed."""
     whole = next((path for path in reversed(complete(folder)) if is_whole(path)), None)
     room = [path for path in [*folder.glob(f"*{DAMAGED}"), *complete(folder)] if path != whole]
     if whole is None or not room:
@@ -75,7 +76,7 @@ def put(state: State, folder: Path, step: int, write: Callable[..., None]) -> Pa
         with part.open("wb") as file:
             try:
                 write(state, file)
-            except RuntimeError as error:  # torch's writer, when the file below it fails
+            except RuntimeError as error:  # raised by torch's writer if writing to the file fails
                 raise OSError(f"{part} cannot be written: {error}") from error
             file.flush()
             os.fsync(file.fileno())
@@ -89,20 +90,20 @@ def put(state: State, folder: Path, step: int, write: Callable[..., None]) -> Pa
 
 
 def load_newest(folder: Path, check: Callable[[State], None] = lambda state: None) -> Loaded | None:
-    """Load the newest usable checkpoint; None if there is none at all. A ValueError if none of them is usable.
+    """Load the newest valid checkpoint; None if there are no checkpoints. Raises ValueError if none is valid.
 
     Args:
-        folder: where the checkpoints are.
-        check: raises ForeignError if a state belongs to another run, ValueError if it is not one of a run.
+        folder: folder of the checkpoints.
+        check: raises ForeignError for the state of another run, ValueError for an invalid state.
 
-    Newer ones that are not usable are renamed, so that they no longer count among the last ones that are kept.
+    Newer checkpoints that are not valid are renamed, so that they do not count towards the number to keep.
     """
     unusable: dict[Path, tuple[str, str]] = {}  # suffix and reason
     for path in reversed(complete(folder)):
         suffix = DAMAGED
         try:
             if not is_whole(path):
-                reason = "is damaged: its contents do not match the digest in its name"
+                reason = "is damaged: its content does not match the digest in its name"
             else:
                 state = torch.load(path, map_location="cpu", weights_only=True)
                 check(state)
@@ -110,7 +111,7 @@ def load_newest(folder: Path, check: Callable[[State], None] = lambda state: Non
                 return Loaded(path, state, tuple(reason for _, reason in unusable.values()))
         except ForeignError as error:
             suffix, reason = FOREIGN, str(error)
-        except Exception as error:  # a damaged file raises anything
+        except Exception as error:  # torch raises many types on damaged files
             reason = f"cannot be read: {' '.join(str(error).split())[:200]}"
         unusable[path] = suffix, f"{path.name} {reason}"
     if unusable:
@@ -120,7 +121,7 @@ def load_newest(folder: Path, check: Callable[[State], None] = lambda state: Non
 
 
 def is_whole(path: Path) -> bool:
-    """Whether the contents match the digest in the name."""
+    """Return whether the content matches the digest in the name."""
     try:
         return digest(path) == path.stem.rpartition("-")[2]
     except OSError:
@@ -129,7 +130,7 @@ def is_whole(path: Path) -> bool:
 
 def set_aside(unusable: dict[Path, tuple[str, str]]) -> None:
     for path, (suffix, _) in unusable.items():
-        with contextlib.suppress(OSError):  # a folder that cannot be written can still be read from
+        with contextlib.suppress(OSError):  # the folder may be read-only
             path.rename(path.with_name(path.name + suffix))
 
 
@@ -144,7 +145,7 @@ def remove(paths: list[Path]) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Write the entries of a folder to the disk, where a folder can be opened."""
+    """Call fsync on a folder, if the system can open folders."""
     try:
         handle = os.open(folder, os.O_RDONLY)
     except OSError:

@@ -1,4 +1,4 @@
-"""Classification of images, as a task."""
+"""The image classification task."""
 
 import math
 import os
@@ -41,7 +41,7 @@ SIZE_STEP = 16  # pixels by which images grow
 
 
 class ReadingConfig(Protocol):
-    """What every configuration of data says about reading it."""
+    """Settings of reading images that all dataset configurations have."""
 
     @property
     def workers(self) -> int | None: ...
@@ -52,11 +52,25 @@ class ReadingConfig(Protocol):
 
 
 class Classify(Task):
-    """Images of a source into its classes."""
+    """Image classification. `TrainConfig.make_task` returns it; `lambdanets.train.loop.fit` trains it.
+
+    Args:
+        config: the settings. The dataset is opened here.
+
+    Raises ValueError if the dataset or its splits do not fit the settings.
+
+    Example:
+
+        from lambdanets.recipes import digits
+        from lambdanets.train.classify import Classify
+
+        task = Classify(digits())
+        print(task.examples, task.describe())
+    """
 
     score = "top1"
     not_resident: str | None = None
-    """Why a task cannot keep its training images on the device, if so."""
+    """Reason why a task cannot keep its training images on the device, if any."""
     keeps_unlabelled = False
     """Whether training uses images without a label."""
 
@@ -65,15 +79,15 @@ class Classify(Task):
         self.size = config.model.size
         if data.first_size is not None and data.first_size > self.size:
             raise ValueError(
-                f"data.first_size {data.first_size} is larger than the images of the last epochs, {self.size}: use a "
-                f"smaller one, or a larger --model.image-size"
+                f"data.first_size {data.first_size} must not be larger than model.image_size {self.size}: use a "
+                f"smaller value, or a larger --model.image-size"
             )
         self.largest_epoch = math.ceil(config.epochs) - 1 if data.first_size is not None else 0
         self.test_size = data.test_size or self.size
         self.preprocessing = data.preprocessing(self.test_size)
         self.source = self.open_images(data.path, "train")
         if len(self.source.class_names) < 2:
-            raise ValueError(f"{data.path}: {len(self.source.class_names)} class; at least two are needed to train")
+            raise ValueError(f"{data.path} has {len(self.source.class_names)} class; training needs at least two")
         validation = data.validation
         if validation is None and "validation" in splits_of(data.path):
             validation = data.path
@@ -83,15 +97,17 @@ class Classify(Task):
         kept, held = held_out(self.source.labels[labelled], fraction, names=[names[i] for i in labelled])
         if fraction and not len(held):
             raise ValueError(
-                f"{data.path}: no class has two images, so none can be held out: add images, or pass --data.validation"
+                f"{data.path}: no class has two images, so none can be held out. Add images, or pass --data.validation"
             )
         self.indices = labelled[kept]
         if self.keeps_unlabelled:
             self.indices = np.union1d(self.indices, np.flatnonzero(self.source.labels < 0))
         if not len(self.indices):
-            raise ValueError(f"data.held_out {fraction:g} leaves no image of {data.path} to train on: hold out fewer")
+            raise ValueError(
+                f"data.held_out {fraction:g} leaves no training images of {data.path}: use a smaller value"
+            )
         self.examples = len(self.indices)
-        self.parts: dict[str, tuple[Source, np.ndarray | None]] = {}  # what is evaluated
+        self.parts: dict[str, tuple[Source, np.ndarray | None]] = {}  # splits to evaluate
         if len(held):
             self.parts["held_out"] = (self.source, labelled[held])
         if validation is not None:
@@ -101,12 +117,12 @@ class Classify(Task):
                 raise ValueError(different_classes(validation, source, data.path, self.source))
             with_label = np.flatnonzero(source.labels >= 0)
             if not len(with_label):
-                raise ValueError(f"{validation} has no labelled images to validate on")
+                raise ValueError(f"{validation} has no labelled images for validation")
             self.parts["validation"] = (source, None if len(with_label) == len(source) else with_label)
         self.loaders: dict[Any, Any] = {}
         self.kept: dict[str, list[Batch]] = {}  # evaluation batches that stay on the device
         self.noticed: list[dict[str, Any]] = []
-        self.said_size: int | None = None  # of training images, where it grows
+        self.said_size: int | None = None  # last logged size of training images, if it grows
         self.predictions: dict[str, Tensor] = {}
 
     def open_images(self, where: str, split: str) -> Source:
@@ -124,7 +140,7 @@ class Classify(Task):
         tables = (module for module in network.modules() if isinstance(module, RelativePositions))
         if self.test_size > self.size and any(table.is_global for table in tables):
             raise ValueError(
-                f"data.test_size {self.test_size}: layers with a global scope take images of at most model.image_size, "
+                f"data.test_size {self.test_size}: layers with a global scope support at most model.image_size "
                 f"{self.size}. Use a local scope, for example --model.options scope=23"
             )
         for module in network.modules():
@@ -137,11 +153,11 @@ class Classify(Task):
 
     @cached_property
     def data_path(self) -> DataPath:
-        """Whether the training images are kept on the device; it is part of a run."""
+        """Whether the training images are kept on the device. A resumed run keeps this choice."""
         return choose_data_path(self.config, self.estimated_bytes, self.not_resident)
 
     def estimated_bytes(self) -> int:
-        """What the decoded images take on the device, those of the evaluation included."""
+        """Estimate the memory of the decoded training and evaluation images on the device in bytes."""
         channels = self.config.data.channels
         shape = self.size, self.size
         training_images = estimated_bytes(self.source, self.indices, shape, self.config.augment, channels)
@@ -165,16 +181,17 @@ class Classify(Task):
 
     @cached_property
     def variation(self) -> BatchAugment | None:
-        """What is done to batches on the device, if anything."""
+        """Augmentation of batches on the device; None if there is none."""
         augment, resident = self.config.augment, self.data_path.on_device
         if not resident and not augment.on_batches:
             return None
         return BatchAugment(augment, (self.size, self.size), self.config.data.mean, whole=resident)
 
     def batches(self, epoch: int, first_step: int, share: Share) -> Iterator[Any]:
-        """(images, labels), with progressive resizing their size, with batch augmentation also its random numbers.
+        """Yield (images, labels), with progressive resizing also their size, with batch augmentation its random
+        numbers.
 
-        `images` are pixels, or the numbers of images on the device.
+        `images` are pixels, or indices of images on the device.
         """
         first = (share.epochs(self.examples).first(epoch) + first_step) * share.parts
         batches = self.training_loader(share).epoch(epoch, first_step * share.parts)
@@ -191,7 +208,8 @@ class Classify(Task):
             yield batch.images, batch.labels, *numbers
 
     def size_of_epoch(self, epoch: int) -> int:
-        """Pixels of a side of training images: linear in the epoch, rounded down to multiples of 16 above the first."""
+        """Return the side of training images in pixels: linear in the epoch, rounded down to the first size plus a
+        multiple of 16."""
         first, last = self.config.data.first_size or self.size, self.size
         return (
             last if epoch >= self.grown else first + int(epoch / self.grown * (last - first)) // SIZE_STEP * SIZE_STEP
@@ -199,7 +217,7 @@ class Classify(Task):
 
     @property
     def grown(self) -> float:
-        """Epochs until training images have their full size: the last epoch has it in any case."""
+        """Number of epochs until training images have their full size; the last epoch always has it."""
         return min(self.config.data.growing * self.config.epochs, math.ceil(self.config.epochs) - 1)
 
     def training_loader(self, share: Share) -> Loader | ResidentLoader:
@@ -243,7 +261,7 @@ class Classify(Task):
 
     @torch.no_grad()
     def varied(self, images: Tensor, numbers: Tensor, how: Tensor) -> Mixed:
-        """A batch after crops and augmentation on the device, in float32 also under autocast."""
+        """Crop and augment a batch on the device, in float32 also under autocast."""
         assert self.variation is not None
         with torch.autocast(images.device.type, enabled=False):
             if self.data_path.on_device:
@@ -262,13 +280,13 @@ class Classify(Task):
         return {split: self.evaluate_split(model, world, split, final) for split in splits}
 
     def evaluate_split(self, model: nn.Module, world: World, split: str, final: bool) -> dict[str, float]:
-        keep = final and split == self.shown and not self.predictions  # of the first network: the one that counts
+        keep = final and split == self.shown and not self.predictions  # of the first network, which defines the score
         smoothing = self.config.label_smoothing
         sums = torch.zeros(5, dtype=torch.float64, device=world.device)
         kept: list[tuple[Tensor, ...]] = []
         loader = self.evaluation_loader(split, world)
         for batch in self.evaluation_batches(split, world):
-            if not len(batch):  # none of its images could be read
+            if not len(batch):  # all of its images are unreadable
                 continue
             images, labels = (t.to(world.device, non_blocking=True) for t in (batch.images, batch.labels))
             logits = model(self.inputs(images)).float()
@@ -285,7 +303,7 @@ class Classify(Task):
             raise TooManyBrokenError(list(loader.broken), len(loader.broken), loader.options.broken)
         if keep:
             rows = [row for part in world.gather(kept) for row in part]
-            with torch.autocast("cpu", enabled=False):  # which refuses to join halves
+            with torch.autocast("cpu", enabled=False):  # autocast does not support torch.cat of float16 on a CPU
                 logits, labels, indices = (torch.cat(column) for column in zip(*rows, strict=True))
             order = indices.argsort()
             self.predictions = {"logits": logits[order], "labels": labels[order], "indices": indices[order]}
@@ -295,7 +313,7 @@ class Classify(Task):
 
     @property
     def shown(self) -> str:
-        """The split whose predictions are kept for the report."""
+        """Split whose predictions are saved for the report."""
         return list(self.parts)[-1]
 
     def evaluation_loader(self, split: str, world: World) -> Loader:
@@ -308,7 +326,7 @@ class Classify(Task):
         return self.loaders[split]
 
     def evaluation_batches(self, split: str, world: World) -> Iterator[Batch]:
-        """The batches of a split; where training images are on the device, these stay there as well."""
+        """Return the batches of a split; they are kept on the device if training images are."""
         if split in self.kept:
             yield from self.kept[split]
             return
@@ -325,7 +343,7 @@ class Classify(Task):
             self.kept[split] = seen
             loader.close()
 
-    # What the loop asks
+    # For the loop
 
     def loader_options(self, rank: int, world: int, batch_size: int, others: int = 0) -> LoaderOptions:
         return reader_options(self.config, self.config.data, rank, world, batch_size, others)
@@ -351,14 +369,14 @@ class Classify(Task):
         labelled = {k: v for k, v in every.items() if k != "training"} if self.keeps_unlabelled else every
         found = [note for split, source in labelled.items() if (note := unlabelled_note(split, source))]
         if self.config.model.freeze and not self.config.model.pretrained:
-            found.append("model.freeze keeps random weights: start from trained ones with --model.pretrained")
+            found.append("model.freeze freezes random weights: start from trained weights with --model.pretrained")
         if data.first_size is not None:
             found.append(
                 f"Training images grow from {data.first_size} to {self.size} pixels in the first "
                 f"{self.grown:.4g} epochs"
             )
         if self.test_size != self.size:
-            found.append(f"Evaluation is at {self.test_size} pixels")
+            found.append(f"Evaluation uses {self.test_size} pixels")
         found += [self.data_path.note] if self.data_path.note else []
         return found + notes_on(every.values())
 
@@ -401,7 +419,7 @@ class Classify(Task):
         return Card(self.preprocessing, self.source.class_names, metrics, to_json(self.config))
 
     def close(self) -> None:
-        self.loaders.clear()  # and with them their worker processes
+        self.loaders.clear()  # ends their worker processes
         self.kept.clear()
         self.__dict__.pop("resident", None)
 
@@ -409,10 +427,9 @@ class Classify(Task):
 def reader_options(
     config: RunConfig, data: ReadingConfig, rank: int, world: int, batch_size: int, others: int = 0
 ) -> LoaderOptions:
-    """How a task reads its images, as its configuration says; `others` are those that count with them when some are
-    broken."""
+    """Return the options of a loader for a configuration; `others` is the number of images that other loaders read."""
     workers = data.workers
-    if workers is None:  # on a CPU the network needs the cores
+    if workers is None:  # leave cores for the network on a CPU
         cores = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         workers = min(cores, MOST_WORKERS) if chosen_device(config.device).type == "cuda" else cores // 4
     return LoaderOptions(
@@ -433,11 +450,11 @@ def different_classes(where: str, source: Source, there: str, other: Source) -> 
         for place, only in ((where, set(names) - set(others)), (there, set(others) - set(names)))
         if only
     ]
-    return f"the classes of {where} are not those of {there}: {'; '.join(found) or 'their order differs'}"
+    return f"the classes of {where} and {there} differ: {'; '.join(found) or 'their order differs'}"
 
 
 def position_tables(model: nn.Module) -> dict[str, Tensor]:
-    """Every table of relative positions, by name: how far training moves them is a figure of the report."""
+    """Return all tables of relative positions by name; the report shows how far training moved them."""
     tables = {}
     for name, module in model.named_modules():
         if isinstance(module, RelativePositions):

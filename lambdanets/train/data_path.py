@@ -1,4 +1,4 @@
-"""How training images reach the network: read by workers, or resident on the training device."""
+"""Choice of the data path: images are read by workers, or kept in the memory of the training device."""
 
 import os
 from collections.abc import Callable
@@ -16,38 +16,39 @@ from lambdanets.train.identity import read_identity
 if TYPE_CHECKING:
     from lambdanets.train.config import TrainConfig
 
-DEVICE_SHARE = 0.25  # of the free memory of a GPU: the most that "auto" gives to images
-DEVICE = "device"  # in run.json, where a run keeps its images on the device
+DEVICE_SHARE = 0.25  # fraction of the free memory of a GPU that "auto" may use for images
+DEVICE = "device"  # key in run.json: whether the run keeps its images on the device
 
 
 @dataclass(frozen=True)
 class DataPath:
-    """The choice, and why, for the log."""
+    """The choice and its reason, for the log."""
 
     on_device: bool
-    note: str = ""  # where there was nothing to choose
+    note: str = ""  # empty if there was no choice
 
 
 def choose_data_path(config: "TrainConfig", estimate: Callable[[], int], why_not: str | None) -> DataPath:
-    """Whether images are resident on the device.
+    """Choose whether images are kept in the memory of the device.
 
-    A run that has begun keeps its choice, since the two ways draw other random numbers.
+    A resumed run keeps its choice, since the two data paths draw different random numbers.
 
     Args:
-        config: `data.cache` says "auto", or what to do.
-        estimate: bytes of the decoded images, called only where they matter.
-        why_not: why this task cannot have resident images, if so.
+        config: `data.cache` is "auto" or the required choice.
+        estimate: returns the size of the decoded images in bytes; called only if needed.
+        why_not: the reason why this task cannot keep images on the device, if any.
     """
     wanted = config.data.cache
     begun = path_of_run(config.out)
     if wanted == DEVICE and why_not:
         raise ValueError(f"data.cache device is not possible, because {why_not}: use --data.cache auto")
     if begun is not None and (wanted == "auto" or (wanted == DEVICE) == begun):
-        return DataPath(begun, "Images are kept on the device, as this run began" if begun else "")
+        return DataPath(begun, "Images are kept on the device, as at the start of this run" if begun else "")
     if begun is not None:
-        how = "kept its images on the device" if begun else "read its images through workers"
+        how = "keeps its images on the device" if begun else "reads its images with workers"
         raise ValueError(
-            f"the run in {config.out} {how}, which data.cache {wanted} changes: use --data.cache auto, or another --out"
+            f"the run in {config.out} {how}, which data.cache {wanted} would change: use --data.cache auto, or another "
+            "--out"
         )
     device = chosen_device(config.device)
     if wanted not in ("auto", DEVICE) or (wanted == "auto" and device.type != "cuda"):
@@ -55,7 +56,7 @@ def choose_data_path(config: "TrainConfig", estimate: Callable[[], int], why_not
     if why_not:
         return DataPath(False, f"Workers read the images, because {why_not}")
     needed, free = estimate(), free_memory(device)
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # each decodes all images
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # each process decodes all images
     host = available_memory()
     share = DEVICE_SHARE if wanted == "auto" else 1.0
     takes = f"The decoded images take about {gigabytes(needed)}"
@@ -72,7 +73,7 @@ def choose_data_path(config: "TrainConfig", estimate: Callable[[], int], why_not
 
 
 def path_of_run(folder: Path) -> bool | None:
-    """Whether the run in a folder keeps its images on the device; None if there is no run."""
+    """Return whether the run in a folder keeps its images on the device; None if there is no run."""
     if not (folder / CONFIG).is_file():
         return None
     identity = read_identity(folder)
@@ -80,7 +81,7 @@ def path_of_run(folder: Path) -> bool | None:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that are free on a device."""
+    """Return the free memory of a device in bytes."""
     if device.type == "cuda":
         index = int(os.environ.get("LOCAL_RANK", "0")) if device.index is None else device.index
         return torch.cuda.mem_get_info(index)[0]

@@ -1,4 +1,4 @@
-"""The processes of a run. torchrun starts them and says who is who in the environment; alone, nothing is needed."""
+"""The processes of a run, as torchrun describes them in the environment; without torchrun, a single process."""
 
 import gc
 import itertools
@@ -19,24 +19,37 @@ from lambdanets.options import chosen_device
 
 T = TypeVar("T")
 CPU = torch.device("cpu")
-GROUPS = itertools.count()  # that this process has been in
+GROUPS = itertools.count()  # process groups that this process has joined
 
 
 @dataclass(frozen=True)
 class World:
-    """Who this process is among all of them.
+    """The processes of a run as this process sees them: its rank, their number, and collective operations.
 
-    Collectives on tensors go over the device's own network (NCCL, gloo), what the hosts agree on over gloo.
+    Collectives on tensors use the backend of the device (NCCL or gloo), those on Python objects use gloo.
+
+    Attributes:
+        rank: rank of this process.
+        size: number of processes.
+        device: device of this process.
+        restarts: how often an elastic torchrun has restarted these processes.
+
+    Example:
+
+        from lambdanets.train.distributed import World
+
+        world = World()  # one process on a CPU
+        print(world.main, world.size)
     """
 
     rank: int = 0
     size: int = 1
     device: torch.device = CPU
-    restarts: int = 0  # how often an elastic torchrun has started these processes again
+    restarts: int = 0
 
     @property
     def launch(self) -> str | None:
-        """What all processes of an elastic launch have in common, over restarts and machines that come and go."""
+        """Id of the elastic launch, which stays the same over restarts and changes of machines; None without one."""
         name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
         return None if name == "none" else name
 
@@ -45,7 +58,7 @@ class World:
         return self.rank == 0
 
     def mean_(self, tensor: Tensor) -> Tensor:
-        """In place, over all processes."""
+        """Average a tensor in place over all processes."""
         return self.sum_(tensor).div_(self.size) if self.size > 1 else tensor
 
     def sum_(self, tensor: Tensor) -> Tensor:
@@ -54,7 +67,8 @@ class World:
         return tensor
 
     def any(self, *flags: bool) -> tuple[bool, ...]:
-        """Each flag, true on all processes if it is on one. The device does not wait."""
+        """Combine flags over all processes: each is true if it is true on any process. Does not synchronise with the
+        device."""
         if self.size == 1:
             return flags
         found = torch.tensor(flags, dtype=torch.int32)
@@ -62,7 +76,7 @@ class World:
         return tuple(bool(f) for f in found.tolist())
 
     def gather(self, value: Any) -> list[Any]:
-        """On the main process the values of all, elsewhere its own."""
+        """Return the values of all processes on the main process, and the own value elsewhere."""
         if self.size == 1:
             return [value]
         found: list[Any] = [None] * self.size
@@ -70,7 +84,8 @@ class World:
         return found if self.main else [value]
 
     def share(self, value: Any) -> Any:
-        """The main process's value, tensors in it included, on the CPU; only what these processes made themselves."""
+        """Return the value of the main process on all processes, with its tensors on the CPU. Uses pickle, so pass only
+        objects that these processes created."""
         if self.size == 1:
             return value
         box = [value if self.main else None]
@@ -78,7 +93,8 @@ class World:
         return box[0]
 
     def on_main(self, act: Callable[[], T]) -> T:
-        """The result of a call on the main process, on all processes. Its ValueError or OSError is raised on all."""
+        """Call a function on the main process and return its result on all processes. ValueError and OSError are raised
+        on all processes."""
         found: Any = None
         error: ValueError | OSError | None = None
         if self.main:
@@ -95,15 +111,15 @@ class World:
         return found
 
     def wait(self) -> None:
-        """Until all processes are here."""
+        """Wait until all processes reach this point."""
         self.any(False)
 
 
 @contextmanager
 def join(device: str | None = None, timeout_minutes: float = 10.0) -> Iterator[World]:
-    """The world that torchrun's environment describes, or this process alone.
+    """Join the processes that torchrun's environment describes, or yield a world with this process alone.
 
-    A process that waits for another one for longer than `timeout_minutes` gets an error, see `loss_of_process`.
+    Waiting for another process for longer than `timeout_minutes` raises an error, see `loss_of_process`.
     """
     chosen = chosen_device(device)
     size = int(os.environ.get("WORLD_SIZE", "1"))
@@ -112,7 +128,9 @@ def join(device: str | None = None, timeout_minutes: float = 10.0) -> Iterator[W
         if chosen.index is None:
             chosen = torch.device("cuda", local_rank)
         if chosen.index >= torch.cuda.device_count():
-            raise ValueError(f"process {local_rank} has no GPU: start at most {torch.cuda.device_count()} on a machine")
+            raise ValueError(
+                f"process {local_rank} has no GPU: start at most {torch.cuda.device_count()} processes on this machine"
+            )
         torch.cuda.set_device(chosen)
     if size == 1:
         yield World(device=chosen)
@@ -122,22 +140,22 @@ def join(device: str | None = None, timeout_minutes: float = 10.0) -> Iterator[W
     try:
         yield World(dist.get_rank(), dist.get_world_size(), chosen, restarts)
     finally:
-        gc.collect()  # networks that still refer to the group would end it at exit, when its threads cannot be joined
+        gc.collect()  # networks that refer to the group would destroy it at exit, when its threads cannot be joined
         dist.destroy_process_group()
 
 
 def start_group(device: torch.device, restarts: int, timeout: timedelta) -> None:
     """Connect to the other processes.
 
-    After a restart, torchrun's store still holds the addresses of the processes that died (torch issue 135712), so each
-    try has a name of its own. Only on one machine: several count their restarts each for itself. There the variable
-    TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 gives each try a new store.
+    After a restart, torchrun's store still contains the addresses of dead processes (torch issue 135712), so each
+    attempt uses its own prefix. This works on one machine only, because several machines count restarts separately;
+    there, set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, which gives each attempt a new store.
     """
     store, rank, size = next(rendezvous("env://"))
     if os.environ.get("GROUP_WORLD_SIZE", "1") == "1":
         store = PrefixStore(f"try-{restarts}", store)
     number = next(GROUPS)
-    if number:  # a process that trains again must not find the addresses of its last group
+    if number:  # a second training in this process must not find the addresses of the previous group
         store = PrefixStore(f"group-{number}", store)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)

@@ -1,7 +1,7 @@
-"""The moving average of the trainable parameters.
+"""Exponential moving average of the trainable parameters.
 
-torch's AveragedModel does the same, but waits for the device at every step and copies the buffers one by one; here a
-step costs one operation on all tensors at once, and the buffers are copied when somebody looks.
+torch's AveragedModel synchronises with the device in every step and copies buffers one by one. Here a step is one
+operation on all tensors, and buffers are copied when the averaged network is used.
 """
 
 import copy
@@ -17,38 +17,41 @@ from lambdanets.train.distributed import World
 
 
 def decay_of_step(ema: Ema, step: int, steps: int) -> float:
-    """The decay of a step (counted from 0): less at the start, and never with a horizon too long for the run."""
+    """Return the decay at a step (counted from 0), with its warmup and the limit for short runs."""
     decay = min(ema.decay, 1 - 1 / max(ema.horizon * steps, 1.0)) if ema.horizon else ema.decay
     return min(decay, (1 + step) / (10 + step)) if ema.warmup else decay
 
 
 class MovingAverage:
-    """A second network whose parameters follow those of the first. Shared tables stay shared."""
+    """A copy of a network whose parameters are moving averages. Shared parameters stay shared."""
 
-    fixed = False  # until the next update: buffers are its own, and not those of the first network
+    fixed = False  # until the next update, keep own buffers instead of those of the first network
 
     def __init__(self, model: nn.Module) -> None:
         self.source = model
         self.module = copy.deepcopy(model).eval().requires_grad_(False)
-        self.groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}  # mine and theirs
+        self.groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}  # averaged and trained tensors
         for (name, mine), theirs in zip(self.module.named_parameters(), model.parameters(), strict=True):
             if theirs.requires_grad:
                 if mine.stride() != theirs.stride():
-                    raise ValueError(f"the parameter {name} has gaps in memory (strides {theirs.stride()}): clone it")
+                    raise ValueError(
+                        f"the parameter {name} is not dense in memory (strides {theirs.stride()}): clone it"
+                    )
                 group = self.groups.setdefault(theirs.dtype, ([], []))
                 group[0].append(mine.detach())
                 group[1].append(theirs.detach())
 
     @torch.no_grad()
     def update(self, weight: float | Tensor, skip: Tensor) -> None:
-        """Moves by `weight` (1 - decay), unless `skip` is 1 (a float32 on the device): a step that was undone."""
+        """Update the average with `weight` = 1 - decay, unless `skip` (float32 on the device) is 1 for a skipped
+        step."""
         self.fixed = False
         for mine, theirs in self.groups.values():
             foreach.approach_(mine, theirs, weight, skip)
 
     @torch.no_grad()
     def network(self) -> nn.Module:
-        """The averaged network, with the buffers (and frozen parameters) of now."""
+        """Return the averaged network with the current buffers and frozen parameters."""
         if not self.fixed:
             for mine, theirs in zip(self.module.buffers(), self.source.buffers(), strict=True):
                 mine.copy_(theirs)
@@ -56,16 +59,16 @@ class MovingAverage:
 
     @torch.no_grad()
     def recalibrate(self, batches: Iterable[Any], forward: Callable[[nn.Module, Any], object], world: World) -> None:
-        """Replace the running statistics of batch norm by the mean over batches and processes, until the next update.
+        """Set the running statistics of batch norm to the mean over batches and processes, until the next update.
 
-        As torch's update_bn, which would also reset the statistics of frozen layers.
+        Like torch's update_bn, but without resetting the statistics of frozen layers.
         """
         network = self.network().train()
         norms = [m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
         momenta = [norm.momentum for norm in norms]
         for norm in norms:
             norm.reset_running_stats()
-            norm.momentum = None  # the mean of all
+            norm.momentum = None  # cumulative mean
         for batch in batches:
             forward(network, batch)
         for norm, momentum in zip(norms, momenta, strict=True):

@@ -1,4 +1,5 @@
-"""One step: micro-batches, gradients, guard, update, average. The host never waits for the device in here."""
+"""A training step: micro-batches, gradients, check for non-finite values, update, EMA. Nothing here synchronises with
+the device."""
 
 import inspect
 import random
@@ -27,9 +28,9 @@ AHEAD = 2  # steps that the host may be ahead of the device
 
 
 def seed_all(*numbers: int, device: torch.device = CPU) -> None:
-    """Every generator of random numbers, from these: what a step draws depends on its number and on nothing else.
+    """Seed all random generators, so that the random numbers of a step depend only on its number.
 
-    torch.manual_seed also looks for kinds of devices that are not there, which takes it longer than all of this.
+    This is faster than torch.manual_seed, which also searches for absent device types.
     """
     seed = mix(*numbers)
     torch.default_generator.manual_seed(seed & (2**63 - 1))
@@ -40,12 +41,12 @@ def seed_all(*numbers: int, device: torch.device = CPU) -> None:
 
 
 def check_tensors(found: Any, wanted: dict[str, Any], what: str) -> None:
-    """Raise a ValueError if the names and shapes of tensors are not the wanted ones."""
+    """Raise ValueError if names or shapes of tensors differ from the expected ones."""
     if not isinstance(found, dict):
         raise ValueError(f"{what} must be tensors by name, got {str(found)[:40]}")
     if found.keys() != wanted.keys():
         raise ValueError(
-            f"{what} has other tensors than this network: {sorted(map(str, found.keys() ^ wanted.keys()))[:3]}"
+            f"{what} and this network have different tensors: {sorted(map(str, found.keys() ^ wanted.keys()))[:3]}"
         )
     for name, tensor in wanted.items():
         if not isinstance(tensor, Tensor):  # extra state of a module
@@ -55,12 +56,12 @@ def check_tensors(found: Any, wanted: dict[str, Any], what: str) -> None:
         if not usable or theirs.is_floating_point() != tensor.is_floating_point():
             raise ValueError(f"{what} has no tensor of {tensor.dtype} named {name}")
         if theirs.shape != tensor.shape:
-            shapes = f"{tuple(theirs.shape)} where this network has {tuple(tensor.shape)}"
+            shapes = f"{tuple(theirs.shape)}, but this network has {tuple(tensor.shape)}"
             raise ValueError(f"{what} has {name} of shape {shapes}")
 
 
 class Engine:
-    """All that a step changes."""
+    """The state that training steps change: network, optimiser, EMA, loss scale, running statistics and metrics."""
 
     def __init__(self, task: Task, config: RunConfig, world: World, steps: int) -> None:
         self.task, self.config, self.world, self.steps = task, config, world, steps
@@ -80,7 +81,7 @@ class Engine:
         self.scale = LossScale(config.precision, device)
         self.metrics = StepMetrics(config.log_every, world)
         self.flying: deque[Any] = deque()
-        self.fixed: FixedSteps | None = None  # steps in fixed memory, as a CUDA graph needs them
+        self.fixed: FixedSteps | None = None  # steps with static memory, for CUDA graphs
 
     def wrap(self, model: nn.Module) -> nn.Module:
         if self.config.compile:
@@ -89,14 +90,14 @@ class Engine:
             return model
         ids = [self.world.device.index] if self.world.device.type == "cuda" else None
         known = inspect.signature(DistributedDataParallel).parameters
-        old = "broadcast_buffers"  # its name before torch 2.15; our running statistics are equal at any time
+        old = "broadcast_buffers"  # name before torch 2.15; running statistics are equal on all processes anyway
         options: dict[str, Any] = {"forward_sync_buffers" if "forward_sync_buffers" in known else old: False}
         return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True, **options)
 
     # One step
 
     def step(self, step: int, batches: Iterator[Any], share: Share, rate: float) -> Any:
-        """Takes the micro-batches of a step and moves the weights; returns the last micro-batch."""
+        """Run a training step on its micro-batches; return the last micro-batch."""
         if not self.model.training:
             self.model.train()
         self.statistics.begin()
@@ -122,7 +123,7 @@ class Engine:
         seed_all(self.config.seed, step, part * share.world + share.rank, device=self.world.device)
 
     def gradients(self, batch: Any, parts: int) -> Outcome:
-        """Forward and backward pass of one of the `parts` of a step."""
+        """Run the forward and backward pass of one of the `parts` of a step."""
         with autocast(self.config.precision, self.world.device):
             outcome = self.task.loss(self.wrapped, batch)
         self.scale.scaled(outcome.loss, parts).backward()
@@ -138,8 +139,8 @@ class Engine:
 
     @torch.no_grad()
     def move(self, rate: float | Tensor, weight: float | Tensor, with_norm: bool) -> tuple[Tensor, Tensor | None]:
-        """The update on the device, a function of its arguments and of what is on the device: weights, statistics and
-        averages move, if the gradients are finite. Returns whether they are, and their norm."""
+        """Update weights, running statistics and EMA on the device if the gradients are finite. Return whether they
+        are, and their norm."""
         gradients = [gradient for p in self.parameters if (gradient := p.grad) is not None]
         finite = self.statistics.merged(foreach.unscaled_(gradients, 1 / self.scale.scale))
         norm = foreach.total_norm(gradients) if with_norm else None
@@ -154,15 +155,16 @@ class Engine:
         return finite, norm
 
     def average_weight(self, step: int) -> float:
-        """How far the average moves towards the weights in a step."""
+        """Return 1 - decay of the EMA at a step."""
         return 1 - decay_of_step(self.config.ema, step, self.steps) if self.average is not None else 0.0
 
     def norm_is_due(self, step: int) -> bool:
-        """Where gradients are clipped; else once for each line of the log, since the host has much to do for it."""
+        """Return whether a step computes the gradient norm: always with clipping, otherwise once per log record,
+        because it has a high launch overhead."""
         return self.config.clip_norm > 0 or (step + 1) % self.config.log_every == 0 or step + 1 == self.steps
 
     def keep_pace(self) -> None:
-        """Waits until the device is at most some steps behind: no queue of batches piles up in its memory."""
+        """Wait until the device is at most AHEAD steps behind, so that queued batches do not fill its memory."""
         if self.world.device.type == "cuda":
             self.flying.append(torch.cuda.current_stream().record_event())
             if len(self.flying) > AHEAD:
@@ -171,7 +173,7 @@ class Engine:
     # Checkpoints
 
     def state(self) -> dict[str, Any]:
-        """Everything, the same on all processes; all of them have to ask."""
+        """Return the complete state, equal on all processes. All processes must call it."""
         return {
             "model": self.model.state_dict(),
             "ema": None if self.average is None else self.average.network().state_dict(),
@@ -181,7 +183,7 @@ class Engine:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Take over what `state` returned; a ValueError if it is not that of this network and optimizer."""
+        """Load what `state` returned. Raises ValueError if it does not fit this network and optimiser."""
         missing = {"model", "ema", "optimizer", "scale", "names", "sums", "skipped"} - state.keys()
         if missing:
             raise ValueError(f"it has no {', '.join(sorted(missing))}")

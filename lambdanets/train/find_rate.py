@@ -1,4 +1,4 @@
-"""The learning-rate range test (Smith, 1506.01186): rates that grow in every step, on weights that are thrown away."""
+"""Learning-rate range test (Smith, 1506.01186): increase the learning rate in every step of a throw-away training."""
 
 import itertools
 import math
@@ -20,28 +20,28 @@ from lambdanets.train.prefetch import on_device
 from lambdanets.train.task import Share, Task
 
 STEPS, LOWEST, HIGHEST = 100, 1e-6, 10.0
-MEMORY = 0.9  # of the moving average of the loss
-DIVERGED = 3.0  # times the lowest loss, where the sweep ends
-MARGIN = 10.0  # by which the suggestion is below the rate with the lowest loss
-SHOWN = 12  # rows
+MEMORY = 0.9  # decay of the moving average of the loss
+DIVERGED = 3.0  # stop when the loss exceeds the lowest loss by this factor
+MARGIN = 10.0  # the suggestion is the rate with the lowest loss divided by this
+SHOWN = 12  # rows of the table
 JSON, FIGURE = "find_rate.json", "find_rate.svg"
 
 
 @dataclass(frozen=True)
 class FoundRate:
-    """The sweep. Losses are smoothed."""
+    """Result of the range test. Losses are smoothed."""
 
     rates: tuple[float, ...]
     losses: tuple[float, ...]
-    suggested: float  # the peak learning rate
-    schedule_rate: float  # schedule.rate, from which the peak follows for this batch size
-    diverged: bool  # whether the sweep went far enough to see it
+    suggested: float  # peak learning rate
+    schedule_rate: float  # value of schedule.rate that gives this peak at this batch size
+    diverged: bool
 
 
 def find_rate(
     task: Task, config: RunConfig, *, steps: int | None = None, lowest: float = LOWEST, highest: float = HIGHEST
 ) -> FoundRate:
-    """Train new weights for at most `steps` steps, at rates that grow exponentially, until the loss diverges."""
+    """Train new weights for at most `steps` steps with exponentially increasing rates, until the loss diverges."""
     steps = steps or STEPS
     try:
         with join(config.device, config.timeout_minutes) as world:
@@ -56,7 +56,7 @@ def find_rate(
             for step in track(range(steps), "trying learning rates", console=console, transient=True):
                 rate = lowest * (highest / lowest) ** (step / max(steps - 1, 1))
                 engine.step(step, batches, share, rate)
-                loss = engine.metrics.means()["loss"]  # before this step moved the weights
+                loss = engine.metrics.means()["loss"]  # before the update of this step
                 mean = MEMORY * mean + (1 - MEMORY) * loss
                 smoothed = mean / (1 - MEMORY ** (step + 1))
                 if not math.isfinite(loss) or smoothed > DIVERGED * best:
@@ -67,7 +67,7 @@ def find_rate(
     finally:
         task.close()
     if not rates:
-        raise ValueError("the loss of the first step is not finite: look at the data")
+        raise ValueError("the loss of the first step is not finite: check the data")
     suggested = rates[losses.index(best)] / MARGIN
     scale = config.batch_size / config.schedule.per_batch if config.schedule.per_batch else 1.0
     return FoundRate(tuple(rates), tuple(losses), suggested, suggested / scale, len(rates) < steps)
@@ -79,7 +79,7 @@ def endless(task: Task, share: Share) -> Iterator[Any]:
 
 
 def write(found: FoundRate, folder: Path) -> None:
-    """JSON, and a figure if matplotlib is installed."""
+    """Write the result as JSON, and as a figure if matplotlib is installed."""
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / JSON, asdict(found), indent=2)
     try:
@@ -104,9 +104,9 @@ def show(found: FoundRate, console: Console) -> None:
         table.add_row(f"{rate:.2g}", f"{loss:.4g}", bar)
     console.print(table)
     if not found.diverged:
-        console.print("The loss did not diverge: larger rates may work as well.")
+        console.print("The loss did not diverge: larger learning rates may work as well.")
     console.print(
-        f"Suggested peak learning rate: {found.suggested:.2g}, a tenth of the one with the lowest loss. Train with "
+        f"Suggested peak learning rate: {found.suggested:.2g}, a tenth of the rate with the lowest loss. Train with "
         f"--schedule.rate {found.schedule_rate:.2g}",
         soft_wrap=True,
     )

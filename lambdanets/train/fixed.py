@@ -1,8 +1,7 @@
-"""Steps in fixed memory: a function without arguments, which reads and writes the same tensors in every step.
+"""Training steps with static memory, which read and write the same tensors in every step, for CUDA graph capture.
 
-A CUDA graph can record it and replay it with one launch. What differs between steps is written into its memory before:
-the batch, the learning rate and the weight of the average; random numbers follow the seed of the generator. Everything
-but `Graph` runs on a CPU as well.
+Inputs that differ between steps are copied into static tensors before: the batch, the learning rate and the EMA weight;
+random numbers follow the seed of the generator. Everything except `Graph` also runs on a CPU.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -19,8 +18,8 @@ from lambdanets.train.task import Share, Task
 if TYPE_CHECKING:
     from lambdanets.train.engine import Engine
 
-AUTO_CAPTURES = False  # what `capture: auto` means where capture is possible
-WARM_UP = 3  # steps before the capture, in which libraries choose algorithms and allocate memory
+AUTO_CAPTURES = False  # whether `capture: auto` captures steps if possible
+WARM_UP = 3  # steps before capture, in which libraries choose algorithms and allocate memory
 
 
 def wanted(config: RunConfig) -> bool:
@@ -28,9 +27,9 @@ def wanted(config: RunConfig) -> bool:
 
 
 def why_not(task: Task, config: RunConfig, world: World, share: Share, engine: "Engine") -> str | None:
-    """Why the steps of a run cannot be captured as a CUDA graph; None if they can."""
+    """Return why the steps of a run cannot be captured as a CUDA graph; None if they can."""
     if world.device.type != "cuda":
-        return f"the device is {world.device.type}, and CUDA graphs need a GPU"
+        return f"CUDA graphs need a GPU, and the device is {world.device.type}"
     if world.size > 1:
         return "the run has several processes"
     if share.parts > 1:
@@ -38,14 +37,14 @@ def why_not(task: Task, config: RunConfig, world: World, share: Share, engine: "
     if task.not_captured is not None:
         return task.not_captured
     if not optim.skips_on_device(engine.optimizer):
-        return f"optimizer.kind {config.optimizer.kind} asks the host whether a step is finite; sgd and adamw do not"
+        return f"optimizer.kind {config.optimizer.kind} skips non-finite steps on the host; use sgd or adamw"
     if any(getattr(module, "grad_checkpointing", False) for module in engine.model.modules()):
-        return "model.grad_checkpointing saves the state of random numbers in every step"
+        return "model.grad_checkpointing saves the state of the random generator in every step"
     return None
 
 
 class FixedSteps:
-    """The steps of an engine, in fixed memory that is allocated anew where the shapes of a batch change."""
+    """Runs the steps of an engine with static memory, which is reallocated if the shapes of a batch change."""
 
     def __init__(self, engine: "Engine") -> None:
         self.engine = engine
@@ -65,13 +64,13 @@ class FixedSteps:
 
 
 class Memory:
-    """Everything that a step reads from outside and leaves behind, and the step on it."""
+    """Static input and output tensors of a step, and the step itself."""
 
     def __init__(self, engine: "Engine", kind: Any, leaves: list[Any]) -> None:
         self.engine, self.kind = engine, kind
         device = engine.world.device
         self.inputs = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        exact = torch.float32 if device.type == "cuda" else torch.float64  # as the fused optimizers read them
+        exact = torch.float32 if device.type == "cuda" else torch.float64  # the dtype that fused optimisers read
         self.rate, self.weight = (torch.zeros((), dtype=exact, device=device) for _ in range(2))
         self.run = self.compute if device.type != "cuda" else Graph(self.compute, engine)
 
@@ -83,7 +82,7 @@ class Memory:
         self.weight.fill_(weight)
 
     def compute(self) -> None:
-        """The whole step: forward, backward, clipping, optimizer, average, statistics and the numbers for the log."""
+        """Run the whole step: forward, backward, clipping, optimiser, EMA, running statistics and metrics."""
         engine = self.engine
         outcome = engine.gradients(pytree.tree_unflatten(self.inputs, self.kind[0]), 1)
         finite, norm = engine.move(self.rate, self.weight, with_norm=True)
@@ -95,13 +94,13 @@ class Memory:
         engine.optimizer.zero_grad(set_to_none=True)
 
     def note(self, step: int) -> None:
-        numbers = list(self.numbers.clone().unbind())  # the next step writes into the same memory
+        numbers = list(self.numbers.clone().unbind())  # copied, because the next step overwrites this memory
         self.engine.metrics.add(step, 1, self.examples, self.engine.norm_is_due(step), numbers)
 
 
 class Graph:
-    """A function as a CUDA graph: called as it is for some steps of the run, then captured, which computes nothing, and
-    replayed. The device's generator counts on from its seed in each replay, as in a call."""
+    """Runs a function as a CUDA graph: called eagerly for the first steps, then captured and replayed. Each replay
+    advances the random generator of the device from its seed, like an eager call."""
 
     def __init__(self, function: Any, engine: "Engine") -> None:
         self.function: Any = function
@@ -124,11 +123,11 @@ class Graph:
             torch.cuda.synchronize()
             graph = torch.cuda.CUDAGraph()
             try:
-                # The thread that pins batches for the loader may allocate memory meanwhile.
+                # The pin-memory thread of the loader may allocate memory during the capture.
                 with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
                     self.function()
             except RuntimeError as error:
-                raise ValueError(f"the step cannot be captured as a CUDA graph, use --capture off: {error}") from error
+                raise ValueError(f"cannot capture the step as a CUDA graph, use --capture off: {error}") from error
             self.graph = graph
-            self.function = None  # whose owner has this object: together they would keep the memory of the graph
+            self.function = None  # breaks a reference cycle that would keep the memory of the graph
         self.graph.replay()

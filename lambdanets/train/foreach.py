@@ -1,4 +1,4 @@
-"""torch's operations on many tensors at once: a few launches in place of hundreds. They have no public name yet."""
+"""Operations on lists of tensors with a few kernel launches, from torch's foreach functions, which are not public."""
 
 from typing import Any
 
@@ -8,15 +8,15 @@ from torch import Tensor
 torch_: Any = torch
 mul_ = torch_._foreach_mul_
 LARGE = 2.0**64
-PIECE = 2**19  # numbers whose squares a float32 can sum up
+PIECE = 2**19  # elements whose squares are summed in float32 without losing accuracy
 
 
 def total_norm(tensors: list[Tensor]) -> Tensor:
-    """As torch's get_total_norm, for tensors of one device: hundreds of norms would be hundreds of allocations.
+    """Return the norm of all tensors of one device, like torch's get_total_norm but with fewer allocations.
 
-    One norm of all would be wrong in the third digit on a CPU, which adds up in order: pieces are not.
+    A single norm over all elements is wrong in the third digit on a CPU, which sums sequentially, so it uses pieces.
     """
-    dense = [t.permute(0, 2, 3, 1) if is_channels_last(t) else t for t in tensors]  # as they lie: no copy of each
+    dense = [t.permute(0, 2, 3, 1) if is_channels_last(t) else t for t in tensors]  # memory order avoids copies
     flat = torch_._utils._flatten_dense_tensors(dense)
     if flat.is_cuda:
         return torch.linalg.vector_norm(flat)
@@ -25,10 +25,10 @@ def total_norm(tensors: list[Tensor]) -> Tensor:
 
 
 def unscaled_(tensors: list[Tensor], factor: Tensor) -> Tensor:
-    """Multiplies all tensors by `factor`, a power of two; returns whether all numbers and their squares are finite.
+    """Multiply all tensors by `factor`, a power of two, and return whether all elements and their squares are finite.
 
-    By what GradScaler has for it, twice: up until a number whose square would not be finite overflows, and back, which
-    changes no other number. The host has less to do than for the norm.
+    Uses GradScaler's kernel twice: it scales up so far that elements whose squares are not finite overflow, and back,
+    which does not change other elements. This has less launch overhead than computing the norm.
     """
     found = torch.zeros_like(factor)
     torch_._amp_foreach_non_finite_check_and_unscale_(tensors, found, factor * LARGE)
@@ -41,10 +41,10 @@ def is_channels_last(tensor: Tensor) -> bool:
 
 
 def approach_(mine: list[Tensor], theirs: list[Tensor], weight: float | Tensor, skip: Tensor) -> None:
-    """mine += weight * (theirs - mine), unless `skip` is 1 (a float32 on the device).
+    """Compute mine += weight * (theirs - mine), unless `skip` (float32 on the device) is 1.
 
-    That is a step of SGD whose gradient is `theirs`, to be maximised, with a weight decay of 1: one kernel that needs
-    no memory, and that torch made to do nothing where the device says so. Tensors lie in memory in the same order.
+    This equals an SGD step that maximises with the gradient `theirs` and a weight decay of 1: one fused kernel without
+    extra memory, which can be skipped by a flag on the device. Both lists must have the same memory layout.
     """
     torch_._fused_sgd_(
         mine,

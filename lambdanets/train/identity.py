@@ -1,4 +1,4 @@
-"""What makes a run the same run: its id, its classes and labels, and equal settings on all of its processes."""
+"""Identity of a run: its id, its classes and labels, and equal settings on all of its processes."""
 
 import hashlib
 import json
@@ -23,14 +23,14 @@ EVALUATED = " images"  # after the name of a split
 
 
 def write_identity(folder: Path, task: Task) -> str:
-    """Write run.json: a new random id, which is returned, and what identifies the training data."""
+    """Write run.json with a new random id and the identity of the training data; return the id."""
     identity = {"id": secrets.token_hex(8), "data": to_json(task.identity())}
     write_json(folder / RUN, identity, indent=None)
     return identity["id"]
 
 
 def read_identity(folder: Path) -> dict[str, Any] | None:
-    """The contents of run.json; None in runs that have none, which began before it was introduced."""
+    """Return the content of run.json; None for older runs without it."""
     path = folder / RUN
     if not path.exists():
         return None
@@ -40,12 +40,12 @@ def read_identity(folder: Path) -> dict[str, Any] | None:
     except (ValueError, OSError) as error:
         raise ValueError(f"{error}: {remedy}") from error
     if not isinstance(found.get("id"), str) or not isinstance(found.get("data"), dict):
-        raise ValueError(f"{path} has no id and data of a run: {remedy}")
+        raise ValueError(f"{path} does not contain the id and data of a run: {remedy}")
     return found
 
 
 def labels_digest(*arrays: np.ndarray) -> str:
-    """A digest of integers, or of other numbers, that does not depend on where they are stored."""
+    """Return a digest of arrays that does not depend on the machine."""
     found = hashlib.blake2b(digest_size=16)
     for array in arrays:
         found.update(np.ascontiguousarray(array).astype("<i8" if array.dtype.kind in "iub" else "<f8").tobytes())
@@ -53,13 +53,13 @@ def labels_digest(*arrays: np.ndarray) -> str:
 
 
 def names_digest(names: Iterable[str]) -> str:
-    """A digest of file names, without folders, archives and extensions: the images may be stored elsewhere."""
+    """Return a digest of file names without folders, archives and extensions, since the images may move."""
     stems = (re.split(r"[/:]", name)[-1].partition(".")[0] for name in names)
     return hashlib.blake2b("\n".join(stems).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
 def data_change(before: dict[str, Any], now: dict[str, Any]) -> str | None:
-    """The first difference between the training data of two identities, in words; None if there is none."""
+    """Describe the first difference between the training data of two identities; None if they are equal."""
     for key in before:
         was, is_now = before[key], now.get(key)
         if was == is_now:
@@ -67,7 +67,7 @@ def data_change(before: dict[str, Any], now: dict[str, Any]) -> str | None:
         if isinstance(was, list) and isinstance(is_now, list):
             return class_change(was, is_now)
         if key in WORDS:
-            return f"there were {was} {WORDS[key]} and there are {is_now}"
+            return f"there were {was} {WORDS[key]}, now there are {is_now}"
         return f"the {key} of the training images changed, or their order"
     return None
 
@@ -75,15 +75,15 @@ def data_change(before: dict[str, Any], now: dict[str, Any]) -> str | None:
 def class_change(before: list[Any], now: list[Any]) -> str:
     gone, new = ([name for name in one if name not in other] for one, other in ((before, now), (now, before)))
     if gone or new:
-        return f"the {len(before)} classes are {len(now)} now; gone: {shorten(gone)}; new: {shorten(new)}"
+        return f"the {len(before)} classes are now {len(now)}; removed: {shorten(gone)}; added: {shorten(new)}"
     number = next(i for i, (was, is_now) in enumerate(zip(before, now, strict=False)) if was != is_now)
     return f"the order of the classes changed: class {number} was {before[number]!r} and is {now[number]!r}"
 
 
 def check_processes(world: World, task: Task, config: RunConfig) -> None:
-    """Raise a ValueError on all processes if their settings, numbers of images or classes differ.
+    """Raise ValueError on all processes if their settings, numbers of images or classes differ.
 
-    The numbers of evaluated images count too: each process evaluates a part of them by their places.
+    This includes the numbers of evaluated images, because each process evaluates a part of them by position.
     """
     if world.size == 1:
         return
@@ -106,7 +106,7 @@ def process_difference(rank: int, key: str, theirs: Any, mine: Any) -> str:
     name = key.removeprefix("data: ")
     if name == "data_path":
         return (
-            f"only one of rank 0 and rank {rank} keeps its images on the device: start all of them with --data.cache "
+            f"only one of rank 0 and rank {rank} keeps its images on the device: start all processes with --data.cache "
             f"device, or all with none"
         )
     counted = WORDS.get(name) or (name if name.endswith(EVALUATED) else None)
@@ -116,7 +116,7 @@ def process_difference(rank: int, key: str, theirs: Any, mine: Any) -> str:
         found, remedy = f"rank {rank} has {theirs} {counted} and rank 0 has {mine}", "give all machines the same"
     else:
         found, remedy = (
-            f"rank {rank} has other training images than rank 0 (their {name} differ)",
+            f"rank {rank} and rank 0 have different training images (their {name} differ)",
             "give all machines the same",
         )
     what = "settings" if name == key else "data"
@@ -128,7 +128,7 @@ def digest(values: list[Any]) -> str:
 
 
 def flat(data: dict[str, Any], before: str = "") -> dict[str, Any]:
-    """{"model": {"name": 1}} as {"model.name": 1}."""
+    """Flatten nested settings: {"model": {"name": 1}} becomes {"model.name": 1}."""
     found: dict[str, Any] = {}
     for key, value in data.items():
         found |= flat(value, f"{before}{key}.") if isinstance(value, dict) else {f"{before}{key}": value}

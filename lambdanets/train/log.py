@@ -1,4 +1,4 @@
-"""What happened, one JSON object a line: `log.jsonl` is the truth, the curves of TensorBoard and others repeat it."""
+"""Log of a run: `log.jsonl` has one JSON object per line; TensorBoard and other loggers get the same metrics."""
 
 import importlib
 import json
@@ -16,10 +16,10 @@ from typing import Any, Literal, Self
 from lambdanets.files import read_object
 from lambdanets.runs import LOG, RUN, TENSORBOARD
 
-CURVES = ("step", "evaluation")  # the events that become curves
+CURVES = ("step", "evaluation")  # events that are also sent to the logger
 Logger = Literal["tensorboard", "wandb", "trackio", "none"]
 TRACKERS = ("wandb", "trackio")
-PROJECT = "lambdanets"  # there
+PROJECT = "lambdanets"  # in wandb and trackio
 
 
 class FolderLostError(OSError):
@@ -27,11 +27,11 @@ class FolderLostError(OSError):
 
 
 class RunLog:
-    """Appends records to a run's log. Only the main process has a folder; the others' records go nowhere.
+    """Appends records to the log of a run. Only the main process has a folder; other processes write nothing.
 
-    Nothing is taken back: a run that resumes repeats steps, and the `resumed` record says from where. Readers leave
-    out what was logged beyond it. A file that cannot be written, as on a full disk, is no reason to lose the run:
-    `warn` gets a sentence, once for each file, and records are lost until there is room again.
+    Records are never removed: a resumed run repeats steps, its `resumed` record has the step where it starts, and
+    readers ignore earlier records beyond that step. If a file cannot be written, for example on a full disk, the run
+    continues: `warn` gets one message per file, and records are lost until there is space again.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class RunLog:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             self.path, self.curves = folder / LOG, folder / TENSORBOARD
-            self.torn = ends_torn(self.path)  # by a crash
-            self.file = self.path.open("ab", buffering=0)  # a line is there at once, and none waits that cannot go
+            self.torn = ends_torn(self.path)  # after a crash
+            self.file = self.path.open("ab", buffering=0)  # unbuffered: lines are written immediately
             self.hook, threading.excepthook = threading.excepthook, self.thread_failed
             try:
                 self.board = summary_writer(self.curves, step) if logger == "tensorboard" else None
@@ -59,23 +59,23 @@ class RunLog:
 
     @property
     def seconds(self) -> float:
-        """Since the run began, without the time between its parts."""
+        """Return the seconds since the start of the run, without the time between stop and resume."""
         return time.monotonic() - self.began
 
     def check(self) -> None:
-        """Raise FolderLostError if the log's path no longer leads to the open file: nobody would find the results."""
+        """Raise FolderLostError if the path of the log does not lead to the open file any more."""
         if self.file is None:
             return
         with suppress(FileNotFoundError, NotADirectoryError):
             if os.path.samestat(self.path.stat(), os.fstat(self.file.fileno())):
                 return
         raise FolderLostError(
-            f"{self.path} was deleted, renamed or replaced during the run, which stops here. If the folder was only "
+            f"{self.path} was deleted, renamed or replaced during the run, so the run stops. If the folder was only "
             f"renamed, resume the run there"
         )
 
     def write(self, event: str, **values: Any) -> dict[str, Any]:
-        """Append a record; FolderLostError if the file is no longer there."""
+        """Append a record. Raises FolderLostError if the file was deleted or renamed."""
         self.check()
         record = {"event": event, "time": round(self.seconds, 3), **values}
         if self.file is not None:
@@ -83,7 +83,7 @@ class RunLog:
                 self.append(json.dumps(plain(record), allow_nan=False).encode() + b"\n")
             except OSError as error:
                 if not self.warned:
-                    self.warn(f"{self.path} cannot be written, and records are lost until it can: {error}")
+                    self.warn(f"cannot write {self.path}, records are lost until this is possible again: {error}")
                 self.warned = True
         if self.tracker is not None and event in ("start", "resumed"):
             self.track(lambda: start_tracking(self.tracker, self.path.parent, values))
@@ -105,28 +105,28 @@ class RunLog:
         self.track(lambda: self.tracker.log(curves, step=step))
 
     def track(self, act: Callable[[], Any]) -> None:
-        """Call the library that tracks experiments; one that fails, for example without a network, is left out."""
+        """Call the tracking library; stop using it if it fails, for example without a network."""
         if self.tracker is not None:
             try:
                 act()
             except Exception as error:
                 name, self.tracker = self.tracker.__name__, None
-                self.warn(f"{name} failed, and its curves end here; {LOG} has everything: {error}")
+                self.warn(f"{name} failed and gets no further metrics; {LOG} has all of them: {error}")
 
     def append(self, line: bytes) -> None:
         assert self.file is not None
         rest = b"\n" + line if self.torn else line
-        while rest:  # the last bytes that a disk has room for make a short write, and the next one an error
+        while rest:  # on a full disk, a short write is followed by an error
             written = self.file.write(rest) or 0
             self.torn = rest[:written][-1:] != b"\n" if written else self.torn
             rest = rest[written:]
 
     def drop_board(self, error: OSError) -> None:
         self.board = None
-        self.warn(f"{self.curves} cannot be written, and TensorBoard's curves end here: {error}")
+        self.warn(f"cannot write {self.curves}, TensorBoard gets no further metrics: {error}")
 
     def thread_failed(self, args: threading.ExceptHookArgs) -> None:
-        """Report the error of a thread, but not of TensorBoard's writer: its next call raises the same error again."""
+        """Report the error of a thread, except of TensorBoard's writer, whose next call raises the error again."""
         ours = type(args.thread).__module__.startswith("tensorboard.") and isinstance(args.exc_value, OSError)
         if not ours and self.hook is not None:
             self.hook(args)
@@ -151,7 +151,7 @@ class RunLog:
 
 
 def ends_torn(path: Path) -> bool:
-    """Whether a file ends in the middle of a line."""
+    """Return whether a file ends in the middle of a line."""
     if not path.exists() or not path.stat().st_size:
         return False
     with path.open("rb") as file:
@@ -160,7 +160,7 @@ def ends_torn(path: Path) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """What JSON has no number for is null."""
+    """Replace NaN and infinity, which JSON does not have, by None."""
     if isinstance(value, dict):
         return {key: plain(v) for key, v in value.items()}
     if isinstance(value, list | tuple):
@@ -169,7 +169,7 @@ def plain(value: Any) -> Any:
 
 
 def summary_writer(folder: Path, step: int) -> Any:
-    """TensorBoard's, if it is installed; after a resume at `step` its curves go on with the next one."""
+    """Return TensorBoard's writer if it is installed; after a resume at `step`, curves continue with the next step."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
@@ -185,6 +185,6 @@ def tracking_library(name: str) -> Any:
 
 
 def start_tracking(library: Any, folder: Path, values: dict[str, Any]) -> None:
-    """Begin or continue the run in wandb or trackio. Both have these arguments; the id is wandb's own."""
+    """Start or continue the run in wandb or trackio. Both take these arguments; only wandb takes an id."""
     known = {"id": read_object(folder / RUN)["id"], "dir": str(folder)} if library.__name__ == "wandb" else {}
     library.init(project=PROJECT, name=folder.resolve().name, config=values.get("config"), resume="allow", **known)

@@ -1,4 +1,4 @@
-"""The training loop, for every task: steps, evaluations, checkpoints, the log."""
+"""The training loop of all tasks: steps, evaluations, checkpoints and log."""
 
 import itertools
 import time
@@ -33,28 +33,43 @@ from lambdanets.train.signals import WATCHED, StopRequests
 from lambdanets.train.startup_warnings import notes
 from lambdanets.train.task import Task
 
-AGREE_EVERY = 4  # steps after which several processes ask each other whether to stop or to save
+AGREE_EVERY = 4  # steps between decisions of several processes whether to stop or to save
 Watch = Callable[[dict[str, Any]], None]
 
 
 def fit(
     task: Task, config: RunConfig, *, resume: bool = False, watch: Watch | None = None, listen: bool = True
 ) -> Result:
-    """Train until the end, or until a signal asks to stop.
+    """Train until the end of the run, or until a signal requests a stop.
 
-    The folder `config.out` is locked meanwhile: a second run in it is refused with a FolderInUseError.
+    The folder `config.out` is locked during training; a second run in it raises FolderInUseError.
 
     Args:
-        task: what is trained.
-        config: how.
-        resume: resume from the newest usable checkpoint in `config.out`, if there is one. Elastic restarts always do.
-        watch: is called with every record of the log, on the main process; and after every step with a "tick", and
-            before an evaluation with "evaluating", which know nothing but the step: a GPU may still be computing it.
-        listen: signals ask to stop. If not, they do what they do anywhere else.
+        task: the training problem, for example `config.make_task()`.
+        config: the settings.
+        resume: resume from the newest valid checkpoint in `config.out`, if there is one. Elastic restarts always do.
+        watch: called on the main process with every record of the log; also with "tick" after every step and
+            "evaluating" before an evaluation, which contain only the step and do not wait for the GPU.
+        listen: handle SIGINT, SIGTERM and SIGUSR1 by writing a checkpoint and stopping. Otherwise these signals keep
+            their usual effect.
+
+    Returns a `Result`. Raises ValueError for invalid settings or data.
+
+    Example:
+
+        from dataclasses import replace
+        from pathlib import Path
+
+        from lambdanets.recipes import debug
+        from lambdanets.train.loop import fit
+
+        config = replace(debug(), out=Path("runs/example"), device="cpu")
+        result = fit(config.make_task(), config)
+        print(result.finished, result.scores["ema"])
     """
     with StopRequests(WATCHED if listen else ()) as stop, join(config.device, config.timeout_minutes) as world:
         try:
-            check_processes(world, task, config)  # first, as every process then knows why the run ends
+            check_processes(world, task, config)  # first, so that every process reports the reason
             run = TrainingRun(task, config, world, stop, watch)
             with own_folder(config.out, world):
                 return run.go(resume)
@@ -67,19 +82,19 @@ def fit(
 
 
 class TrainingRun:
-    """One run of one process: where it is, and what is due."""
+    """State of a run in one process."""
 
     def __init__(self, task: Task, config: RunConfig, world: World, stop: StopRequests, watch: Watch | None) -> None:
         self.task, self.config, self.world, self.stop, self.watch = task, config, world, stop, watch
         if task.examples < config.batch_size:
             least = f"use --batch-size {task.examples} or less"
-            raise ValueError(f"{task.examples} training images do not fill a batch of {config.batch_size}: {least}")
+            raise ValueError(f"{task.examples} training images are too few for batch size {config.batch_size}: {least}")
         self.step = 0  # steps done
         self.best: dict[str, Any] | None = None
         self.since_best = 0
-        self.waited = 0.0  # for data, since the log
-        self.saved: int | None = None  # the step of the last checkpoint
-        self.id: str | None = None  # of the run, in its folder and its checkpoints
+        self.waited = 0.0  # seconds of waiting for data since the last log record
+        self.saved: int | None = None  # step of the last checkpoint
+        self.id: str | None = None  # id of the run, in its folder and its checkpoints
 
     def go(self, resume: bool) -> Result:
         epochs = Epochs(self.task.examples, self.config.batch_size, self.config.remainder)
@@ -89,7 +104,7 @@ class TrainingRun:
         if self.world.device.type == "cuda":
             torch.backends.cudnn.benchmark = True
         elif self.config.sync_batch_norm:
-            raise ValueError("sync_batch_norm needs GPUs: torch has it for no other device")
+            raise ValueError("sync_batch_norm needs GPUs: torch supports it on no other device")
         self.engine = Engine(self.task, self.config, self.world, self.steps)
         if loaded is not None:
             self.restore(loaded)
@@ -111,12 +126,12 @@ class TrainingRun:
             except TooManyBrokenError as error:
                 self.give_up(str(error))
                 raise
-            except (RuntimeError, OSError) as error:  # may come in the middle of a step: no checkpoint
+            except (RuntimeError, OSError) as error:  # possibly in the middle of a step, so no checkpoint
                 if reason := lost_process(error, self.config):
                     self.write("end", step=self.step, reason=reason)
                 raise
 
-    # The beginning
+    # Start
 
     def restore(self, state: dict[str, Any]) -> None:
         try:
@@ -125,17 +140,17 @@ class TrainingRun:
                 check_tensors(state["best"].get("model"), self.engine.model.state_dict(), "best")
         except ValueError as error:
             path = self.config.out / CHECKPOINTS / state["path"]
-            raise ValueError(f"{path} is not a checkpoint of this run: {error}. Remove it and resume again") from error
+            raise ValueError(f"{path} does not belong to this run: {error}. Remove it and resume again") from error
         self.step, self.best, self.since_best = state["step"], state["best"], state["since_best"]
         self.id = state.get("run")
         self.saved = self.step
-        micro = state["micro_batch"]  # batch norm sees micro-batches: they stay as they were, if they can
+        micro = state["micro_batch"]  # keep the micro-batch size if possible, because batch norm depends on it
         if (self.config.batch_size // self.world.size) % micro:
             micro = self.config.micro_batch
         self.share = make_share(self.world, self.config.batch_size, micro, self.epochs.remainder)
 
     def choose_steps(self) -> list[str]:
-        """Whether steps are captured as a CUDA graph; a sentence for the log if that is to be said."""
+        """Decide whether steps are captured as a CUDA graph; return notes for the log."""
         if not wanted(self.config):
             return []
         reason = why_not(self.task, self.config, self.world, self.share, self.engine)
@@ -143,7 +158,7 @@ class TrainingRun:
             self.engine.fixed = FixedSteps(self.engine)
             return ["Steps are captured as a CUDA graph"]
         if self.config.capture == "on":
-            raise ValueError(f"capture on: a step cannot be a CUDA graph, because {reason}. Use --capture off")
+            raise ValueError(f"--capture on is not possible: {reason}. Use --capture off")
         return [f"Steps are not captured as a CUDA graph: {reason}"]
 
     def report_start(self, loaded: dict[str, Any] | None, capture: list[str]) -> None:
@@ -187,10 +202,10 @@ class TrainingRun:
         write_config(self.config)
         self.task.save(folder, "start", models, {})
 
-    # The middle
+    # Training
 
     def run_epoch(self) -> bool:
-        """From where we are to the end of the epoch; whether a signal ended it."""
+        """Train until the end of the epoch; return whether a signal requested a stop."""
         epoch = self.epochs.epoch(self.step)
         first_step = self.step - self.epochs.first(epoch)
         batches = self.timed(on_device(self.task.batches(epoch, first_step, self.share), self.world.device))
@@ -218,7 +233,7 @@ class TrainingRun:
         )
 
     def timed(self, batches: Iterator[Any]) -> Any:
-        """The same batches; notes how long the host waited for them."""
+        """Yield the batches and record how long the host waited for them."""
         while True:
             began = time.monotonic()
             try:
@@ -229,12 +244,12 @@ class TrainingRun:
             yield batch
 
     def report_step(self, batch: Any) -> None:
-        steps = (self.step - 1) % self.config.log_every + 1  # since the log
-        means = self.engine.metrics.means()  # waits for the device: the time below is that of whole steps
+        steps = (self.step - 1) % self.config.log_every + 1  # since the last log record
+        means = self.engine.metrics.means()  # synchronises with the device, so the time below is that of whole steps
         seconds = max(time.monotonic() - self.clock, 1e-9)
         begin = self.step - steps
         for position in self.engine.metrics.positions():
-            self.write("skipped_step", step=begin + position, reason="the gradient was not finite")
+            self.write("skipped_step", step=begin + position, reason="non-finite gradient")
         self.report_events()
         self.write(
             "step",
@@ -260,7 +275,7 @@ class TrainingRun:
         self.restart_clock()
 
     def report_events(self) -> None:
-        """What the tasks of all processes noticed."""
+        """Log the events of the tasks of all processes."""
         for events in self.world.gather(self.task.events()):
             for event in events:
                 self.write(**{"step": self.step, **event})
@@ -271,19 +286,20 @@ class TrainingRun:
     # Evaluation
 
     def evaluation_due(self) -> bool:
-        """Whether this step ended an epoch after which an evaluation is due."""
+        """Return whether this step ended an epoch after which an evaluation is due."""
         every = self.config.evaluate_every
         ended = [self.epochs.epoch(step) // every for step in (self.step - 1, self.step)]
         return self.step < self.steps and ended[0] != ended[1]
 
     def models(self) -> dict[str, nn.Module]:
-        """The networks to look at; the one that counts comes first."""
+        """Return the networks to evaluate, the one that defines the score first."""
         self.engine.statistics.release()
         average = {} if self.engine.average is None else {"ema": self.engine.average.network()}
         return average | {"raw": self.engine.model}
 
     def recalibrate(self) -> None:
-        """If wanted, batch norm statistics of the averaged weights, from the first batches of the last epoch."""
+        """Recompute the batch norm statistics of the averaged weights, if ema.recalibrate is set, on the first batches
+        of the last epoch."""
         average, count, device = self.engine.average, self.config.ema.recalibrate, self.world.device
         if average is None or not count or average.fixed:
             return
@@ -294,7 +310,7 @@ class TrainingRun:
             average.recalibrate((moved(batch, device) for batch in batches), self.task.loss, self.world)
 
     def evaluate(self, final: bool = False) -> Scores:
-        """The averaged weights (at the end the last ones too), and whether they are the best so far."""
+        """Evaluate the averaged weights (at the end also the raw weights), and record the best score."""
         paused = time.monotonic()
         self.show("evaluating")
         self.recalibrate()
@@ -336,13 +352,13 @@ class TrainingRun:
             self.since_best += 1
 
     def save_weights(self, file: str, scores: dict[str, dict[str, float]]) -> None:
-        """The weights that were evaluated, for use before the run ends."""
+        """Write the evaluated weights, so that they can be used before the run ends."""
         model = next(iter(self.models().values()))
         if self.world.main:
             try:
                 self.task.save_weights(model, self.config.out / file, scores)
-            except OSError as error:  # the checkpoints and the end of the run have them too
-                self.warn(f"{self.config.out / file} cannot be written: {error}")
+            except OSError as error:  # the weights are also in checkpoints and written at the end of the run
+                self.warn(f"cannot write {self.config.out / file}: {error}")
 
     @property
     def stopped_early(self) -> bool:
@@ -351,7 +367,8 @@ class TrainingRun:
     # Checkpoints and the end
 
     def save_or_stop(self) -> bool:
-        """Writes a checkpoint if one is due; whether to stop. Several processes decide together, every few steps."""
+        """Write a checkpoint if one is due, and return whether to stop. Several processes decide together, every few
+        steps."""
         if self.world.size > 1 and self.step % AGREE_EVERY and self.step != self.steps:
             return False
         late = time.monotonic() - self.saved_at >= 60 * self.config.checkpoint_minutes
@@ -383,19 +400,19 @@ class TrainingRun:
             try:
                 path = checkpoint.save(state, folder, self.step, keep=self.config.keep)
                 self.write("checkpoint", step=self.step, path=f"{CHECKPOINTS}/{path.name}")
-            except OSError as error:  # a full disk is no reason to lose the run: the last good one is still there
+            except OSError as error:  # on a full disk the run continues; the previous checkpoint is kept
                 self.write("checkpoint_failed", step=self.step, reason=str(error))
         self.saved, self.saved_at = self.step, time.monotonic()
         self.clock += self.saved_at - paused
 
     def stopped_result(self) -> Result:
         signal = self.stop.name or "another process was asked to stop"
-        self.write("end", step=self.step, reason=f"stopped by {signal}; --resume goes on")
+        self.write("end", step=self.step, reason=f"stopped by {signal}; resume with --resume")
         return self.result(signal, {})
 
     def give_up(self, reason: str) -> None:
-        """The data stops the run: once it is mended, --resume goes on from here."""
-        if self.world.size == 1:  # all processes have to make a checkpoint, and the others may be in a step
+        """Stop the run because of its data, with a checkpoint to resume from after the data was repaired."""
+        if self.world.size == 1:  # a checkpoint needs all processes, and others may be in a step
             self.report_events()
             if self.step:
                 self.save_checkpoint()
@@ -433,12 +450,12 @@ class TrainingRun:
         )
 
     def show(self, event: str) -> None:
-        """For people only: what the log does not need."""
+        """Send an event to `watch` but not to the log."""
         if self.watch is not None and self.world.main:
             self.watch({"event": event, "step": self.step})
 
     def warn(self, sentence: str) -> None:
-        """For people only: what the log cannot hold."""
+        """Send a warning to `watch` but not to the log."""
         if self.watch is None:
             warnings.warn(sentence, stacklevel=2)
         else:

@@ -1,4 +1,4 @@
-"""Micro-batches that fit into memory: tried before the first step, halved while they do not."""
+"""Search for a micro-batch size that fits into memory, before the first step."""
 
 from dataclasses import replace
 
@@ -10,28 +10,29 @@ from lambdanets.train.engine import Engine
 from lambdanets.train.prefetch import on_device
 from lambdanets.train.task import Share
 
-PROBED = ("cuda",)  # devices that say when their memory ends; on a CPU the system ends the process
+PROBED = ("cuda",)  # devices that raise OutOfMemoryError; on a CPU the system kills the process
 
 
 def make_share(world: World, batch_size: int, micro_batch: int | None, remainder: Remainder = "drop") -> Share:
-    """How a step is cut; a ValueError if it cannot be."""
+    """Divide a step among processes and micro-batches. Raises ValueError if the sizes do not divide."""
     if batch_size % world.size:
-        raise ValueError(f"batch_size {batch_size} does not divide among {world.size} processes")
+        raise ValueError(f"batch_size {batch_size} is not divisible by {world.size} processes")
     whole = batch_size // world.size
     micro = min(micro_batch or whole, whole)
     if whole % micro:
         raise ValueError(
-            f"{whole} images of a process do not divide into micro-batches of {micro}: "
+            f"{whole} images per process are not divisible into micro-batches of {micro}: "
             f"use micro_batch {largest_divisor(whole, micro)}"
         )
     return Share(world.rank, world.size, micro, whole // micro, remainder)
 
 
 def fitting_share(engine: Engine, batch_size: int, remainder: Remainder = "drop") -> Share:
-    """The largest share that a forward and backward pass of every process survives.
+    """Return the share with the largest micro-batch whose forward and backward pass fits into the memory of all
+    processes.
 
-    No process sends anything while it tries, so that one whose memory ends does not leave the others waiting. Nothing
-    stays: gradients are dropped, running statistics put back, and the random numbers of a step do not depend on it.
+    The trial passes do not communicate, so that a process that runs out of memory does not block the others. They leave
+    no trace: gradients are dropped, running statistics restored, and the random numbers of steps do not depend on them.
     """
     world = engine.world
     share = make_share(world, batch_size, None, remainder)
@@ -52,7 +53,7 @@ def survives(engine: Engine, share: Share) -> bool:
     engine.statistics.begin()
     batches = engine.task.batches(engine.task.largest_epoch, 0, share)
     try:
-        whole = replace(share, parts=share.parts + 1)  # never the last part: no sync
+        whole = replace(share, parts=share.parts + 1)  # never the last part, so gradients are not synchronised
         for batch in on_device(batches, engine.world.device):
             engine.backward(0, batch, 0, whole)
             break

@@ -1,4 +1,4 @@
-"""Optimisers, and which parameters decay."""
+"""Optimisers and their parameter groups."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ from lambdanets.train.config import Optimizer
 
 
 def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float = 1.0) -> list[dict]:
-    """Weight decay for matrices, kernels and position tables; none for batch norm and biases.
+    """Return parameter groups: weight decay for matrices, kernels and position tables, none for batch norm and biases.
 
-    With a layer decay each depth of the network has its own groups, with timm's `lr_scale`.
+    With a layer decay, each depth of the network has its own groups, with timm's `lr_scale`.
     """
     spared = getattr(model, "no_weight_decay", None)
     names: Any = spared() if callable(spared) else {n for n, p in model.named_parameters() if p.ndim <= 1}
@@ -29,11 +29,11 @@ def parameter_groups(model: nn.Module, weight_decay: float, layer_decay: float =
 def by_depth(
     model: nn.Module, named: list[tuple[str, nn.Parameter]], layer_decay: float
 ) -> list[tuple[dict[str, float], list[tuple[str, nn.Parameter]]]]:
-    """Parameters in groups with one learning rate each."""
+    """Group parameters by learning rate."""
     if layer_decay == 1:
         return [({}, named)]
     if not isinstance(model, Network):
-        raise ValueError("optimizer.layer_decay is for classifiers of images: remove it, or set it to 1")
+        raise ValueError("optimizer.layer_decay supports only image classification: remove it, or set it to 1")
     depths = model.depths()
     last = max(depths.values())
     return [
@@ -43,10 +43,10 @@ def by_depth(
 
 
 def make_optimizer(model: nn.Module, config: Optimizer) -> torch.optim.Optimizer:
-    """Its state exists before the first step, so that a first step can be skipped and memory is known early."""
+    """Return the optimiser, with its state allocated, so that the first step can be skipped and memory use is known."""
     groups = parameter_groups(model, config.weight_decay, config.layer_decay)
     if not groups:
-        raise ValueError("the network has no parameters that are trained")
+        raise ValueError("the network has no trainable parameters")
     if config.kind == "sgd":
         nesterov = config.nesterov and config.momentum > 0
         optimizer = torch.optim.SGD(groups, lr=0.0, momentum=config.momentum, nesterov=nesterov, fused=True)
@@ -64,7 +64,7 @@ def make_optimizer(model: nn.Module, config: Optimizer) -> torch.optim.Optimizer
         raise ValueError(f"optimizer.kind {config.kind} needs timm: pip install 'lambdanets[train]'") from error
     if config.kind == "lamb":
         betas = (config.momentum, config.alpha)
-        optimizer = Lamb(groups, lr=0.0, betas=betas, eps=config.eps, max_grad_norm=None)  # `clip_norm` is ours
+        optimizer = Lamb(groups, lr=0.0, betas=betas, eps=config.eps, max_grad_norm=None)  # the engine clips gradients
         for group in optimizer.param_groups:
             group["step"] = torch.zeros(())
             for parameter in group["params"]:
@@ -91,13 +91,14 @@ def make_optimizer(model: nn.Module, config: Optimizer) -> torch.optim.Optimizer
 
 
 def is_matrix(name: str, parameter: nn.Parameter, model: nn.Module) -> bool:
-    """Whether Muon orthogonalises its steps: kernels and projections, but no position tables and no classifier."""
+    """Return whether Muon orthogonalises the updates: for kernels and projections, not position tables or
+    classifier."""
     classifier = getattr(model, "classifier_name", None)
     return parameter.ndim >= 2 and name.endswith(".weight") and name.split(".")[0] != classifier
 
 
 def load(optimizer: torch.optim.Optimizer, state: Any) -> None:
-    """Take over the state of an optimizer of the same kind; a ValueError if it is another's."""
+    """Load the state of an optimiser of the same kind. Raises ValueError if it does not fit."""
     before = {p: set(optimizer.state[p]) for group in optimizer.param_groups for p in group["params"]}
     counting = "step" in optimizer.param_groups[0]  # LAMB
     options = [numbers_of(group) for group in optimizer.param_groups]
@@ -106,14 +107,14 @@ def load(optimizer: torch.optim.Optimizer, state: Any) -> None:
     except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
         raise ValueError(f"optimizer is not the state of {type(optimizer).__name__}: {error!r}") from error
     if [numbers_of(group) for group in optimizer.param_groups] != options:
-        raise ValueError(f"optimizer has other settings than this run: {options}")
+        raise ValueError(f"the settings of the optimizer differ from those of this run: {options}")
     for group in optimizer.param_groups if counting else []:
         if not isinstance(group.get("step"), Tensor) or group["step"].ndim:
-            raise ValueError(f"optimizer has {str(group.get('step'))[:40]!r} as its number of steps")
+            raise ValueError(f"optimizer has the invalid number of steps {str(group.get('step'))[:40]!r}")
     for parameter, names in before.items():
         found = optimizer.state[parameter]
         if not isinstance(found, dict):
-            raise ValueError(f"optimizer has {str(found)[:40]!r} as the state of a parameter")
+            raise ValueError(f"optimizer has the invalid state {str(found)[:40]!r} of a parameter")
         if not names <= found.keys():
             raise ValueError(f"optimizer has no {', '.join(sorted(names - found.keys()))}")
         for name, value in found.items():
@@ -123,30 +124,30 @@ def load(optimizer: torch.optim.Optimizer, state: Any) -> None:
 
 
 def numbers_of(group: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a group that shape a step; the rate is set in every step."""
+    """Return the numeric settings of a group, without the learning rate, which is set in every step."""
     return {key: group[key] for key in group if key != "lr" and type(group[key]) in (int, float, str, tuple)}
 
 
 def skips_on_device(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it leaves everything as it is where `found_inf` is 1, without the host having to look."""
+    """Return whether the optimiser skips a step on the device if `found_inf` is 1, without synchronisation."""
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
 def step(optimizer: torch.optim.Optimizer, rate: float | Tensor, skip: Tensor) -> None:
-    """One step, unless `skip` is 1 (a float32 on the device). A rate on the device makes it a function of the device
-    alone, if the optimizer `skips_on_device`."""
+    """Run a step unless `skip` (float32 on the device) is 1. With a rate on the device and an optimiser that
+    `skips_on_device`, it needs no input from the host."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group.get("lr_scale", 1.0)
     if not skips_on_device(optimizer):
-        if not bool(skip):  # waits for the device
+        if not bool(skip):  # synchronises with the device
             optimizer.step()
         return
     told: Any = optimizer
-    told.found_inf = skip  # as torch's GradScaler does
+    told.found_inf = skip  # like torch's GradScaler
     try:
         optimizer.step()
     finally:
         del told.found_inf
         if isinstance(rate, Tensor):
             for group in optimizer.param_groups:
-                group["lr"] = 0.0  # for checkpoints: the tensor is not part of the state
+                group["lr"] = 0.0  # keeps the tensor out of checkpoints

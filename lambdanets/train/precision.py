@@ -1,4 +1,4 @@
-"""Half precision: where autocast applies, and the scale of a float16 loss."""
+"""Half precision: autocast and loss scaling for float16."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -18,15 +18,16 @@ def autocast(precision: Precision, device: torch.device) -> AbstractContextManag
 
 
 class LossScale:
-    """torch's GradScaler, on our own flag of a finite step and without a wait for the device; 1 unless float16."""
+    """Loss scaling like torch's GradScaler, without synchronisation with the device; the scale is 1 except for
+    float16."""
 
     def __init__(self, precision: Precision, device: torch.device) -> None:
         self.used = precision == "float16"
         self.scale = torch.tensor(START if self.used else 1.0, device=device)
-        self.good = torch.zeros((), device=device)  # steps since it changed
+        self.good = torch.zeros((), device=device)  # steps since the scale changed
 
     def scaled(self, loss: Tensor, parts: int) -> Tensor:
-        """The share of a step's loss that one of its `parts` has."""
+        """Return the scaled loss of one of the `parts` of a step."""
         if self.used:
             return loss * (self.scale / parts)
         return loss / parts if parts > 1 else loss

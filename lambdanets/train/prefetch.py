@@ -1,4 +1,4 @@
-"""Batches on the device, one ahead: copies run on their own stream while the device computes."""
+"""Prefetching of batches to the device: copies run on their own stream during computation."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, is_dataclass, replace
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def moved(batch: Any, device: torch.device) -> Any:
-    """The batch with its tensors on the device: any nest of tuples, lists, dicts and dataclasses."""
+    """Move the tensors of a batch to the device: any nesting of tuples, lists, dicts and dataclasses."""
     if isinstance(batch, Tensor):
         return batch.to(device, non_blocking=True)
     if isinstance(batch, dict):
@@ -24,7 +24,7 @@ def moved(batch: Any, device: torch.device) -> Any:
 
 
 def on_device(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
-    """The batches on the device, in their order."""
+    """Yield the batches on the device, in order."""
     if device.type != "cuda":
         for batch in batches:
             yield moved(batch, device)
@@ -32,7 +32,7 @@ def on_device(batches: Iterable[Any], device: torch.device) -> Iterator[Any]:
     side = torch.cuda.Stream(device)
     ahead = None
     for batch in batches:
-        # Memory of a batch that is done with goes to the next one on this stream, once whoever used it is done.
+        # The memory of a batch is reused on this stream after the stream that used it has finished with it.
         side.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(side):
             coming = moved(batch, device)

@@ -1,4 +1,4 @@
-"""Which checkpoint a run resumes from, and whether it is the same run."""
+"""Selection of the checkpoint to resume from, and the check that it belongs to the same run."""
 
 import math
 from collections.abc import Iterator
@@ -18,13 +18,13 @@ from lambdanets.train.identity import data_change, flat, read_identity
 from lambdanets.train.task import Task
 from lambdanets.typed import absent, to_json
 
-FORMAT = 1  # of a checkpoint
-FIRST_LINE = 2**20  # most bytes of it
+FORMAT = 1  # of checkpoints
+FIRST_LINE = 2**20  # largest size of the first line of the log in bytes
 
 
 @contextmanager
 def own_folder(folder: Path, world: World) -> Iterator[None]:
-    """Hold the lock of a run's folder on the main process; FolderInUseError if another process has it."""
+    """Lock the folder of a run on the main process. Raises FolderInUseError if another process holds the lock."""
     (restarting,) = world.any(world.restarts > 0 or world.launch is not None)
     with ExitStack() as stack:
         lock = locked(folder, wait=RESTART_WAIT if restarting else 0.0)
@@ -33,7 +33,7 @@ def own_folder(folder: Path, world: World) -> Iterator[None]:
 
 
 def find_checkpoint(config: RunConfig, task: Task, world: World, resume: bool, epochs: Epochs) -> dict[str, Any] | None:
-    """The state that the main process finds in the run's folder, on all processes; None for a new run."""
+    """Load the checkpoint in the folder of the run on the main process and return it on all; None for a new run."""
     (resume,) = world.any(resume or world.restarts > 0)
     return world.on_main(lambda: read_checkpoint(config, task, resume or restarted(config.out, world), epochs))
 
@@ -51,7 +51,7 @@ def read_checkpoint(config: RunConfig, task: Task, resume: bool, epochs: Epochs)
     def check(state: Any) -> None:
         check_state(state)
         if identity is not None and state.get("run") != identity["id"]:
-            raise ForeignError(f"belongs to another run: its id is {state.get('run')}, that in {RUN} {identity['id']}")
+            raise ForeignError(f"belongs to another run: its id is {state.get('run')}, {RUN} has {identity['id']}")
 
     loaded = checkpoint.load_newest(folder / CHECKPOINTS, check)
     assert loaded is not None
@@ -59,21 +59,21 @@ def read_checkpoint(config: RunConfig, task: Task, resume: bool, epochs: Epochs)
     if identity is not None:
         change = data_change(identity["data"], to_json(task.identity()))
         if change is not None:
-            raise ValueError(f"{folder} cannot resume, because {change}: restore the data, or start a new run")
+            raise ValueError(f"{folder} cannot be resumed, because {change}: restore the data, or start a new run")
     state = loaded.state
-    state = {"remainder": "drop"} | state  # as runs did that began before there was a choice
+    state = {"remainder": "drop"} | state  # older runs have no such setting
     epochs = replace(epochs, remainder=state["remainder"])
     steps, epoch_steps = epochs.run(config.epochs), epochs.steps
     if (state["steps"], state["epoch_steps"]) != (steps, epoch_steps):
         raise ValueError(
-            f"the run in {folder} has {state['steps']} steps, {state['epoch_steps']:g} an epoch, and this one would "
-            f"have {steps} and {epoch_steps:g}: the training images have changed, or what an epoch is"
+            f"the run in {folder} has {state['steps']} steps, {state['epoch_steps']:g} per epoch, but with the current "
+            f"data and settings it would have {steps} and {epoch_steps:g}: restore the training images and settings"
         )
     return state | {"path": loaded.path.name, "damaged": loaded.damaged}
 
 
 def check_state(state: Any) -> None:
-    """Raise a ValueError if a file is not a checkpoint of a run. `Engine.load` checks the tensors."""
+    """Raise ValueError if a state is not a checkpoint of a run. `Engine.load` checks the tensors."""
     if not isinstance(state, dict) or state.get("format") != FORMAT:
         raise ValueError(f"it is not a checkpoint of a run in format {FORMAT}")
     for key, least in (("step", 0), ("steps", 1), ("micro_batch", 1), ("since_best", 0)):
@@ -83,7 +83,7 @@ def check_state(state: Any) -> None:
         if type(state.get(key)) not in (int, float) or not 0 <= state[key] < math.inf:
             raise ValueError(f"{key} must be a number of at least 0, got {str(state.get(key))[:40]}")
     if state["step"] > state["steps"]:
-        raise ValueError(f"it has step {state['step']} of {state['steps']}")
+        raise ValueError(f"step {state['step']} is beyond the last step {state['steps']}")
     if state.get("remainder", "drop") not in get_args(Remainder):
         raise ValueError(f"remainder must be one of {get_args(Remainder)}, got {str(state['remainder'])[:40]}")
     best = state.get("best")
@@ -96,7 +96,7 @@ def check_state(state: Any) -> None:
 
 
 def check_config(config: RunConfig) -> None:
-    """Raise a ValueError that names the settings that shape the training and have changed."""
+    """Raise ValueError that names changed settings, if they affect the training."""
     path = config.out / CONFIG
     if not path.is_file():
         raise ValueError(f"{config.out} has checkpoints but no {CONFIG}: restore it, or start a new run elsewhere")
@@ -108,12 +108,12 @@ def check_config(config: RunConfig) -> None:
     if changed:
         there = ", ".join(f"{key} was {before[key]!r} and is {now.get(key)!r}" for key in changed)
         raise ValueError(
-            f"{config.out} cannot resume, because {there}: resume with the old settings, or start a new run"
+            f"{config.out} cannot be resumed, because {there}: resume with the old settings, or start a new run"
         )
 
 
 def restarted(folder: Path, world: World) -> bool:
-    """Whether the run in the folder was started by the same elastic launch, which has now lost a machine."""
+    """Return whether the run in the folder was started by the same elastic launch, before a restart."""
     path = folder / LOG
     if world.launch is None or not path.exists():
         return False
@@ -121,5 +121,5 @@ def restarted(folder: Path, world: World) -> bool:
         first = file.readline(FIRST_LINE)
     try:
         return parse_json(first, str(path))["launch"] == world.launch
-    except (ValueError, KeyError, TypeError):  # a line that a crash has cut off
+    except (ValueError, KeyError, TypeError):  # truncated by a crash
         return False

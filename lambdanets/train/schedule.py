@@ -1,4 +1,4 @@
-"""The learning rate, as a pure function of the step: nothing to save, nothing to restore."""
+"""Learning-rate schedules as pure functions of the step, without state in checkpoints."""
 
 import math
 
@@ -6,7 +6,7 @@ from lambdanets.train.config import Schedule
 
 
 def learning_rate(schedule: Schedule, batch_size: int, step: int, *, steps: int, steps_per_epoch: float) -> float:
-    """The rate of a step (counted from 0) of a run of `steps`."""
+    """Return the learning rate at a step (counted from 0) of a run with `steps` steps."""
     peak = schedule.peak(batch_size)
     warmup = schedule.warmup_epochs * steps_per_epoch
     if step < warmup:

@@ -1,11 +1,11 @@
-"""Requests to stop: the loop finishes its step, writes a checkpoint and ends.
+"""Handling of stop signals: the loop finishes its step, writes a checkpoint and ends.
 
-Only a second Ctrl-C ends at once: a scheduler and torchrun may both pass on one SIGTERM.
+Only a second Ctrl-C stops immediately, since a scheduler and torchrun may both send the same SIGTERM.
 
-Python runs signal handlers between two operations of the main thread. A backward pass on a CPU is one operation, which
-can take minutes, so a thread of its own announces the signals.
+Python runs signal handlers between two operations of the main thread. A backward pass on a CPU is one operation that
+can take minutes, so a separate thread announces the signals.
 
-Where there is nothing to save, `Interrupts` end at once.
+`Interrupts` stop immediately, for programs that have nothing to save.
 """
 
 import contextlib
@@ -20,14 +20,14 @@ from typing import Any, Self
 
 import torch
 
-AGAIN = "press Ctrl-C again to stop at once (the steps since the last checkpoint are lost)"
-AT_ONCE = "stopping without a checkpoint, as soon as the operation in progress returns"
-WATCHED = ("SIGTERM", "SIGINT", "SIGUSR1")  # SIGUSR1: SLURM's --signal=USR1@120, before the time is up
-SIGNAL_STATUS = {"SIGINT": 130, "SIGTERM": 143, "SIGUSR1": 138}  # what a command that they ended returns
+AGAIN = "press Ctrl-C again to stop immediately (the steps since the last checkpoint are lost)"
+AT_ONCE = "stopping without a checkpoint when the current operation returns"
+WATCHED = ("SIGTERM", "SIGINT", "SIGUSR1")  # SIGUSR1: SLURM's --signal=USR1@120, before the time limit
+SIGNAL_STATUS = {"SIGINT": 130, "SIGTERM": 143, "SIGUSR1": 138}  # exit status of a command that a signal stopped
 
 
 class StopRequests:
-    """`with StopRequests() as stop: ... stop.name` is the signal that came, or None."""
+    """Context manager that records stop signals: `stop.name` is the name of the signal, or None."""
 
     announces = True  # on stderr
 
@@ -35,14 +35,14 @@ class StopRequests:
         self.watched = watched
         self.name: str | None = None
         self.before: dict[int, Any] = {}
-        self.heard: Counter[str] = Counter()  # by the thread
-        self.noted: Counter[str] = Counter()  # by the handler, which Python calls once for several signals
+        self.heard: Counter[str] = Counter()  # signals that the thread received
+        self.noted: Counter[str] = Counter()  # signals that the handler received; Python may merge several
         self.announced: dict[tuple[str, bool], object] = {}
         self.ends: tuple[socket.socket, socket.socket] | None = None  # of the announcing thread, of the C handler
         self.wakeup_before = -1
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
+        if threading.current_thread() is threading.main_thread():  # Python allows handlers only there
             for name in self.watched:
                 if hasattr(signal, name):
                     number = getattr(signal, name)
@@ -55,7 +55,7 @@ class StopRequests:
         return self
 
     def listen(self, end: socket.socket) -> None:
-        """Announce the signals whose numbers Python's C handler sends."""
+        """Announce the signals whose numbers Python's C handler writes to the socket."""
         with end:
             while numbers := end.recv(64):
                 for name in (signal.Signals(number).name for number in numbers if number in self.before):
@@ -71,11 +71,11 @@ class StopRequests:
         self.name = name
 
     def announce(self, name: str, count: int) -> None:
-        """Say what a signal does, once, whether the handler or the thread comes first."""
+        """Print the effect of a signal, once, whether the handler or the thread is first."""
         at_once = name == "SIGINT" and count > 1
         mine = object()
         if self.announced.setdefault((name, at_once), mine) is not mine or os.environ.get("RANK", "0") != "0":
-            return  # of several processes one says it
+            return  # only one of several processes prints
         again = f"; {AGAIN}" if name == "SIGINT" else ""
         does = AT_ONCE if at_once else f"stopping after this step, with a checkpoint{again}"
         with contextlib.suppress(OSError):  # unlike print, os.write may be called in a signal handler
@@ -84,7 +84,7 @@ class StopRequests:
     def restore(self) -> None:
         if self.ends is not None:
             signal.set_wakeup_fd(self.wakeup_before)
-            self.ends[1].shutdown(socket.SHUT_RDWR)  # ends the thread, also where forked workers have copies
+            self.ends[1].shutdown(socket.SHUT_RDWR)  # ends the thread, even if forked workers have copies
             self.ends[1].close()
             self.ends = None
         for number, handler in self.before.items():
@@ -96,13 +96,13 @@ class StopRequests:
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal came; its name is the argument."""
+    """A signal was received; its name is the argument."""
 
 
 class Interrupts(StopRequests):
-    """`with Interrupts() as stop: ...` raises Interrupted where the program is when a signal comes, so that all that is
-    open gets closed. Only in a backward pass it waits for `stop.check()`: torch's queue of a pass that an exception
-    leaves outlives Python, and a crash at the very end would take the place of the exit status."""
+    """Context manager that raises Interrupted when a signal arrives, so that open files are closed. During a backward
+    pass it waits for `stop.check()`: an exception would leave torch's queue of the pass alive until Python exits, where
+    it would crash and change the exit status."""
 
     announces = False
 

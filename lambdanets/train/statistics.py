@@ -1,8 +1,8 @@
-"""Running statistics of batch norm: one value for all processes and micro-batches of a step, and undone with it.
+"""Running statistics of batch norm: averaged over all processes and micro-batches of a step, restored if it is skipped.
 
-A step updates each of them once, by the mean over its micro-batches, whoever computed them: then the decay counts
-steps, and any number of processes and micro-batches gives the same numbers. While a network trains, its buffers are
-pieces of one flat tensor, so that a step and its undoing are a few operations, however many buffers there are.
+A step updates each statistic once, by the mean over its micro-batches on all processes, so the decay counts steps, and
+results do not depend on the number of processes and micro-batches. During training, buffers are views of one flat
+tensor, so an update or a restore takes a few operations for any number of buffers.
 """
 
 import math
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lambdanets.train.distributed import World
 
-ALIGNED = 64  # bytes: where kernels that read several numbers at once like to begin
+ALIGNED = 64  # bytes: alignment for vectorised loads
 
 
 class RunningStatistics:
@@ -24,7 +24,7 @@ class RunningStatistics:
         self.released = False
 
     def begin(self) -> None:
-        """Before the first micro-batch of a step."""
+        """Prepare the first micro-batch of a step."""
         if not self.groups:
             by_kind: dict[torch.dtype, list[Tensor]] = {}
             for buffer in self.model.buffers():
@@ -39,8 +39,8 @@ class RunningStatistics:
             group.parts = 0
 
     def release(self) -> None:
-        """Gives each buffer memory of its own, until the next step: others may write the network to a file (safetensors
-        takes no piece of a larger tensor) or load it."""
+        """Give each buffer its own memory until the next step, so that the network can be saved (safetensors refuses
+        views of a larger tensor) or loaded."""
         if not self.released:
             for group in self.groups:
                 for tensor in group.tensors:
@@ -48,12 +48,13 @@ class RunningStatistics:
         self.released = True
 
     def collect(self, last: bool) -> None:
-        """After a micro-batch."""
+        """Accumulate the statistics of a micro-batch."""
         for group in self.groups:
             group.collect(last)
 
     def merged(self, finite: Tensor) -> Tensor:
-        """After the last one: takes the mean of all processes; returns whether the step is `finite` in them too."""
+        """Average over all processes after the last micro-batch; return whether the step is finite, statistics
+        included."""
         for group in self.groups:
             if group.floating:
                 self.world.mean_(group.flat)
@@ -61,19 +62,19 @@ class RunningStatistics:
         return finite
 
     def commit(self, finite: Tensor) -> None:
-        """The new values, or the old ones if the step is not `finite`."""
+        """Store the new values, or the old ones if the step is not `finite`."""
         for group in self.groups:
             torch.where(finite, group.flat, group.kept, out=group.kept)
         self.put_back()
 
     def put_back(self) -> None:
-        """As they were at `begin`."""
+        """Restore the values from before `begin`."""
         for group in self.groups:
             group.flat.copy_(group.kept)
 
 
 class Group:
-    """Buffers of one dtype: `flat` is what they hold, `kept` what they held before the step."""
+    """Buffers of one dtype: `flat` has their current values, `kept` those before the step."""
 
     def __init__(self, tensors: list[Tensor]) -> None:
         self.tensors, self.floating = tensors, tensors[0].is_floating_point()
@@ -89,25 +90,25 @@ class Group:
         self.gather()
 
     def gather(self) -> None:
-        """Buffers become pieces of `flat`, which stays where it is."""
+        """Make the buffers views of `flat`, whose memory does not move."""
         for tensor, piece in zip(self.tensors, self.pieces, strict=True):
             piece.copy_(tensor)
-            tensor.data = piece  # still the same object, for whoever knows it, and with a version of its own
+            tensor.data = piece  # the tensor object stays the same, with its own version counter
         self.kept.copy_(self.flat)
-        # The host waits for the device here: once for many steps, which are cheaper for it.
+        # Synchronises with the device once, which makes many later steps cheaper.
         self.began_finite = not self.floating or bool(is_finite(self.flat))
 
     def stayed_finite(self) -> Tensor:
-        """Whether nothing became infinite or NaN in this step. What was so before it may stay as it is: a mask of -inf
-        is nothing that training did."""
-        if self.began_finite:  # as nearly all are: two operations
+        """Return whether no value became infinite or NaN in this step. Values that were not finite before, such as a
+        mask of -inf, do not count."""
+        if self.began_finite:  # the usual case, two operations
             return is_finite(self.flat)
         return (self.flat.isfinite() | (self.flat == self.kept) | self.kept.isnan()).all()
 
     def collect(self, last: bool) -> None:
         self.parts += 1
         if last and self.parts == 1:
-            return  # they hold the new values already
+            return  # the buffers contain the new values already
         if self.floating:
             self.sum = self.flat.clone() if self.parts == 1 else self.sum.add_(self.flat)
         if not last:

@@ -1,6 +1,6 @@
-"""What the steps since the log say. It stays on the device, as it is, until somebody asks: a step pays nothing for it.
+"""Metrics of the steps since the last log record, accumulated on the device without cost per step.
 
-Reading makes the host wait for the device, so it happens with the log and with checkpoints.
+Reading them synchronises with the device, so it happens only for log records and checkpoints.
 """
 
 from typing import Any
@@ -11,39 +11,39 @@ from torch import Tensor
 from lambdanets.train.distributed import World
 from lambdanets.train.task import Outcome
 
-MOST_WAITING = 1000  # steps whose numbers stay on the device, where each takes up a block of memory
+MOST_WAITING = 1000  # steps whose numbers stay on the device; each takes a block of memory
 
 
 class StepMetrics:
-    """Sums over the steps since the log, and which of them were skipped. Norms are known for some steps only.
+    """Sums over the steps since the last log record, and the skipped steps. Norms are computed for some steps only.
 
     Attributes:
-        names: of the sums, once a batch has been seen.
-        sums: of this process; None right after the log.
-        total, in_a_row: steps that were skipped, in the whole run and up to now.
+        names: names of the sums, after the first batch.
+        sums: sums of this process; None right after a log record.
+        total, in_a_row: skipped steps in the whole run, and consecutive ones up to now.
     """
 
     def __init__(self, length: int, world: World) -> None:
         self.length, self.world = length, world
         self.names: list[str] = []
         self.sums: list[float] | None = None
-        self.skipped: list[int] = []  # positions among the steps since the log
+        self.skipped: list[int] = []  # positions among the steps since the last log record
         self.total = self.in_a_row = 0
-        self.no_norm = torch.zeros((), device=world.device)  # where it was not asked for
+        self.no_norm = torch.zeros((), device=world.device)  # for steps without a norm
         # position, micro-batches, examples, whether there is a norm, numbers
         self.waiting: list[tuple[int, int, int, bool, list[Tensor]]] = []
         self.start_step()
 
     def start_step(self) -> None:
         self.parts = self.examples = 0
-        self.numbers: list[Tensor] = []  # loss and the task's sums
+        self.numbers: list[Tensor] = []  # loss, and the sums of the task
 
     def name(self, outcome: Outcome) -> None:
         if not self.names:
             self.names = ["parts", "examples", "loss", *outcome.sums]
 
     def note(self, outcome: Outcome) -> None:
-        """After a micro-batch."""
+        """Add the numbers of a micro-batch."""
         self.name(outcome)
         now = [outcome.loss.detach(), *(outcome.sums[name].detach() for name in self.names[3:])]
         self.numbers = [a.double() + b for a, b in zip(self.numbers, now, strict=True)] if self.parts else now
@@ -56,13 +56,13 @@ class StepMetrics:
         self.start_step()
 
     def add(self, step: int, parts: int, examples: int, with_norm: bool, numbers: list[Tensor]) -> None:
-        """A step: whether it is finite, the norm (which counts only `with_norm`), the loss and the task's sums."""
+        """Add a step: whether it is finite, the norm (used only `with_norm`), the loss and the sums of the task."""
         self.waiting.append((step % self.length, parts, examples, with_norm, numbers))
         if len(self.waiting) == MOST_WAITING:
             self.read()
 
     def read(self) -> None:
-        """The host waits for the device, and has all the numbers afterwards."""
+        """Copy all numbers from the device; this synchronises with it."""
         if not self.waiting:
             return
         positions, parts, examples, with_norm, rows = zip(*self.waiting, strict=True)
@@ -82,10 +82,10 @@ class StepMetrics:
                 self.in_a_row += 1
             self.sums = row if self.sums is None else [a + b for a, b in zip(self.sums, row, strict=True)]
 
-    # What the log asks
+    # For the log
 
     def means(self) -> dict[str, float]:
-        """Means over the steps since the log and all processes. The sums start anew."""
+        """Return the means over the steps since the last log record and over all processes, and reset the sums."""
         total = self.total_sums()
         self.sums = None
         if total is None:
@@ -97,14 +97,14 @@ class StepMetrics:
         return means | {name: value / examples if examples else float("nan") for name, value in named.items()}
 
     def total_sums(self) -> Tensor | None:
-        """Of all processes."""
+        """Return the sums over all processes."""
         self.read()
         if self.sums is None:
             return None
         return self.world.sum_(torch.tensor(self.sums, dtype=torch.float64, device=self.world.device))
 
     def positions(self) -> list[int]:
-        """Which of the steps since the log were skipped; they are named once."""
+        """Return the positions of skipped steps since the last log record, and forget them."""
         self.read()
         found, self.skipped = self.skipped, []
         return found
@@ -112,7 +112,7 @@ class StepMetrics:
     # Checkpoints
 
     def state(self) -> dict[str, Any]:
-        """The same on all processes; all of them have to ask."""
+        """Return the state, equal on all processes. All processes must call it."""
         sums = self.total_sums()
         flags = torch.zeros(self.length, dtype=torch.bool)
         flags[self.skipped] = True
@@ -123,7 +123,7 @@ class StepMetrics:
         self.names, self.waiting, sums, skipped = list(state["names"]), [], state["sums"], state["skipped"]
         counts = ("total", "in_a_row")
         if not all(isinstance(name, str) for name in self.names):
-            raise ValueError(f"the names of its sums are not text: {str(self.names)[:40]}")
+            raise ValueError(f"the names of its sums must be strings, got {str(self.names)[:40]}")
         if sums is not None and not (isinstance(sums, Tensor) and sums.shape == (len(self.names) + 2,)):
             raise ValueError(f"it must have one sum for each of {', '.join(map(str, self.names))}")
         if not (
@@ -132,8 +132,8 @@ class StepMetrics:
             and skipped["flags"].ndim == 1
             and all(skipped[name].numel() == 1 for name in counts)
         ):
-            raise ValueError("it does not say which steps were skipped")
-        # The sums are those of all processes: one goes on with them.
+            raise ValueError("it has no list of skipped steps")
+        # The sums are those of all processes, so only one process continues with them.
         self.sums = None if sums is None else (sums * float(self.world.main)).tolist()
         fits = len(skipped["flags"]) == self.length
         self.skipped = skipped["flags"].nonzero().flatten().tolist() if fits else []

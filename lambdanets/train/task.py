@@ -1,4 +1,4 @@
-"""What the loop does not know: batches, loss, scores. Classification, detection and pseudo-labels are tasks."""
+"""Interface of training tasks: batches, loss and metrics. Classification, detection and co-training are tasks."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,32 +13,46 @@ from lambdanets.train.distributed import World
 
 @dataclass(frozen=True)
 class Share:
-    """How a step is cut: micro-batch `part` of process `rank` is number part * world + rank of the step.
+    """Division of a step: micro-batch `part` of process `rank` has number part * world + rank.
 
-    What a task does with a micro-batch must depend on its number and not on who computes it: then any number of
-    processes gives the same result.
+    What a task does with a micro-batch must depend only on this number, so that the result does not depend on the
+    number of processes.
+
+    Attributes:
+        rank: rank of this process.
+        world: number of processes.
+        micro_batch: examples per micro-batch.
+        parts: micro-batches of each process per step.
+        remainder: what to do with examples that do not fill the last step of an epoch, "drop" or "carry".
+
+    Example:
+
+        from lambdanets.train.task import Share
+
+        share = Share(rank=0, world=2, micro_batch=32, parts=4)  # a global batch size of 256
+        print(share.epochs(1000).steps)
     """
 
     rank: int
     world: int
     micro_batch: int
-    parts: int  # micro-batches of each process in a step
-    remainder: Remainder = "drop"  # what becomes of the examples that do not fill the last step of an epoch
+    parts: int
+    remainder: Remainder = "drop"
 
     def epochs(self, examples: int) -> Epochs:
-        """Where the epochs of so many examples begin."""
+        """Return how a number of examples is divided into steps and epochs."""
         return Epochs(examples, self.micro_batch * self.parts * self.world, self.remainder)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a task says about a micro-batch.
+    """Loss and metrics of a micro-batch.
 
     Attributes:
-        loss: a scalar, the mean over its examples.
-        sums: other numbers, summed over its examples, on the device: {"top1": how many were right}. They are read with
-            the log, so a task makes new ones for every micro-batch and does not change them.
-        examples: how many it has.
+        loss: scalar tensor, the mean over the examples.
+        sums: metrics summed over the examples, scalar tensors on the device, such as {"top1": correct predictions}.
+            They are read later, so create new tensors for every micro-batch.
+        examples: number of examples.
     """
 
     loss: Tensor
@@ -47,67 +61,77 @@ class Outcome:
 
 
 class Task(Protocol):
-    """A training problem. Derive from this class; the last three methods have defaults."""
+    """A training problem: a network, its batches, loss and evaluation. Derive from this class and pass it to `fit`.
+
+    The methods after `identity` have defaults.
+    """
 
     examples: int
-    """Training examples of an epoch."""
+    """Number of training examples."""
     score: str = "top1"
-    """The number of an evaluation that early stopping watches; more is better."""
+    """Metric for early stopping and the best weights; higher is better."""
 
     largest_epoch: int = 0
-    """An epoch whose batches take most memory."""
+    """An epoch whose batches need the most memory."""
     not_captured: str | None = None
-    """Why a CUDA graph cannot replay its steps, if so. They need batches of one shape, and a loss that never waits for
-    the device."""
+    """Reason why steps cannot be captured as a CUDA graph, if any. Capture needs batches of one shape, and a loss that
+    does not synchronise with the device."""
 
     def model(self) -> nn.Module:
-        """A new network, on the CPU; torch's random numbers are seeded."""
+        """Return a new network on the CPU. torch's random generator is seeded before the call."""
         ...
 
     def batches(self, epoch: int, first_step: int, share: Share) -> Iterator[Any]:
-        """This process's micro-batches of an epoch, `share.parts` for each step, from a step of the epoch on.
+        """Yield the micro-batches of this process in an epoch, `share.parts` per step, from step `first_step` on.
 
-        The epoch has the steps from `share.epochs(self.examples).first(epoch)` to that of the next epoch.
-        Any nest of tuples, lists and dicts: the loop moves the tensors in it to the device and looks at nothing.
+        The first step of the epoch is `share.epochs(self.examples).first(epoch)`. A batch is any nesting of tuples,
+        lists and dicts; the loop moves its tensors to the device.
         """
         ...
 
     def loss(self, model: nn.Module, batch: Any) -> Outcome:
-        """Forward, under autocast where the precision asks for it. Call `model` once."""
+        """Return the loss of a micro-batch. Runs under autocast, depending on the precision; call `model` once."""
         ...
 
     def evaluate(self, model: nn.Module, world: World, final: bool) -> dict[str, dict[str, float]]:
-        """{split: {name: number}} over all processes, in no_grad and autocast; `model` is in eval mode.
+        """Return {split: {metric: value}} over all processes. Runs in no_grad and autocast, with `model` in eval mode.
 
-        The first split is the one that early stopping watches.
+        Early stopping uses the first split.
         """
         ...
 
     def describe(self) -> dict[str, Any]:
-        """What the `start` record of the log says about the data."""
+        """Return a description of the data for the `start` record of the log."""
         return {}
 
     def notes(self) -> list[str]:
-        """Sentences without a full stop, for the start of the log: what the reader should know about the data."""
+        """Return notes about the data for the start of the log, as sentences without a full stop."""
         return []
 
     def identity(self) -> dict[str, Any]:
-        """What identifies the training data wherever it is stored: lists of class names, numbers, digests.
+        """Return what identifies the training data independent of its location: class names, numbers, digests.
 
-        A run resumes only, and processes train together only, if it is equal.
+        It must be equal for a run to resume, and on all processes of a run.
         """
         return {}
 
     def events(self) -> list[dict[str, Any]]:
-        """What happened since the last call on this process, as records of the log with an "event"."""
+        """Return the events since the last call on this process, as records of the log with an "event"."""
         return []
 
     def save(self, folder: Path, moment: Literal["start", "end"], models: dict[str, nn.Module], scores: Any) -> None:
-        """Files beside the log, on the main process: at step 0, and at the end ("ema" if there is one, and "raw")."""
+        """Write files next to the log, on the main process, at the start and at the end of the run.
+
+        Args:
+            folder: folder of the run.
+            moment: "start" or "end".
+            models: the networks, "raw" and, with averaged weights, "ema".
+            scores: metrics of the last evaluation.
+        """
 
     def save_weights(self, model: nn.Module, path: Path, scores: dict[str, dict[str, float]]) -> None:
-        """Write a network to a file that says what it is, on the main process: after each evaluation, so that a run
-        that has not ended can be used. `scores` are those of `evaluate`."""
+        """Write a network to a self-describing file, on the main process, after each evaluation, so that an unfinished
+        run can be used. `scores` come from `evaluate`."""
 
     def close(self) -> None:
-        """Ends worker processes."""
+        """Stop worker processes."""

@@ -279,7 +279,7 @@ def test_a_slip_in_a_path_is_not_asked_of_the_hub(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("huggingface_hub.hf_hub_download", unreachable)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
-    with pytest.raises(FileNotFoundError, match="runs/mine is no run folder"):
+    with pytest.raises(FileNotFoundError, match="runs/mine is not the folder of a run"):
         open_trained("runs/mine")
     with pytest.raises(FileNotFoundError, match="runs/mine is no file or folder"):
         from_pretrained("runs/mine")

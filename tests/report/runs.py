@@ -43,7 +43,7 @@ def write_run(
             "config": config,
             "parameters": 1_234_567,
             "examples": 4000,
-            "note": "Batch norm sees micro-batches of 8",
+            "note": "Batch norm uses micro-batches of 8",
             "machine": {"cpu": "A chip", "cores": 2},
             "versions": {"torch": "2.11"},
         }

@@ -88,7 +88,7 @@ def test_it_tells_what_happened(tmp_path: Path):
     assert "the newest was damaged" in events
     assert "1 checkpoint could not be written" in events
     assert "No space left on device" in events
-    assert "Batch norm sees micro-batches of 8." in events
+    assert "Batch norm uses micro-batches of 8." in events
     assert "Dotted lines: skipped steps, resumed." in page.text["curves"]
     assert "loss (cross-entropy with label smoothing 0.1)" in page.text["curves"]
     assert "of 400 images are classified correctly" in page.text["confusion"]

@@ -57,10 +57,10 @@ def test_runs_stop_and_resume_to_the_last_bit(folder, tmp_path, cache):
 
 def test_a_run_keeps_its_data_path(folder, tmp_path):
     device, workers = (mended(run_of(folder, tmp_path / cache, cache)) for cache in ("device", "none"))
-    for config, other, words in ((device, "none", "kept its images on the device"), (workers, "device", "workers")):
+    for config, other, words in ((device, "none", "keeps its images on the device"), (workers, "device", "workers")):
         fit(Classify(config), config, watch=StopAt(4))
         changed = replace(config, data=replace(config.data, cache=other))
-        with pytest.raises(ValueError, match=f"{words}, which data.cache {other} changes: use --data.cache auto"):
+        with pytest.raises(ValueError, match=f"{words}, which data.cache {other} would change: use --data.cache auto"):
             fit(Classify(changed), changed, resume=True)
         auto = replace(config, data=replace(config.data, cache="auto"))
         assert Classify(auto).data_path.on_device == (other == "none")
@@ -255,7 +255,7 @@ def test_co_training_refuses_what_it_does_not_do(folder, tmp_path):
 def test_processes_that_choose_differently_are_told():
     message = process_difference(1, "data: data_path", None, "device")
     assert (
-        "only one of rank 0 and rank 1 keeps its images on the device: start all of them with --data.cache" in message
+        "only one of rank 0 and rank 1 keeps its images on the device: start all processes with --data.cache" in message
     )
 
 

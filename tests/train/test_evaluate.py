@@ -129,24 +129,24 @@ def test_matching():
     assert places == [0, 1, 10, 11, 2, 3, 4, 5, 6, 7, 8, 9]
     assert "by number" in note
     assert match_classes(numbers, numbers) == (list(range(12)), "")
-    with pytest.raises(ValueError, match=r"the class 'x', none of the model's 3 \(a, b, c"):
+    with pytest.raises(ValueError, match=r"the class 'x', which is not one of the 3 classes of the model \(a, b, c"):
         match_classes(("a", "x"), ("a", "b", "c"))
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["nowhere", "mnist"], ["nowhere is no run folder", "lambdanets models"]),
+        (["nowhere", "mnist"], ["nowhere is not the folder of a run", "lambdanets models"]),
         (["resnet26", "mnist"], ["resnet26 has no weights", "--pretrained"]),
-        (["{tmp}/w.safetensors"], ["which images?", "DATA"]),
+        (["{tmp}/w.safetensors"], ["no images given", "DATA"]),
         (["{tmp}/w.safetensors", "{tmp}/missing"], ["missing"]),
-        (["{tmp}/w.safetensors", "mnist", "--split", "held_out"], ["held_out", "leave DATA out"]),
+        (["{tmp}/w.safetensors", "mnist", "--split", "held_out"], ["held_out", "remove DATA"]),
         (["{tmp}/w.safetensors", "mnist", "--batch-size", "0"], ["--batch-size must be at least 1, got 0"]),
         (["{tmp}/w.safetensors", "mnist", "--options", "scope=7"], ["name of a network"]),
         (["{tmp}/w.safetensors", "{tmp}/w.safetensors"], ["w.safetensors"]),
         (["{tmp}/w.safetensors", "mnist"], ["the class '0'", "ant"]),
         (["{tmp}/torn.safetensors", "mnist"], ["not a whole safetensors file"]),
-        (["{tmp}/other.pt", "mnist"], ["no .safetensors file", "lambdanets convert"]),
+        (["{tmp}/other.pt", "mnist"], ["not a .safetensors file", "lambdanets convert"]),
         (["{tmp}/empty", "mnist"], ["has no weights.safetensors"]),
         (["{tmp}/odd", "mnist"], ["odd/config.json is not usable JSON"]),
         (["{tmp}/odder", "mnist"], ["odder/config.json must contain a JSON object"]),

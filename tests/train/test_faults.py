@@ -240,7 +240,7 @@ def test_weights_that_the_disk_has_no_room_for(tmp_path):
         if record["event"] == "evaluation" and record["step"] == 18:
             limit((full / "log.jsonl").stat().st_size + 5000)
 
-    with unlimited_afterwards(), pytest.raises(OSError, match=r"weights cannot be written: .*File too large.*is kept"):
+    with unlimited_afterwards(), pytest.raises(OSError, match=r"cannot write the weights: .*File too large.*is kept"):
         fit(Classify(settings), settings, watch=fill)
     assert [path.name for path in full.glob("*weights*")] == ["weights.safetensors"]  # of an earlier evaluation
     assert fit(Classify(settings), settings, resume=True).finished
@@ -251,7 +251,7 @@ def test_weights_that_the_disk_has_no_room_for(tmp_path):
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        ({"class1": "klass1"}, "the 3 classes are 3 now; gone: class1; new: klass1"),
+        ({"class1": "klass1"}, "the 3 classes are now 3; removed: class1; added: klass1"),
         ({"class0": "class2", "class2": "class0"}, "the names of the training images changed"),
     ],
 )
@@ -269,7 +269,7 @@ def test_renamed_and_exchanged_classes_are_refused(tmp_path, names, words):
             (images / split / name).rename(images / split / f"was-{name}")
         for name, new in names.items():
             (images / split / f"was-{name}").rename(images / split / new)
-    with pytest.raises(ValueError, match=f"cannot resume, because {words}"):
+    with pytest.raises(ValueError, match=f"cannot be resumed, because {words}"):
         fit(Classify(settings), settings, resume=True)
     shutil.rmtree(images)
     folder_of_images(moved)
@@ -389,7 +389,7 @@ def test_small_classes_hold_one_out_each(tmp_path):
 def test_a_fraction_that_holds_everything_out_is_refused(tmp_path):
     images = folder_of_images(tmp_path / "images")
     data = DataConfig(path=str(images), workers=0, held_out=0.999)
-    with pytest.raises(ValueError, match=r"data.held_out 0.999 leaves no image .* to train on"):
+    with pytest.raises(ValueError, match=r"data.held_out 0.999 leaves no training images"):
         Classify(image_config(images, tmp_path / "run", data=data))
 
 
@@ -509,7 +509,7 @@ def test_training_images_grow_and_evaluation_has_its_own_size(tmp_path, mixup):
     assert task.seen == [size for one in each for size in (*[one] * 3, 64)] + [64]
     assert [(r["epoch"], r["size"]) for r in records(whole.out, "image_size")] == [(0, 16), (2, 32), (4, 48)]
     assert (
-        "Training images grow from 16 to 48 pixels in the first 4 epochs. Evaluation is at 64 pixels"
+        "Training images grow from 16 to 48 pixels in the first 4 epochs. Evaluation uses 64 pixels"
         in (records(whole.out, "start")[0]["note"])
     )
     assert read_card(whole.out / "weights.safetensors").preprocessing.size == 64
@@ -540,9 +540,9 @@ def test_training_images_have_their_full_size_in_the_last_epoch(tmp_path, epochs
 def test_sizes_that_cannot_be(tmp_path):
     images = folder_of_images(tmp_path / "images")
     config = image_config(images, tmp_path / "run")
-    with pytest.raises(ValueError, match=r"data\.first_size 32 is larger than the images of the last epochs, 16"):
+    with pytest.raises(ValueError, match=r"data\.first_size 32 must not be larger than model.image_size 16"):
         Classify(replace(config, data=replace(config.data, first_size=32)))
     model = replace(config.model, options=("scope=None",))
     task = Classify(replace(config, model=model, data=replace(config.data, test_size=32)))
-    with pytest.raises(ValueError, match=r"data\.test_size 32: layers with a global scope take images of at most"):
+    with pytest.raises(ValueError, match=r"data\.test_size 32: layers with a global scope support at most"):
         task.model()

@@ -113,7 +113,7 @@ def test_a_run_goes_on_when_the_disk_is_full_and_ends_with_the_same_weights(tmp_
     assert log.end["reason"] == "finished"
     text = console.file.getvalue()
     assert text.count(f"{full / 'log.jsonl'} cannot be written") == 1
-    assert "no checkpoint at step 11" in text
+    assert "could not write a checkpoint at step 11" in text
 
 
 class Library(ModuleType):

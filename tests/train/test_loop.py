@@ -97,7 +97,7 @@ def test_a_signal_is_answered_at_once(tmp_path, number, capfd):
 
     assert fit(Listening(), config(tmp_path)).step == 3
     assert f"{number.name}: stopping after this step" in said[0]
-    assert ("press Ctrl-C again to stop at once" in said[0]) == (number == signal.SIGINT)
+    assert ("press Ctrl-C again to stop immediately" in said[0]) == (number == signal.SIGINT)
 
 
 def test_a_signal_in_one_long_operation_is_answered_at_once(tmp_path, capfd):
@@ -157,7 +157,7 @@ def test_an_epoch_that_carries_its_remainder_trains_on_every_example_once(tmp_pa
     assert [r["epoch"] for r in records(tmp_path / "whole", "step")] == [20 * step / 96 for step in range(3, 25, 3)]
     (start,) = records(tmp_path / "whole", "start")
     assert start["steps_per_epoch"] == 4.8
-    assert "An epoch is 4.8 steps" in start["note"]
+    assert "An epoch has 4.8 steps" in start["note"]
     for step in (4, 5, 23):  # before, at and after the ends of epochs
         part, again = replace(settings, out=tmp_path / str(step)), Numbers()
         assert fit(Numbers(), part, watch=StopAt(step, event="tick")).step == step
@@ -258,9 +258,9 @@ def test_constants_that_are_not_finite_are_no_reason_to_skip_a_step(tmp_path, mi
 @every_kind
 def test_steps_that_stay_not_finite_end_the_run_with_a_diagnosis(tmp_path, kind):
     settings = config(tmp_path, max_skipped=8, optimizer=Optimizer(kind=kind), schedule=Schedule(rate=0.01))
-    with pytest.raises(NotFiniteError, match=r"10 steps in a row up to step 15.*weights are finite.*look at the data"):
+    with pytest.raises(NotFiniteError, match=r"10 consecutive steps up to step 15.*weights are finite.*check the data"):
         fit(Numbers(spoilt=range(5, 100)), settings)
-    assert "look at the data" in records(tmp_path, "end")[0]["reason"]
+    assert "check the data" in records(tmp_path, "end")[0]["reason"]
 
 
 @pytest.mark.parametrize("micro_batch", [8, 4])
@@ -289,7 +289,7 @@ def test_memory_that_ends_becomes_accumulation(tmp_path, monkeypatch):
     fit(Numbers(room=5), config(small))
     start = records(small, "start")[0]
     assert (start["micro_batch"], start["accumulation"]) == (4, 4)
-    assert start["note"] == "Batch norm sees micro-batches of 4"
+    assert start["note"] == "Batch norm uses micro-batches of 4"
     monkeypatch.undo()
     fit(Numbers(), config(asked, micro_batch=4))
     assert same(final(small), final(asked))
@@ -353,7 +353,7 @@ def test_a_folder_with_a_run_is_not_overwritten(tmp_path):
     fit(Numbers(), config(tmp_path, epochs=1.0))
     with pytest.raises(ValueError, match="already holds a run: resume it with --resume"):
         fit(Numbers(), config(tmp_path, epochs=1.0))
-    with pytest.raises(ValueError, match=r"cannot resume, because epochs was 1.0 and is 2.0"):
+    with pytest.raises(ValueError, match=r"cannot be resumed, because epochs was 1.0 and is 2.0"):
         fit(Numbers(), config(tmp_path, epochs=2.0), resume=True)
 
 
@@ -417,9 +417,9 @@ def test_a_full_disk_keeps_the_last_good_checkpoint_and_the_run(tmp_path, monkey
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (dict(batch_size=97), "96 training images do not fill a batch of 97: use --batch-size 96 or less"),
+        (dict(batch_size=97), "96 training images are too few for batch size 97: use --batch-size 96 or less"),
         (dict(sync_batch_norm=True), "sync_batch_norm needs GPUs"),
-        (dict(micro_batch=5), "16 images of a process do not divide into micro-batches of 5: use micro_batch 4"),
+        (dict(micro_batch=5), "16 images per process are not divisible into micro-batches of 5: use micro_batch 4"),
     ],
 )
 def test_refusals(tmp_path, changes, words):

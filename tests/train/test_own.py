@@ -87,14 +87,16 @@ def test_a_stopped_run_goes_on_with_what_was_chosen(pets, monkeypatch, capsys):
         with pytest.raises(KeyboardInterrupt, match="resume=True"):
             lambdanets.fit(pets, out="part", quiet=True, **SETTINGS)
     (pets / "class2").rename(pets / "renamed")
-    with pytest.raises(ValueError, match=r"cannot resume, because the 3 classes are 3 now; gone: class2; new: renamed"):
+    with pytest.raises(
+        ValueError, match=r"cannot be resumed, because the 3 classes are now 3; removed: class2; added: renamed"
+    ):
         lambdanets.fit(pets, out="part", quiet=True, report=False, resume=True)
     (pets / "renamed").rename(pets / "class2")
     moved = pets.rename("moved")
     again = lambdanets.fit(moved, out="part", quiet=True, report=False, resume=True)
     assert again.scores == whole.scores
     other = folder_of_images(pets.parent / "other", count=40)
-    with pytest.raises(ValueError, match="cannot resume"):  # and does not train on the images of the run instead
+    with pytest.raises(ValueError, match="cannot be resumed"):  # and does not train on the images of the run instead
         lambdanets.fit(other / "val", out="part", quiet=True, report=False, resume=True)
     assert capsys.readouterr().out == ""
 
@@ -103,7 +105,7 @@ def test_a_stopped_run_goes_on_with_what_was_chosen(pets, monkeypatch, capsys):
     ("what", "message"),
     [
         ("empty", "empty has no images"),
-        ("one", "1 class; at least two are needed"),
+        ("one", "1 class; training needs at least two"),
         ("flat", "no image has a label. Sort the images into one folder per class: ./flat/CLASS/"),
         ("broken", "none of 4 sampled images can be read"),
         ("finished", "with `lambdanets predict finished IMAGES`"),

@@ -122,8 +122,8 @@ def test_ranks_with_other_settings_all_end_with_a_sentence(tmp_path, other, word
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("SIGKILL", "the connection to another process of this run is lost"),
-        ("SIGSTOP", r"another process of this run did not answer for 0\.4 minutes \(--timeout-minutes\)"),
+        ("SIGKILL", "the connection to another process of this run was lost"),
+        ("SIGSTOP", r"another process of this run did not respond for 0\.4 minutes \(--timeout-minutes\)"),
     ],
 )
 def test_a_rank_that_is_killed_or_stopped_ends_the_run_with_a_sentence(tmp_path, name, words):

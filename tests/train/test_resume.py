@@ -102,17 +102,17 @@ class Named(Numbers):
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (dict(classes=("cat", "wolf", "fox")), r"the 3 classes are 3 now; gone: dog; new: wolf"),
+        (dict(classes=("cat", "wolf", "fox")), r"the 3 classes are now 3; removed: dog; added: wolf"),
         (dict(classes=("dog", "cat", "fox")), "order of the classes changed: class 0 was 'cat' and is 'dog'"),
-        (dict(classes=("cat", "dog")), r"the 3 classes are 2 now; gone: fox; new: "),
-        (dict(images=95), "there were 96 training images and there are 95"),
+        (dict(classes=("cat", "dog")), r"the 3 classes are now 2; removed: fox; added: "),
+        (dict(images=95), "there were 96 training images, now there are 95"),
         (dict(labels="0c"), "the labels of the training images changed"),
         (dict(names="0c"), "the names of the training images changed"),
     ],
 )
 def test_a_run_does_not_resume_on_other_data(tmp_path, data, words):
     fit(Named(), config(tmp_path), watch=StopAt(10))
-    with pytest.raises(ValueError, match=f"cannot resume, because .*{words}"):
+    with pytest.raises(ValueError, match=f"cannot be resumed, because .*{words}"):
         fit(Named(**data), config(tmp_path), resume=True)
     (tmp_path / "run.json").unlink()  # as in old runs
     state = torch.load(checkpoint_of(tmp_path), weights_only=True) | {"run": None}
@@ -125,7 +125,7 @@ def test_a_run_does_not_resume_on_other_data(tmp_path, data, words):
     [
         ("run.json", "{", "run.json is not usable JSON.*remove it to resume without"),
         ("run.json", "[1]", "run.json must contain a JSON object.*remove it"),
-        ("run.json", "{}", "run.json has no id and data of a run"),
+        ("run.json", "{}", "run.json does not contain the id and data of a run"),
         ("config.json", "{", "config.json is not usable JSON"),
         ("config.json", "[" * 10000, "config.json is not usable JSON: it is nested too deeply"),
         ("config.json", '{"epochs": [1]}', "epochs was .1. and is 4.0"),
@@ -160,9 +160,9 @@ def test_a_setting_that_is_newer_than_the_run_does_not_change_when_it_resumes(tm
     stored = json.loads((tmp_path / "config.json").read_text())
     del stored["clip_norm"], stored["schedule"]["flat"], stored["ema"]["recalibrate"], stored["keep_best"]
     (tmp_path / "config.json").write_text(json.dumps(stored))
-    with pytest.raises(ValueError, match=r"cannot resume, because clip_norm was 0.0 and is 1.0"):
+    with pytest.raises(ValueError, match=r"cannot be resumed, because clip_norm was 0.0 and is 1.0"):
         fit(Numbers(), config(tmp_path, clip_norm=1.0), resume=True)
-    with pytest.raises(ValueError, match=r"cannot resume, because ema.recalibrate was 0 and is 2"):
+    with pytest.raises(ValueError, match=r"cannot be resumed, because ema.recalibrate was 0 and is 2"):
         fit(Numbers(), config(tmp_path, ema=Ema(decay=0.9, recalibrate=2)), resume=True)
     assert fit(Numbers(), config(tmp_path, keep_best=True), resume=True).finished
 
@@ -246,7 +246,7 @@ def test_a_checkpoint_with_foreign_content_is_a_sentence(tmp_path, stopped, kind
     if path:
         changed(state, path, value)
     checkpoint.save(state if path else value, folder / "checkpoints", 10, keep=1)
-    words = "is usable|is not a checkpoint of this run"
+    words = "is usable|does not belong to this run"
     with pytest.raises(ValueError, match=rf"(?s)step-000000010.*({words})|({words}).*step-000000010"):
         fit(Numbers(), config(folder), resume=True)
 
@@ -301,9 +301,9 @@ def test_older_checkpoints_make_room_for_the_weights(tmp_path):
 def test_weights_that_do_not_fit_are_written_when_the_run_resumes(tmp_path):
     whole, full = tmp_path / "whole", tmp_path / "full"
     fit(Numbers(), config(whole))
-    with pytest.raises(OSError, match=r"weights cannot be written: .*No space left.*step-000000024-.*is kept"):
+    with pytest.raises(OSError, match=r"cannot write the weights: .*No space left.*step-000000024-.*is kept"):
         fit(NoRoom(2), config(full))
-    assert "weights cannot be written" in records(full, "end")[0]["reason"]
+    assert "cannot write the weights" in records(full, "end")[0]["reason"]
     assert fit(Numbers(), config(full), resume=True).finished
     assert records(full, "resumed")[0]["step"] == 24
     assert same(final(whole), final(full))
@@ -333,7 +333,7 @@ class Other(World):
         ({"label_smoothing": 0.1}, "rank 1 has label_smoothing 0.1 and rank 0 has None"),
         ({"data: examples": 95}, "rank 1 has 95 training examples and rank 0 has 96: give all machines the same"),
         ({"data: images": 95}, "rank 1 has 95 training images and rank 0 has 96"),
-        ({"data: classes": "other"}, "rank 1 has other training images than rank 0 .their classes differ"),
+        ({"data: classes": "other"}, "rank 1 and rank 0 have different training images .their classes differ"),
         (
             {"data: validation images": 40},
             "rank 1 has 40 validation images and rank 0 has 32: give all machines the same",

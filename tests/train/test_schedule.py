@@ -211,7 +211,7 @@ def test_each_depth_has_its_learning_rate():
     step(optimizer, 0.1, skip=torch.tensor(0.0))
     for name, p in network.named_parameters():
         torch.testing.assert_close(p.detach(), before[name] - 0.1 * scales[name])
-    with pytest.raises(ValueError, match=r"optimizer\.layer_decay is for classifiers"):
+    with pytest.raises(ValueError, match=r"optimizer\.layer_decay supports only image classification"):
         parameter_groups(nn.Linear(2, 2), 0.1, layer_decay=0.5)
 
 

@@ -137,7 +137,7 @@ def test_the_average_moves_unless_the_device_says_no(memory_format):
 def test_a_parameter_with_gaps_is_refused():
     model = nn.Linear(3, 2)
     model.weight = nn.Parameter(torch.zeros(2, 8)[:, :3])
-    with pytest.raises(ValueError, match=r"weight has gaps in memory \(strides \(8, 1\)\)"):
+    with pytest.raises(ValueError, match=r"weight is not dense in memory \(strides \(8, 1\)\)"):
         MovingAverage(model)
 
 

@@ -1,4 +1,4 @@
-"""`lambdanets evaluate`: how good trained weights are, in all and class by class, and how fast."""
+"""Evaluation of trained weights: accuracy, metrics per class, and throughput."""
 
 import time
 from dataclasses import dataclass, fields
@@ -28,12 +28,20 @@ from lambdanets.train.inference.command import SHOWN_CLASSES, Split
 from lambdanets.train.inference.trained import Trained
 from lambdanets.typed import from_json
 
-ALL = "all"  # of images that have no splits
+ALL = "all"  # split of datasets without splits
 
 
 @dataclass(frozen=True)
 class ClassScore:
-    """One class; shares are None where there is nothing to divide by."""
+    """Metrics of a class.
+
+    Attributes:
+        name: name of the class.
+        examples: number of images of the class.
+        recall: fraction of its images that are predicted correctly; None without images.
+        precision: fraction of correct ones among the predictions of this class; None without predictions.
+        taken_for: the class that its images are most often confused with, if any.
+    """
 
     name: str
     examples: int
@@ -44,7 +52,21 @@ class ClassScore:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How good weights are on a set of images. Shares are between 0 and 1."""
+    """Result of `evaluate`. Accuracies, recall and precision are between 0 and 1.
+
+    Attributes:
+        data, split: what was evaluated.
+        examples: number of images.
+        top1, top5, loss: metrics over all images.
+        per_class: metrics of each class, lowest recall first.
+        broken: name and reason of each unreadable image; they do not count.
+        image_size: input size in pixels.
+        parameters: number of parameters.
+        images_per_second: throughput, including reading.
+        network_images_per_second: throughput of the network alone.
+        device, precision: how the network was run.
+        note: how classes were matched, if not by name, and what was left out.
+    """
 
     data: str
     split: str
@@ -52,20 +74,20 @@ class Evaluation:
     top1: float
     top5: float
     loss: float
-    per_class: tuple[ClassScore, ...]  # the hardest first
-    broken: tuple[tuple[str, str], ...]  # images that could not be read, and why; they do not count
+    per_class: tuple[ClassScore, ...]
+    broken: tuple[tuple[str, str], ...]
     image_size: int | tuple[int, int]
     parameters: int
-    images_per_second: float  # with reading the images
-    network_images_per_second: float  # without
+    images_per_second: float
+    network_images_per_second: float
     device: str
     precision: str
-    note: str = ""  # how classes were matched, if not by name, and what was left out
+    note: str = ""
 
 
 @dataclass(frozen=True)
 class Images:
-    """What is evaluated: a source, or a part of one."""
+    """Images to evaluate: all images of a source, or those with `indices` (int64 [N])."""
 
     source: Source
     indices: np.ndarray
@@ -74,27 +96,36 @@ class Images:
 
 
 def find_images(what: str, data: str | None = None, split: Split = "auto") -> Images:
-    """The images at `data`; without it those that the run was evaluated on."""
+    """Return the images of a dataset; without `data`, those that the run was evaluated on.
+
+    Args:
+        what: the trained network, as for `open_trained`.
+        data: a dataset, as for `open_source`.
+        split: "auto" is the validation split if it exists, otherwise all images; "held_out" are the images that the run
+            held out from its training images.
+
+    Raises ValueError if there are no such images.
+    """
     if data is None:
         return images_of_run(what, split)
     if split == "held_out":
-        raise ValueError("--split held_out is a part of a run's own training images: leave DATA out")
+        raise ValueError("--split held_out is part of the training images of a run: remove DATA")
     chosen = "validation" if split == "auto" else split
     try:
         source = open_source(data, split=chosen)
     except NoSplitError:
         if split != "auto":
             raise
-        chosen, source = ALL, open_source(data, split="train")  # a folder of classes
+        chosen, source = ALL, open_source(data, split="train")  # a folder of class folders
     return Images(source, np.arange(len(source)), data, chosen)
 
 
 def images_of_run(what: str, split: Split) -> Images:
     folder = Path(what).expanduser()
     if not (folder / LOG).is_file():
-        raise ValueError(f"which images? Only a run knows its own: lambdanets evaluate {what} DATA")
+        raise ValueError(f"no images given: {what} is not the folder of a run, so pass them: evaluate {what} DATA")
     settings = read_stored(folder).settings
-    known = {f.name for f in fields(TrainConfig)}  # a task on top of this one has settings of its own
+    known = {f.name for f in fields(TrainConfig)}  # derived tasks have further settings
     config = from_json(TrainConfig, {key: value for key, value in settings.items() if key in known})
     path = config.data.path
     if split == "train":
@@ -104,7 +135,7 @@ def images_of_run(what: str, split: Split) -> Images:
     chosen = list(parts)[-1] if split == "auto" else split
     if chosen not in parts:
         raise ValueError(
-            f"{what} was evaluated on {' and '.join(parts)}, not on {chosen}: pass DATA, or another --split"
+            f"{what} was evaluated on {' and '.join(parts)}, not on {chosen}: pass DATA or another --split"
         )
     source, indices = parts[chosen]
     where = config.data.validation or path if chosen == "validation" else path
@@ -112,7 +143,7 @@ def images_of_run(what: str, split: Split) -> Images:
 
 
 def match_classes(data: tuple[str, ...], model: tuple[str, ...]) -> tuple[list[int], str]:
-    """The place of each class of the data among the model's, and a note where it is not its name that says so."""
+    """Return the index in the model of each class of the data, and a note if classes are not matched by name."""
     places = {name: i for i, name in enumerate(model)}
     unknown = [name for name in data if name not in places]
     if not unknown:
@@ -120,19 +151,36 @@ def match_classes(data: tuple[str, ...], model: tuple[str, ...]) -> tuple[list[i
     if set(data) == {str(i) for i in range(len(model))}:  # sorted by name, which is not by number
         return [int(name) for name in data], "classes are matched by number: the data calls them 0, 1, 2, ..."
     if len(data) == len(model):
-        note = f"classes are matched by their order: the model does not know the name {unknown[0]!r}"
+        note = f"classes are matched by their order, because the model has no class named {unknown[0]!r}"
         return list(range(len(data))), note
     raise ValueError(
-        f"the data has the class {unknown[0]!r}, none of the model's {len(model)} ({', '.join(model[:5])}, ...)"
+        f"the data has the class {unknown[0]!r}, which is not one of the {len(model)} classes of the model "
+        f"({', '.join(model[:5])}, ...)"
     )
 
 
 def evaluate(trained: Trained, images: Images, *, progress: Console | None = None) -> Evaluation:
-    """Every image once. One that cannot be read is named and does not count."""
+    """Evaluate a network on labelled images. Unreadable images are listed in the result and do not count.
+
+    Args:
+        trained: the network, from `open_trained`.
+        images: the images, from `find_images`.
+        progress: console for a progress bar.
+
+    Returns an `Evaluation`. Raises ValueError if there are no labelled images or none can be read.
+
+    Example:
+
+        from lambdanets.train.inference.evaluate import evaluate, find_images
+        from lambdanets.train.inference.trained import open_trained
+
+        found = evaluate(open_trained("runs/pets"), find_images("runs/pets"))
+        print(found.top1, found.per_class[0].name)
+    """
     source, using = images.source, trained.using
     indices = images.indices[np.asarray(source.labels)[images.indices] >= 0]
     if not len(indices):
-        raise ValueError(f"{images.data} has no labelled images: `lambdanets predict` needs no labels")
+        raise ValueError(f"{images.data} has no labelled images: use `lambdanets predict` for images without labels")
     places, note = match_classes(tuple(source.class_names), trained.class_names)
     if len(indices) < len(images.indices):
         missing = (
@@ -160,7 +208,7 @@ def evaluate(trained: Trained, images: Images, *, progress: Console | None = Non
     logits_NC, labels_N = (torch.cat(column) for column in zip(*found, strict=True))
     labels_N = torch.tensor(places)[labels_N]
     if not len(labels_N):
-        raise ValueError(f"none of the {len(indices)} images of {images.data} can be read; the first: {broken[0]}")
+        raise ValueError(f"none of the {len(indices)} images of {images.data} can be read, the first is {broken[0]}")
     return Evaluation(
         data=images.data,
         split=images.split,
@@ -181,7 +229,7 @@ def evaluate(trained: Trained, images: Images, *, progress: Console | None = Non
 
 
 class Clock:
-    """Throughput without the first batch, which pays for starting, where there are others."""
+    """Measures throughput, without the first batch, which includes the startup, if there are others."""
 
     def __init__(self) -> None:
         self.last = time.perf_counter()
@@ -221,7 +269,7 @@ def class_scores(logits_NC: Tensor, labels_N: Tensor, names: tuple[str, ...]) ->
 
 
 def show(found: Evaluation, console: Console, classes: int = SHOWN_CLASSES) -> None:
-    """Tables for people."""
+    """Print the result as tables."""
     size = found.image_size
     rows: list[tuple[str, Any]] = [
         ("images", f"{found.examples:,} ({found.data}{'' if found.split == ALL else f', {found.split}'})"),
@@ -230,16 +278,16 @@ def show(found: Evaluation, console: Console, classes: int = SHOWN_CLASSES) -> N
         ("loss", f"{found.loss:.4f}"),
         ("image size", size if isinstance(size, int) else f"{size[0]}x{size[1]}"),
         ("parameters", f"{found.parameters:,}"),
-        ("images/s", f"{rate(found.images_per_second)} ({rate(found.network_images_per_second)} the network alone)"),
-        ("on", f"{found.device}, {found.precision}"),
+        ("images/s", f"{rate(found.images_per_second)} (network alone: {rate(found.network_images_per_second)})"),
+        ("device", f"{found.device}, {found.precision}"),
     ]
     table = Table(show_header=False, box=None)
     for name, value in rows:
         table.add_row(name, escape(str(value)))
     console.print(table)
     if classes > 0:
-        table = Table(title="The hardest classes" if len(found.per_class) > classes else "Classes")
-        for title in ("class", "images", "recall", "precision", "most often taken for"):
+        table = Table(title="Classes with the lowest recall" if len(found.per_class) > classes else "Classes")
+        for title in ("class", "images", "recall", "precision", "most often confused with"):
             table.add_column(title, justify="right" if title in ("images", "recall", "precision") else "left")
         for one in found.per_class[:classes]:
             taken = shortened(one.taken_for, 40) if one.taken_for is not None else ""
@@ -255,6 +303,6 @@ def show(found: Evaluation, console: Console, classes: int = SHOWN_CLASSES) -> N
     if found.note:
         console.print(escape(found.note), highlight=False)
     for name, reason in found.broken[:20]:
-        console.print(escape(f"could not be read: {name}: {reason}"), highlight=False)
+        console.print(escape(f"unreadable: {name}: {reason}"), highlight=False)
     if len(found.broken) > 20:
-        console.print(f"... and {len(found.broken) - 20} more could not be read")
+        console.print(f"... and {len(found.broken) - 20} more unreadable images")

@@ -1,4 +1,4 @@
-"""`lambdanets predict`: what is in these images."""
+"""Prediction of the classes of images with trained weights."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -23,13 +23,20 @@ from lambdanets.runs import LOG, RUN_WEIGHTS
 from lambdanets.train.inference.command import STDIN
 from lambdanets.train.inference.trained import Trained
 
-MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"GIF87a", b"GIF89a")  # how JPEG, PNG, WebP and GIF begin
-NOT_FINITE = "the scores are not finite (NaN): the weights are damaged, or --precision is too small for them"
+MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"RIFF", b"GIF87a", b"GIF89a")  # first bytes of JPEG, PNG, WebP and GIF
+NOT_FINITE = "the scores are not finite (NaN): the weights are damaged, or --precision is too low for them"
 
 
 @dataclass(frozen=True)
 class Given:
-    """One image to look at: a file, or bytes that came through a pipe; or why there is none."""
+    """An input image: a file, bytes from stdin, or the reason why there is none.
+
+    Attributes:
+        name: name in the output.
+        path: path of the file.
+        data: bytes of an encoded image, instead of a path.
+        error: reason why there is no image.
+    """
 
     name: str
     path: str = ""
@@ -39,7 +46,13 @@ class Given:
 
 @dataclass(frozen=True)
 class Prediction:
-    """The likeliest classes with their probabilities; or an error."""
+    """Result of `predict` for one image.
+
+    Attributes:
+        image: name of the image.
+        classes: (class name, probability) of the most likely classes, most likely first.
+        error: reason why the image could not be read or scored; empty on success.
+    """
 
     image: str
     classes: tuple[tuple[str, float], ...] = ()
@@ -52,7 +65,7 @@ class Prediction:
 
 
 class GivenImages:
-    """Images from the command line as a `Source` without labels."""
+    """A `Source` of input images without labels."""
 
     def __init__(self, given: list[Given], class_names: tuple[str, ...] = ()) -> None:
         self.given, self.class_names = given, class_names
@@ -82,8 +95,19 @@ def names_images(word: str) -> bool:
 
 
 def gather(words: Iterable[str], stdin: BinaryIO | None = None, notes: list[str] | None = None) -> list[Given]:
-    """Files as they are, folders as the images below them, "-" as what comes through stdin: one image, or a list of
-    files and folders, one a line. Sentences on files that are left out are added to `notes`."""
+    """Collect input images from files, folders and stdin.
+
+    Args:
+        words: files; folders, whose images are found recursively; or "-" for stdin.
+        stdin: binary stream for "-": one image, or a list of files and folders, one per line.
+        notes: list to which sentences about files that were left out are appended.
+
+    Example:
+
+        from lambdanets.train.inference.predict import gather
+
+        given = gather(["cat.jpg", "photos/"])
+    """
     found: list[Given] = []
     for word in words:
         if word == STDIN:
@@ -105,7 +129,9 @@ def from_stdin(stdin: BinaryIO | None, notes: list[str] | None = None) -> list[G
     data = b"" if stdin is None else stdin.read(LIMITS.bytes + 1)
     if len(data) > LIMITS.bytes:
         return [Given("stdin", error=f"more than {LIMITS.bytes:,} bytes")]
-    if data.startswith(MAGIC) or (data.startswith(b"BM") and b"\0" in data[:64]):  # BMP: a name may begin so, too
+    if data.startswith(MAGIC) or (
+        data.startswith(b"BM") and b"\0" in data[:64]
+    ):  # BMP: a file name may start with BM, too
         return [Given("stdin", data=data)]
     if b"\0" in data[:1024]:
         return [Given("stdin", error="neither an image (JPEG, PNG, WebP, GIF, BMP) nor a list of files")]
@@ -114,7 +140,22 @@ def from_stdin(stdin: BinaryIO | None, notes: list[str] | None = None) -> list[G
 
 
 def predict(trained: Trained, given: list[Given], top: int = 5) -> Iterator[Prediction]:
-    """In the order given, batch by batch. What cannot be read has an error instead of classes."""
+    """Predict the most likely classes of images, in the given order. Unreadable images have an error instead of
+    classes.
+
+    Args:
+        trained: the network, from `open_trained`.
+        given: the images, from `gather`.
+        top: number of classes per image.
+
+    Example:
+
+        from lambdanets.train.inference.predict import gather, predict
+        from lambdanets.train.inference.trained import open_trained
+
+        for prediction in predict(open_trained("runs/pets"), gather(["photos/"]), top=3):
+            print(prediction.image, prediction.classes or prediction.error)
+    """
     if not given:
         return
     using, names = trained.using, trained.class_names

@@ -1,4 +1,4 @@
-"""A trained network, wherever it is: what `evaluate` and `predict` share."""
+"""Loading of trained networks for `evaluate` and `predict`."""
 
 import time
 from collections.abc import Iterator
@@ -38,7 +38,14 @@ from lambdanets.train.precision import autocast
 
 @dataclass(frozen=True)
 class Trained:
-    """A network in eval mode on its device, with what its weights say about themselves."""
+    """A network in eval mode on its device, with the metadata of its weights. `open_trained` returns it.
+
+    Attributes:
+        network: the network.
+        card: metadata of the weights: preprocessing, class names, metrics.
+        using: how the network runs.
+        device: device of the network.
+    """
 
     network: Network
     card: Card
@@ -55,24 +62,37 @@ class Trained:
 
     @torch.inference_mode()
     def answers(self, loader: Loader) -> Iterator[tuple[Batch, Tensor, float]]:
-        """Batches, their scores [B, C] in float32 on the CPU, and the seconds that the network took."""
+        """Yield batches, their logits [B, C] in float32 on the CPU, and the seconds that the network took."""
         dtype = torch.float64 if self.using.precision == "float64" else torch.float32
         for batch in loader.epoch(0):
-            if not len(batch):  # none of its images could be read
+            if not len(batch):  # all of its images are unreadable
                 yield batch, torch.empty(0, self.network.num_classes), 0.0
                 continue
             start = time.perf_counter()
             images = normalize(batch.images.to(self.device, non_blocking=True), self.card.preprocessing, dtype)
             with autocast(self.using.precision, self.device):
                 logits = self.network(images.contiguous(memory_format=torch.channels_last))
-            scores = logits.float().cpu()  # waits for the device
+            scores = logits.float().cpu()  # synchronises with the device
             yield batch, scores, time.perf_counter() - start
 
 
 def open_trained(what: str, using: Using | None = None) -> Trained:
-    """The network of a run folder, a safetensors file, a model folder, a hub id, or a name with `pretrained` weights.
+    """Load a trained network.
 
-    A ValueError or OSError says what is missing and what to do.
+    Args:
+        what: folder of a run, .safetensors file, folder that `save_pretrained` wrote, id on the Hugging Face hub, or
+            name of a network with `using.pretrained` weights.
+        using: which weights, and how the network runs; by default averaged weights in float32.
+
+    Returns a `Trained`. Raises ValueError or OSError if there are no usable weights.
+
+    Example:
+
+        from lambdanets.train.inference.command import Using
+        from lambdanets.train.inference.trained import open_trained
+
+        trained = open_trained("runs/pets", Using(weights="best", device="cpu"))
+        print(trained.class_names, trained.card.preprocessing.size)
     """
     using = using or Using()
     device = chosen_device(using.device)
@@ -89,25 +109,26 @@ def open_trained(what: str, using: Using | None = None) -> Trained:
 
 
 def find_network(what: str, using: Using) -> Network:
-    """The network that `open_trained` is asked for, on the CPU."""
+    """Load the network of `open_trained` on the CPU."""
     path = Path(what).expanduser()
     if what in ROWS and not path.exists():
         return named_network(what, using)
     if using.pretrained or using.options:
-        raise ValueError(f"--pretrained and --options are for the name of a network, and {what!r} is none")
+        raise ValueError(f"--pretrained and --options need the name of a network, got {what!r}")
     if path.is_dir():
         return from_pretrained(weights_in(path, using.weights))
     if path.is_file():
         if path.suffix != ".safetensors":
             raise ValueError(
-                f"{what} is no .safetensors file: `lambdanets convert` makes one, or name the network and pass "
-                f"--pretrained {what}"
+                f"{what} is not a .safetensors file: convert it with `lambdanets convert`, or pass the name of the "
+                f"network and --pretrained {what}"
             )
         return from_pretrained(path)
     if may_be_on_hub(what):
         return from_pretrained(what)
     raise FileNotFoundError(
-        f"{what} is no run folder, .safetensors file or model folder, nor a network's name (`lambdanets models`)"
+        f"{what} is not the folder of a run, a .safetensors file, a model folder or the name of a network (`lambdanets "
+        "models` lists them)"
     )
 
 
@@ -127,7 +148,7 @@ def named_network(name: str, using: Using) -> Network:
     if packaged is not None and not using.options:
         return from_pretrained(packaged)
     if using.pretrained is None:
-        raise ValueError(f"{name} has no weights of its own: --pretrained WEIGHTS (a file, a folder, or a hub id)")
+        raise ValueError(f"{name} needs weights: pass --pretrained WEIGHTS (a file, a folder or an id on the hub)")
     source = locate(packaged or using.pretrained, WEIGHTS)
     arguments: dict[str, Any] = dict(parse_option(word) for word in using.options)
     head = FAMILIES[type(ROWS[name])].classifier_name
@@ -136,23 +157,23 @@ def named_network(name: str, using: Using) -> Network:
         arguments.setdefault("num_classes", len(bias))
     try:
         configure(name, **arguments)
-    except TypeError as error:  # an argument that it does not have
+    except TypeError as error:  # unknown argument
         raise ValueError(f"--options: {error}") from error
     network = create_model(name, source, **arguments)
-    with suppress(ValueError):  # weights of others say nothing about themselves
+    with suppress(ValueError):  # weights from other libraries have no card
         network.card = read_card(using.pretrained)
     return network
 
 
 def weights_in(folder: Path, weights: str) -> Path:
-    """The file of a run, or the folder itself if save_pretrained wrote it."""
+    """Return the weight file of a run, or the folder itself if `save_pretrained` wrote it."""
     wanted = folder / RUN_WEIGHTS[weights]
     if wanted.is_file():
         return wanted
     if (folder / WEIGHTS).is_file():
         if weights != "ema":
             raise FileNotFoundError(
-                f"{folder} is a model folder with one kind of weights: --weights {weights} is for runs"
+                f"{folder} is a model folder with one set of weights; --weights {weights} needs the folder of a run"
             )
         return folder
     there = [name for name, file in RUN_WEIGHTS.items() if (folder / file).is_file()]
@@ -161,7 +182,7 @@ def weights_in(folder: Path, weights: str) -> Path:
     if (folder / LOG).is_file():
         raise FileNotFoundError(
             f"{folder} has no weights yet: they are written after each evaluation (--evaluate-every) and at the end; "
-            f"`lambdanets train resume {folder}` goes on with the run"
+            f"`lambdanets train resume {folder}` resumes the run"
         )
     described = (folder / CONFIG).is_file() and KEY in read_object(folder / CONFIG)
     missing = WEIGHTS if described else f"{wanted.name} (a run) or {WEIGHTS} (a model folder)"
