@@ -98,7 +98,7 @@ def test_broken_images_are_named_and_do_not_count(tmp_path: Path, capsys):
     assert found["examples"] == 18
     assert sorted(name for name, _ in found["broken"]) == ["ant/0.png", "ant/1.png", "fox/2.png"]
     assert main(["evaluate", str(path), str(tmp_path / "images"), "--device", "cpu"]) == 0
-    assert capsys.readouterr().out.count("could not be read") == 3
+    assert capsys.readouterr().out.count("unreadable: ") == 3
 
 
 def test_nothing_can_be_read(tmp_path: Path, capsys):
@@ -137,7 +137,7 @@ def test_matching():
     ("arguments", "words"),
     [
         (["nowhere", "mnist"], ["nowhere is not the folder of a run", "lambdanets models"]),
-        (["resnet26", "mnist"], ["resnet26 has no weights", "--pretrained"]),
+        (["resnet26", "mnist"], ["resnet26 needs weights", "--pretrained"]),
         (["{tmp}/w.safetensors"], ["no images given", "DATA"]),
         (["{tmp}/w.safetensors", "{tmp}/missing"], ["missing"]),
         (["{tmp}/w.safetensors", "mnist", "--split", "held_out"], ["held_out", "remove DATA"]),

@@ -419,7 +419,7 @@ def test_classes_of_the_validation_images_that_differ_are_named(tmp_path, classe
     other = folder_of_images(tmp_path / "other", classes=classes) / "val"
     if renamed:
         (other / "class0").rename(other / renamed)
-    with pytest.raises(ValueError, match=f"the classes of .*other/val are not those of .*images: {words}"):
+    with pytest.raises(ValueError, match=f"the classes of .*other/val and .*images differ: {words}"):
         Classify(
             image_config(images, tmp_path / "run", data=DataConfig(path=str(images), validation=str(other), workers=0))
         )

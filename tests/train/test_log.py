@@ -112,7 +112,7 @@ def test_a_run_goes_on_when_the_disk_is_full_and_ends_with_the_same_weights(tmp_
     assert [record["step"] for record in log.steps] == [5, 10, 24]
     assert log.end["reason"] == "finished"
     text = console.file.getvalue()
-    assert text.count(f"{full / 'log.jsonl'} cannot be written") == 1
+    assert text.count(f"cannot write {full / 'log.jsonl'}") == 1
     assert "could not write a checkpoint at step 11" in text
 
 
