@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from summary import when
+from summary import left_out, when
 
 Row = dict[str, Any]
 
@@ -106,13 +106,14 @@ def kernels(result: Row, where: str) -> str:
         inference, training = (
             [row for row in rows if (row["shape"], row["mode"]) == (shape, mode)] for mode in ("inference", "training")
         )
-        if inference:  # a mode is missing where its check failed
+        if inference:
             parts.append(f"\n{shape}, inference, folded: {sentence(inference, peaks)}.\n")
         if training:
             parts.append(f"\n{shape}, training:\n\n")
             table = [list(TITLES), ["---", *["---:"] * (len(TITLES) - 1)], *lines(training, peaks)]
             parts += [f"| {' | '.join(cells)} |\n" for cells in table]
-    return "".join(parts)
+    missing = left_out(result)
+    return "".join([*parts, *(["\n"] if missing else []), *missing])
 
 
 def loader(result: Row, where: str) -> str:
@@ -124,10 +125,10 @@ def loader(result: Row, where: str) -> str:
         f"each applied with probability {probability:g}."
     ]
     lines.append("\n\n| loader | images/s per core |\n| --- | ---: |\n")
-    single = [
-        row for row in result["rows"] if row["per_core"] is not None
-    ]  # rows with several processes have wall-clock times
-    return "".join([*lines, *(f"| {row['name']} | {row['per_core']:,.0f} |\n" for row in single)])
+    for row in result["rows"]:
+        rate = "several processes" if row["per_core"] is None else f"{row['per_core']:,.0f}"
+        lines.append(f"| {row['name']} | {rate} |\n")
+    return "".join(lines)
 
 
 def pseudo(result: Row, where: str) -> str:
