@@ -27,8 +27,7 @@ SIDE = 192  # pixels of a generated image
 SEEN = 64  # pixels of a side of the input
 COUNTS = {"train": 300, "val": 60}  # images of each class
 SEED = 7
-EXAMPLES = ((4, 3), (3, 0), (2, 2))  # label and number of validation images
-REPORT_HEIGHT = 1000  # pixels of the screenshot
+EXAMPLES = ((4, 7), (3, 8), (1, 4))  # label and number of validation images
 OPTIONS = ("stem=strided", "widths=(16,32,64,128)", "depths=(1,1,1,1)")
 
 
@@ -187,7 +186,7 @@ def save(figure: "Figure", path: Path) -> None:
 
 
 def report(run: Path, path: Path) -> None:
-    """Write the report of the run and a screenshot of its upper part."""
+    """Write the report of the run and a screenshot of its header, first charts and confusion matrix."""
     from playwright.sync_api import sync_playwright
 
     from lambdanets.report.page import write_report
@@ -195,14 +194,20 @@ def report(run: Path, path: Path) -> None:
     page_path = write_report(run, pictures=12)
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1000, "height": REPORT_HEIGHT}, color_scheme="light")
+        page = browser.new_page(viewport={"width": 1000, "height": 4000}, color_scheme="light")
         page.goto(page_path.resolve().as_uri())
-        chart = page.locator(".charts svg").first.bounding_box()
+        chart, matrix = (page.locator(name).first.bounding_box() for name in (".chart", "#confusion"))
         assert chart is not None
-        page.mouse.move(chart["x"] + 0.6 * chart["width"], chart["y"] + 0.5 * chart["height"])  # shows the values
-        file = io.BytesIO(page.screenshot())
+        assert matrix is not None
+        page.mouse.move(chart["x"] + 0.68 * chart["width"], chart["y"] + 0.7 * chart["height"])  # shows the values
+        whole = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
         browser.close()
-    Image.open(file).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
+    parts = [(0, chart["y"] + chart["height"] + 10), (matrix["y"] - 8, matrix["y"] + matrix["height"] + 20)]
+    images = [whole.crop((0, round(top), whole.width, round(bottom))) for top, bottom in parts]
+    joined = Image.new("RGB", (whole.width, sum(image.height for image in images)))
+    joined.paste(images[0])
+    joined.paste(images[1], (0, images[0].height))
+    joined.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def main() -> None:

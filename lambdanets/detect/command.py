@@ -315,11 +315,12 @@ class PredictObjects:
         given = gather(words, getattr(sys.stdin, "buffer", None))
         if not given:
             raise ValueError("there are no images: stdin was empty")
-        failed = 0
+        failed, empty = 0, []
         for one in predict(
             trained, given, self.output, least_score=self.score, size=self.using.size, draw_pictures=self.draw
         ):
             failed += "error" in one
+            empty += [one["highest_score"]] if "highest_score" in one else []
             if self.json:
                 print(json.dumps(one), flush=True)
             elif "error" in one:
@@ -328,7 +329,18 @@ class PredictObjects:
                 shown = ", ".join(f"{found['class']} {found['score']:.0%}" for found in one["objects"][:MOST_SHOWN])
                 print(f"{one['image']}: {shown or 'nothing'}")
         print(f"written to {self.output}", file=sys.stderr)
+        if empty:
+            print(nothing_found(self.score, empty), file=sys.stderr)
         return 1 if failed else 0
+
+
+def nothing_found(score: float, highest: Sequence[float]) -> str:
+    """Return a sentence for images without an object of this score; `highest` are their highest scores."""
+    best = max(highest)
+    lower = math.floor(100 * best) / 100
+    hint = f"--score {lower:g} shows more" if lower > 0 else "train longer"
+    images = "1 image has" if len(highest) == 1 else f"{len(highest)} images have"
+    return f"{images} no object with a score of {score:g} or more; the highest score there is {best:.3f}: {hint}"
 
 
 @dataclass(frozen=True)

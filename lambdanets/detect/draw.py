@@ -1,4 +1,4 @@
-"""Boxes, outlines and names onto a picture."""
+"""Draws boxes, masks and names onto an image."""
 
 import colorsys
 from collections.abc import Sequence
@@ -11,14 +11,17 @@ from lambdanets.detect import rle
 from lambdanets.detect.results import Detection
 from lambdanets.detect.scenes import Picture
 
-GOLDEN = 0.618034  # turns of the colour wheel between two classes: neighbours never look alike
+GOLDEN = 0.618034  # fraction of the colour wheel between two classes, so that neighbours look different
 OPACITY = 0.4
 LONGEST_NAME = 30
-MOST_NAMED = 40  # objects of a picture
+MOST_NAMED = 40  # with more objects, names are left out
+LEAST_SIDE = 480  # pixels of the longer side that leave room for names
+LINES, LETTERS = 200, 36  # the longer side divided by these is the width of a line and the size of a letter
+EDGE = (0, 0, 0)  # around lines, which makes them visible on any background
 
 
 def colour_of(label: int) -> tuple[int, int, int]:
-    """The same for a class in every picture."""
+    """Return the colour of a class, the same in all images."""
     red, green, blue = colorsys.hsv_to_rgb(label * GOLDEN % 1.0, 0.85, 1.0)
     return round(255 * red), round(255 * green), round(255 * blue)
 
@@ -31,9 +34,14 @@ def draw(
     scores: bool = True,
     side: int | None = None,
 ) -> Image.Image:
-    """A copy of the picture with what was found; the surest lies on top. Many objects go without their names.
+    """Return a copy of an image with detections drawn on it, those with the highest scores on top.
 
-    `side`: the longer side of the copy, the picture's own without it.
+    Args:
+        image: any PIL image; it is converted to RGB.
+        found: the detections. Names are left out if there are more than 40.
+        names: names of the classes; label 1 is the first.
+        scores: whether scores are written behind the names.
+        side: pixels of the longer side of the copy, by default those of the image.
     """
     pixels = np.array(image.convert("RGB"))
     ordered = sorted(found, key=lambda one: one.score)
@@ -50,29 +58,37 @@ def draw(
         drawn = drawn.resize(size, Image.Resampling.LANCZOS if zoom < 1 else Image.Resampling.NEAREST)
     pen = ImageDraw.Draw(drawn)
     longest = max(drawn.size)
-    line, font = max(1, longest // 400), ImageFont.load_default(max(9, longest // 45))
+    line, font = max(2, longest // LINES), ImageFont.load_default(max(12, longest // LETTERS))
     for one in ordered:
         left, top, right, bottom = (zoom * v for v in one.box)
         outline = (left, top, max(left, right - 1), max(top, bottom - 1))
+        pen.rectangle(outline, outline=EDGE, width=line + 1)
         pen.rectangle(outline, outline=colour_of(one.label), width=line)
         if len(found) <= MOST_NAMED:
             name_it(pen, font, one, (left, top), names, scores)
     return drawn
 
 
+def drawn_side(image: Image.Image) -> int:
+    """Return the longer side of an image, enlarged by a whole factor if it is too small for names."""
+    longest = max(image.size)
+    return longest * max(1, -(-LEAST_SIDE // longest))
+
+
 def name_it(pen: Any, font: Any, one: Detection, at: tuple[float, float], names: Sequence[str], score: bool) -> None:
-    """Above the box, or inside where there is no room."""
+    """Write the name of an object above its box, or inside the box if there is no room above."""
     name = names[one.label - 1]
     text = name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
     text += f" {one.score:.0%}" if score else ""
     left, top, right, bottom = pen.textbbox((0, 0), text, font=font)
-    x, y = at[0], max(0.0, at[1] - bottom - 1)
+    x = round(max(0.0, min(at[0], pen.im.size[0] - right - 2)))
+    y = round(max(0.0, at[1] - bottom - 1))
     pen.rectangle((x + left - 1, y + top - 1, x + right + 1, y + bottom + 1), fill=colour_of(one.label))
     pen.text((x, y), text, fill=(0, 0, 0), font=font)
 
 
 def true_objects(picture: Picture, masks: bool) -> list[Detection]:
-    """What the annotations say is there, as something to draw."""
+    """Return the annotated objects as detections, for drawing."""
     found = []
     for box_4, label, segment in zip(picture.boxes_N4, picture.labels_N, picture.segments, strict=True):
         left, top, right, bottom = box_4.tolist()

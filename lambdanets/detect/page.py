@@ -1,4 +1,4 @@
-"""The report of a detection run: one HTML file with everything inside, no scripts, every name escaped."""
+"""The report of a detection run: one self-contained HTML file without scripts, with every name escaped."""
 
 import io
 import math
@@ -38,7 +38,7 @@ ROWS = ("ap", "ap50", "ap75", "small", "medium", "large", "recall")
 
 @dataclass(frozen=True, eq=False)
 class Shown:
-    """A picture on the page."""
+    """An image on the page."""
 
     picture: Picture
     found: tuple[Detection, ...]
@@ -47,11 +47,16 @@ class Shown:
 
 
 def write_report(folder: Path, pictures: int = 12) -> Path:
-    """Writes `folder`/report.html and returns its path."""
+    """Write `folder`/report.html and return its path.
+
+    Args:
+        folder: the folder of a run of `lambdanets detect train`, finished or not.
+        pictures: maximum number of the best and of the worst images.
+    """
     if pictures < 0:
-        raise ValueError(f"--pictures {pictures}: 0 or more")
+        raise ValueError(f"--pictures {pictures} is negative: use 0 or more")
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is not a folder: give the one that `lambdanets detect train` wrote")
+        raise FileNotFoundError(f"{folder} is not a folder: pass a folder that `lambdanets detect train` wrote")
     try:
         stored = read_stored(folder)
     except (OSError, ValueError):
@@ -84,6 +89,7 @@ def write_report(folder: Path, pictures: int = 12) -> Path:
 
 
 def percent(value: Any) -> str:
+    """Return "41.2" for 0.412, and "-" for anything that is not a finite number."""
     found = number(value)
     return "-" if found is None else f"{100 * found:.1f}"
 
@@ -104,30 +110,32 @@ def tiles(run: ReportedRun) -> list[tuple[str, str]]:
 
 
 def table(run: ReportedRun) -> list[tuple[str, list[str]]]:
-    """AP of the last evaluation, a row for boxes and one for masks."""
+    """Return AP of the last evaluation, one row for boxes and one for masks."""
     kinds = [kind for kind in ("box", "mask") if number(run.final.get(f"{kind}_ap")) is not None]
     return [(kind, [percent(run.final.get(f"{kind}_{name}")) for name in ROWS]) for kind in kinds]
 
 
 def charts(log: Log) -> list[dict[str, Any]]:
-    """AP over the evaluations, and what training says about itself."""
+    """Return the charts of AP, losses, learning rate and speed."""
     marks = [step for step, _ in log.curve("step", (*log.skipped, *log.resumed))]
     found = []
     for kind in ("box", "mask"):
         for said, records in groups(log.evaluations)[:1]:
             names = ("ap", "ap50", "small", "large")
-            lines = [Series(log.curve(f"{kind}_{n}", records), i, "o-") for i, n in enumerate(names, 1)]
+            lines = [Series(log.curve(f"{kind}_{n}", records), i, "o-", shown_name(n)) for i, n in enumerate(names, 1)]
             svg = curves(lines, label=f"{kind} AP", marks=marks, percent=True)
             if svg is not None:
-                keys = [(n.upper() if n != "small" and n != "large" else n, i) for i, n in enumerate(names, 1)]
+                keys = [(shown_name(n), i) for i, n in enumerate(names, 1)]
                 found.append({"title": f"{kind} AP, {said}", "svg": svg, "legend": keys})
     losses = [f"loss_{name}" for name in ("classifier", "box_reg", "mask", "objectness")]
-    drawn = [(name, log.curve(name)) for name in losses]
-    lines = [Series(points, i) for i, (_, points) in enumerate(drawn, 1)]
-    keys = [(name.removeprefix("loss_").replace("_", " "), i) for i, (name, points) in enumerate(drawn, 1) if points]
+    lines = [
+        Series(log.curve(name), i, name=name.removeprefix("loss_").replace("_", " "))
+        for i, name in enumerate(losses, 1)
+    ]
+    keys = [(line.name, line.colour) for line in lines if line.points]
     for title, series, legend, options in (
-        ("loss", [Series(log.curve("loss"), 1)], [], {"log": True}),
-        ("parts of the loss", lines, keys, {"log": True}),
+        ("training loss", [Series(log.curve("loss"), 1)], [], {"log": True}),
+        ("parts of the training loss", lines, keys, {"log": True}),
         ("learning rate", [Series(log.curve("lr"), 1)], [], {"from_zero": True}),
         ("pictures per second", [Series(log.curve("examples_per_second"), 1)], [], {"from_zero": True}),
     ):
@@ -137,20 +145,25 @@ def charts(log: Log) -> list[dict[str, Any]]:
     return found
 
 
+def shown_name(name: str) -> str:
+    """Return the name of a metric in a legend."""
+    return name.upper() if name.startswith("ap") else name
+
+
 # Pictures -------------------------------------------------------------------------------------------------------------
 
 
 def looked_at(folder: Path, config: DetectConfig, pictures: int) -> tuple[list[Any], list[Any], str]:
-    """The best and the worst pictures, the classes, and why there are none."""
+    """Return the worst and the best images, the classes, and a sentence if there are none."""
     path = folder / DETECTIONS
     if not path.is_file():
-        return [], [], "The run has no detections yet: they are written when it ends."
+        return [], [], "This run has no detections yet. They are written when training ends."
     try:
         results = read_results(path)
         data, indices, _ = evaluated_set(config)
         check_sizes(path, results, data.scenes.pictures)
     except (ValueError, OSError) as error:
-        return [], [], f"No pictures: {error}"
+        return [], [], f"The images cannot be shown: {error}"
     found = by_picture(results, data.scenes.categories)
     done = []
     for index in np.asarray(indices).tolist():
@@ -159,19 +172,22 @@ def looked_at(folder: Path, config: DetectConfig, pictures: int) -> tuple[list[A
         done.append(Shown(picture, answers, quality(picture, answers), index))
     ordered = sorted((one for one in done if len(one.picture.labels_N)), key=lambda one: one.quality.f1)
     worst, best = ordered[:pictures], ordered[::-1][: min(pictures, max(0, len(ordered) - pictures))]
-    parts = [("The worst", worst), ("The best", best)]
+    parts = [("Worst images", worst), ("Best images", best)]
     shown = [(title, [entry(one, data) for one in chosen]) for title, chosen in parts if chosen]
     return shown, classes_of(data, indices, results, config), ""
 
 
 def entry(one: Shown, data: DetectionSet) -> dict[str, Any]:
-    """What is there beside what was found."""
+    """Return an image twice, with the annotated objects and with the detections."""
     q, names = one.quality, data.class_names
     said = f"{q.right} found, {q.missed} missed, {q.wrong} wrong"
+    highest = max((found.score for found in one.found), default=0.0)
+    if highest < SHOWN_SCORE:
+        said += f"; the highest score is {highest:.2f}"
     try:
         read = data.read(one.index)
         image = Image.fromarray(read) if isinstance(read, np.ndarray) else decode(read, exif_orientation=False)
-    except (ValueError, OSError) as error:  # it may have gone since
+    except (ValueError, OSError) as error:  # it may have been deleted since
         return {"name": one.picture.name, "said": said, "pictures": [], "why_not": str(error)}
     truth = true_objects(one.picture, data.scenes.masks)
     sure = [found for found in one.found if found.score >= SHOWN_SCORE]

@@ -8,7 +8,7 @@ from typing import Any
 
 from lambdanets.data.decode import BrokenImageError
 from lambdanets.data.source import read_file
-from lambdanets.detect.draw import draw
+from lambdanets.detect.draw import draw, drawn_side
 from lambdanets.detect.use import Trained
 from lambdanets.train.inference.predict import Given
 
@@ -26,8 +26,9 @@ def predict(
 ) -> Iterator[dict[str, Any]]:
     """Yield a record for each image and write it to `output`/detections.jsonl.
 
-    A record is {"image", "width", "height", "objects", "drawn"} or {"image", "error"}. Drawings never overwrite an
-    input image, even if it is in `output`.
+    A record is {"image", "width", "height", "objects", "drawn"} or {"image", "error"}. If there are no objects,
+    "highest_score" is the highest score below the threshold. Drawings never overwrite an input image, even if it is in
+    `output`. Drawings of images with less than 480 pixels are enlarged.
     """
     output.mkdir(parents=True, exist_ok=True)
     names = trained.class_names
@@ -44,6 +45,7 @@ def predict(
             except (BrokenImageError, OSError) as error:
                 record["error"] = error.strerror or str(error) if isinstance(error, OSError) else str(error)
             else:
+                highest = max((detection.score for detection in found), default=0.0)
                 found = [detection for detection in found if detection.score >= least_score]
                 record |= {"width": image.width, "height": image.height}
                 record["objects"] = [
@@ -51,9 +53,11 @@ def predict(
                     | ({} if f.mask is None else {"mask": f.mask})
                     for f in found
                 ]
+                if not found:
+                    record["highest_score"] = round(highest, 6)
                 if draw_pictures:
                     name = free_name(one.name, taken)
-                    draw(image, found, names).save(output / name, quality=92)
+                    draw(image, found, names, side=drawn_side(image)).save(output / name, quality=92)
                     record["drawn"] = name
             lines.write(json.dumps(record) + "\n")
             lines.flush()

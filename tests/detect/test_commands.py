@@ -1,6 +1,7 @@
 """`lambdanets detect`: what people type."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from PIL import Image
 
 from lambdanets.cli import main
+from lambdanets.detect.command import nothing_found
 from lambdanets.detect.config import Heads, Jitter
 from lambdanets.detect.network import make_backbone
 from lambdanets.detect.rle import encode
@@ -158,11 +160,42 @@ def test_predict_draws_and_writes(run, tmp_path, capsys):
     assert [line["image"].rpartition("/")[2] for line in lines] == ["0.png", "1.png", "bad.jpg"]
     assert "error" in lines[2]
     assert lines[0]["objects"][0].keys() == {"class", "score", "box", "mask"}
-    for line, size in zip(lines, [(90, 70), (120, 70)], strict=False):
+    for line, size in zip(lines, [(540, 420), (480, 280)], strict=False):  # small images are enlarged
         drawn = Image.open(tmp_path / "out" / line["drawn"])
         assert drawn.size == size
         assert len(drawn.getcolors(100_000)) > 10
-    assert "bad.jpg" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "bad.jpg" in said
+    assert "--score" not in said
+
+
+def test_a_hint_if_nothing_is_found(run, tmp_path, capsys):
+    Image.new("RGB", (90, 70), (30, 160, 90)).save(tmp_path / "a.png")
+    words = [
+        "detect",
+        "predict",
+        str(run),
+        str(tmp_path / "a.png"),
+        "--output",
+        str(tmp_path / "out"),
+        "--device",
+        "cpu",
+    ]
+    assert main([*words, "--score", "1"]) == 0
+    said = capsys.readouterr().err
+    found = re.search(r"1 image has no object with a score of 1 or more; .* is (0\.\d+): --score (0\.\d+) shows", said)
+    assert found, said
+    (line,) = map(json.loads, (tmp_path / "out" / "detections.jsonl").read_text().splitlines())
+    assert line["objects"] == []
+    assert line["highest_score"] == pytest.approx(float(found[1]), abs=6e-4)
+    assert main([*words, "--score", found[2]]) == 0
+    assert "--score" not in capsys.readouterr().err
+    (line,) = map(json.loads, (tmp_path / "out" / "detections.jsonl").read_text().splitlines())
+    assert line["objects"]
+    assert "highest_score" not in line
+    assert nothing_found(0.5, [0.004, 0.0]).endswith(
+        "2 images have no object with a score of 0.5 or more; the highest score there is 0.004: train longer"
+    )
 
 
 def test_check_names_bad_entries(tmp_path, capsys):
@@ -199,7 +232,7 @@ def test_a_picture_of_a_telephone_is_looked_at_upright(run, tmp_path):
     image.save(tmp_path / "a.jpg", exif=exif)
     words = ["detect", "predict", str(run), str(tmp_path / "a.jpg"), "--output", str(tmp_path / "out")]
     assert main([*words, "--device", "cpu"]) == 0
-    assert Image.open(tmp_path / "out" / "a.jpg").size == (60, 90)
+    assert Image.open(tmp_path / "out" / "a.jpg").size == (360, 540)  # upright, and enlarged
 
 
 @pytest.mark.parametrize(
