@@ -22,7 +22,7 @@ def small() -> TrainConfig:
     return replace(config, model=model, epochs=0.1, batch_size=64, log_every=2, device="cpu")
 
 
-@pytest.mark.filterwarnings("error:.*changes nothing")
+@pytest.mark.filterwarnings("error:.*has no effect")
 def test_it_trains_compares_predicts_and_reports(tmp_path: Path, small: TrainConfig):
     file = io.StringIO()
     assert demo.run(tmp_path / "demo", small, Console(file=file, width=160)) == 0

@@ -1,4 +1,4 @@
-"""Networks as data: rows of the paper, built by one small class per family."""
+"""Networks: named configurations, one class per family, and their weights."""
 
 from lambdanets.data.preprocessing import Preprocessing
 from lambdanets.models.attention_network import AttentionNetwork

@@ -1,4 +1,4 @@
-"""The self-attention networks of Zhao et al. 2020 (SAN): no convolution is larger than 1x1."""
+"""The self-attention networks of Zhao et al. 2020 (SAN), without convolutions larger than 1x1."""
 
 from collections.abc import Callable, Iterable
 
@@ -13,7 +13,7 @@ STAGES = 5
 
 
 class AttentionBlock(nn.Module):
-    """x + conv(relu(norm(spatial(relu(norm(x)))))): `spatial` goes to a quarter of the width, the 1x1 back."""
+    """A residual block, x + conv(relu(norm(spatial(relu(norm(x)))))), with a quarter of the width after `spatial`."""
 
     def __init__(self, width: int, spatial: nn.Module, drop_path: float) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class AttentionBlock(nn.Module):
 
 
 class AttentionStage(nn.Module):
-    """2x2 max pooling, a 1x1 convolution to the width of the stage, its blocks, norm and ReLU."""
+    """A stage: 2x2 max pooling, a 1x1 convolution to the stage's width, residual blocks, batch norm and ReLU."""
 
     def __init__(self, channels: int, width: int, blocks: list[nn.Module]) -> None:
         super().__init__()
@@ -47,7 +47,21 @@ class AttentionStage(nn.Module):
 
 
 class AttentionNetwork(Network):
-    """A network of `AttentionNetworkConfig`; its five stages end where the map has lost 1 to 5 halvings."""
+    """A self-attention network. Its five stages halve the resolution, so the last reduction is 32.
+
+    Args:
+        config: the configuration; `create_model` makes it from a name.
+
+    Shape:
+        input: [B, in_chans, height, width]
+        output: [B, num_classes]
+
+    >>> import torch
+    >>> from lambdanets.models import AttentionNetwork, AttentionNetworkConfig
+    >>> network = AttentionNetwork(AttentionNetworkConfig(depths=(1, 1, 1, 1, 1), num_classes=10))
+    >>> network(torch.randn(2, 3, 64, 64)).shape
+    torch.Size([2, 10])
+    """
 
     depth_patterns = (r"^(?:conv_in|bn_in)\.", r"^stages\.(\d+)")
 

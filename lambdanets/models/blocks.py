@@ -1,4 +1,4 @@
-"""Pieces that the families share."""
+"""Parts of networks that several families use."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,9 +14,9 @@ class Step:
     """How a block changes the resolution.
 
     Attributes:
-        stride: of the block, 1 or 2.
-        dilation: of its convolution or scope.
-        left_out: whether the stride is left out (`output_stride`): every position stays, and pooling slides.
+        stride: nominal stride of the block, 1 or 2.
+        dilation: dilation of its convolution or scope.
+        left_out: whether the stride is omitted (`output_stride`), so that the resolution stays and pooling slides.
     """
 
     stride: int = 1
@@ -25,7 +25,7 @@ class Step:
 
     @property
     def kept(self) -> int:
-        """The stride that is taken."""
+        """The actual stride."""
         return 1 if self.left_out else self.stride
 
     @property
@@ -35,7 +35,7 @@ class Step:
 
 
 class Steps:
-    """The steps of a network's blocks, one after the other, from a map of `reduction`."""
+    """The steps of a network's blocks in order, starting from a map with the given `reduction`."""
 
     def __init__(self, reduction: int, output_stride: int) -> None:
         self.reduction, self.output_stride, self.dilation = reduction, output_stride, 1
@@ -43,7 +43,7 @@ class Steps:
     def take(self, stride: int) -> Step:
         left_out = stride > 1 and self.reduction >= self.output_stride
         step = Step(stride, self.dilation, left_out)
-        if left_out:  # the block itself still sees the map of before
+        if left_out:  # the dilation applies to the blocks after this one
             self.dilation *= stride
         self.reduction *= step.kept
         return step
@@ -52,7 +52,7 @@ class Steps:
 def conv(
     channels: int, out_channels: int, size: int = 1, *, stride: int = 1, groups: int = 1, dilation: int = 1
 ) -> nn.Conv2d:
-    """A convolution without bias that makes the map smaller by `stride`, rounded up; He initialisation."""
+    """Return a convolution without bias and with He initialisation; its output size is size / stride, rounded up."""
     padding = size // 2 * dilation
     layer = nn.Conv2d(channels, out_channels, size, stride, padding, dilation, groups=groups, bias=False)
     nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
@@ -66,19 +66,18 @@ def activation(kind: Activation) -> nn.Module:
 
 
 def blur_by_half() -> nn.Module:
-    """The 3x3 binomial filter with stride 2: 2x2 averages of 2x2 averages, where pixels outside do not count."""
+    """Return a 3x3 binomial filter with stride 2, made of two 2x2 average poolings that ignore padding."""
     return nn.Sequential(AveragePool(2, 1, padding=1, count_include_pad=False), AveragePool(2, 2))
 
 
 def zero_gamma(norm: nn.BatchNorm2d) -> nn.BatchNorm2d:
-    """The last norm of a residual branch: the block starts as the identity, which the paper found important."""
+    """Set the weight of a residual branch's last norm to zero, so that the block starts as the identity (paper)."""
     nn.init.zeros_(norm.weight)
     return norm
 
 
 def average_by_half(window: Literal[2, 3], step: Step) -> nn.Module:
-    """Average pooling with the stride of a block: 3x3 with a border of zeros, or 2x2 where an odd map ends in windows
-    of one row or column."""
+    """Return average pooling with the stride of a block: 3x3 with zero padding, or 2x2 that rounds odd sizes up."""
     if step.stride == 1:
         return nn.Identity()
     if step.left_out:
@@ -89,7 +88,7 @@ def average_by_half(window: Literal[2, 3], step: Step) -> nn.Module:
 
 
 class SlidingAverage(nn.Module):
-    """`average_by_half` with the stride left out: a window at every position, its places `dilation` apart."""
+    """Average pooling with stride 1 and a dilated window, which replaces `average_by_half` if a stride is omitted."""
 
     def __init__(self, window: Literal[2, 3], dilation: int) -> None:
         super().__init__()
@@ -99,7 +98,7 @@ class SlidingAverage(nn.Module):
         d, (height, width) = self.dilation, (x.shape[2], x.shape[3])
         if self.window == 3:
             x = nn.functional.pad(x, [d, d, d, d])
-        else:  # the mean over what is inside
+        else:  # replicated borders leave the mean of the inside unchanged
             x = nn.functional.pad(x, [0, d, 0, d], mode="replicate")
         places = range(0, self.window * d, d)
         rows = sum(x[:, :, i : i + height] for i in places)
@@ -110,7 +109,7 @@ class SlidingAverage(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Stochastic depth: in training drops the branch of an example with probability `rate`."""
+    """Stochastic depth: in training, drop the residual branch of an example with probability `rate`."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -127,10 +126,10 @@ class DropPath(nn.Module):
 
 
 def drop_path_rates(rate: float, blocks: int) -> list[float]:
-    """Growing linearly from 0 in the first block to `rate` in the last."""
+    """Return the drop rate of each block, which increases linearly from 0 in the first block to `rate` in the last."""
     return [rate * i / max(blocks - 1, 1) for i in range(blocks)]
 
 
 def smaller(size: tuple[int, int], stride: int) -> tuple[int, int]:
-    """The size of a map after a layer with this stride: every layer here rounds up."""
+    """Return the size of a map after a layer with this stride, rounded up."""
     return -(-size[0] // stride), -(-size[1] // stride)

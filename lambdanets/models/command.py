@@ -1,4 +1,4 @@
-"""`lambdanets models`."""
+"""The command `lambdanets models`."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -17,20 +17,20 @@ from lambdanets.tables import Format, print_table
 
 @dataclass(frozen=True)
 class Models:
-    """List every network that `create_model` knows: parameters, FLOPs at its image size, accuracy in the paper.
+    """List all networks of `create_model` with parameters, FLOPs at their image size, and accuracy in the paper.
 
-    Weights: packaged ones come with lambdanets, hub ones are downloaded from the Hugging Face hub when they are used.
+    Weights: "packaged" weights are included in lambdanets; "hub" weights are downloaded from the Hugging Face hub.
     """
 
     pattern: Annotated[str, tyro.conf.Positional] = "*"
-    """Only names like this, for example "lambda_*"."""
+    """Pattern of network names, for example "lambda_*"."""
     format: Format = "table"
-    """table, markdown or json."""
+    """Output format: table, markdown or json."""
 
     def run(self) -> int:
         names = list_models(self.pattern)
         if not names:
-            raise ValueError(f"no model is called {self.pattern!r}; `lambdanets models` lists all")
+            raise ValueError(f"no model matches {self.pattern!r}; `lambdanets models` lists all")
         found = [describe_model(name) for name in names]
         if self.format == "json":
             print(json.dumps([asdict(one) for one in found], indent=1))
@@ -53,7 +53,7 @@ class Models:
 
 @dataclass(frozen=True)
 class PaperAccuracy:
-    """A top-1 accuracy that the paper prints."""
+    """A top-1 accuracy in a table of the paper."""
 
     top1: str
     image_size: int
@@ -94,6 +94,6 @@ def weights(model: Model) -> str:
 
 
 def accuracy(model: Model) -> str:
-    """Each number once, with the first table that has it."""
+    """Format the accuracies of a network, each with the first table that prints it."""
     first = {(a.image_size, a.top1): a.table.removeprefix("tab:") for a in reversed(model.paper)}
     return ", ".join(f"{top1} at {size} ({table})" for (size, top1), table in sorted(first.items()))

@@ -1,8 +1,8 @@
-"""FLOPs: in the paper's convention by formulas, and as executed by torch's counter.
+"""FLOPs of networks: by formulas in the paper's convention, and as executed according to torch's counter.
 
-The paper counts 2 for a multiply-add, and nothing for norms, activations and pooling. Position lambdas cost
-n * min(scope, side)^2 * k * v * u multiply-adds: what lies outside the border is counted, the zeros that an einsum with
-dense embeddings multiplies are not.
+The paper counts a multiply-add as 2 FLOPs, and ignores norms, activations and pooling. Position lambdas cost
+n * min(scope, side)^2 * k * v * u multiply-adds, which includes context positions outside the border but not the zeros
+of dense embeddings.
 
 Letters: B batch, N queries, M context positions, H heads, K key depth, V value depth, U intra-depth.
 """
@@ -22,7 +22,13 @@ from lambdanets.models.trace import Call, evaluating, trace
 
 @dataclass(frozen=True)
 class ModuleFlops:
-    """What one call of a module costs, without the modules inside it that are counted themselves."""
+    """FLOPs of one call of a module.
+
+    Attributes:
+        name: name of the module in the network.
+        kind: its class.
+        flops: its FLOPs, without submodules that are counted separately.
+    """
 
     name: str
     kind: str
@@ -31,15 +37,21 @@ class ModuleFlops:
 
 @dataclass(frozen=True)
 class Flops:
-    """FLOPs of one forward pass, by module."""
+    """FLOPs of one forward pass, by module.
+
+    Attributes:
+        modules: FLOPs of every call, in order.
+    """
 
     modules: tuple[ModuleFlops, ...]
 
     @property
     def total(self) -> int:
+        """FLOPs of all modules."""
         return sum(m.flops for m in self.modules)
 
     def by_kind(self) -> dict[str, int]:
+        """Return the FLOPs of each class of modules."""
         kinds = dict.fromkeys(m.kind for m in self.modules)
         return {kind: sum(m.flops for m in self.modules if m.kind == kind) for kind in kinds}
 
@@ -57,7 +69,7 @@ def linear(call: Call) -> int:
 
 
 def lambda_layer(call: Call) -> int:
-    """Its projections are one product and no modules that are called, so they are counted here."""
+    """Count a lambda layer with its projections, which are merged into one product and not called as modules."""
     layer = call.module
     assert isinstance(layer, LambdaLayer)
     B, context_grid = call.inputs[0][0], call.inputs[-1][2:]
@@ -65,7 +77,7 @@ def lambda_layer(call: Call) -> int:
     H, K, V, U = layer.heads, layer.key_depth, layer.value_depth, layer.intra_depth
     groups = H if layer.multi_head else 1  # lambdas for each position
     macs = N * layer.channels * H * K + M * layer.context_channels * groups * V * U
-    apply = N * H * K * V  # the paper's code applies the two lambdas one after the other, not their sum
+    apply = N * H * K * V  # the paper's code applies content and position lambdas separately, not their sum
     if layer.to_keys is not None:
         macs += M * layer.context_channels * groups * K * U + groups * M * K * V * U + apply
     if layer.positions is not None:
@@ -87,7 +99,7 @@ def global_attention(call: Call) -> int:
     assert isinstance(layer, GlobalAttention2d)
     B, height, width = call.inputs[0][0], *call.inputs[0][2:]
     N = height * width
-    logits = layer.key_depth * (N + height + width)  # content, and the relative ones along each axis
+    logits = layer.key_depth * (N + height + width)  # content logits, and relative logits along each axis
     return B * layer.heads * N * (logits + layer.value_depth * N)
 
 
@@ -118,7 +130,17 @@ FORMULAS = {
 
 
 def paper_flops(network: nn.Module, shape: Sequence[int]) -> Flops:
-    """FLOPs for one input of `shape` [B, C, height, width], in the paper's convention."""
+    """Count the FLOPs of a forward pass in the paper's convention (2 per multiply-add).
+
+    Args:
+        network: any network; on the meta device nothing is computed.
+        shape: shape of the input, [B, C, height, width].
+
+    >>> from lambdanets.models.counts import meta_network
+    >>> from lambdanets.models.flops import paper_flops
+    >>> paper_flops(meta_network("resnet50"), (1, 3, 224, 224)).total
+    8178368512
+    """
     found = []
     for call in trace(network, shape, tuple(FORMULAS)):
         formula = next(formula for kind, formula in FORMULAS.items() if isinstance(call.module, kind))
@@ -127,9 +149,13 @@ def paper_flops(network: nn.Module, shape: Sequence[int]) -> Flops:
 
 
 def executed_flops(network: nn.Module, shape: Sequence[int]) -> int:
-    """What torch's counter sees: for lambda layers the work of the implementation that runs, padding included.
+    """Count the FLOPs that run, with torch's FLOP counter; for lambda layers they depend on the implementation.
 
-    It counts no Fourier transforms, which some implementations use on the CPU, only the products around them.
+    Padding is included. Fourier transforms, which some implementations use on the CPU, are not counted.
+
+    Args:
+        network: any network.
+        shape: shape of the input, [B, C, height, width].
     """
     like = next(network.parameters())
     with torch.no_grad(), evaluating(network), FlopCounterMode(display=False) as counter:

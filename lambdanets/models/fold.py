@@ -1,4 +1,4 @@
-"""Batch norm as a part of the convolution before it, for inference. Lambda layers fold their own."""
+"""Folding of batch norms into the convolutions before them, for inference. Lambda layers fold their own norms."""
 
 import copy
 from functools import partial
@@ -14,26 +14,26 @@ from lambdanets.layers.lambda_layer import LambdaLayer
 
 
 def fold_batch_norm(network: nn.Module, shape: tuple[int, ...]) -> tuple[nn.Module, int]:
-    """A copy in eval mode without the norms that follow a convolution directly, and how many there were.
+    """Return a copy in eval mode with norms folded into the convolutions directly before them, and their number.
 
-    Who follows whom is seen in a forward pass of zeros [`shape`], not read from names: it works for any network.
+    A forward pass of zeros with this `shape` finds the norm that follows each convolution, so any network works.
     """
     network = copy.deepcopy(network)
     return network, fold_in_place(network, shape)
 
 
 def fold_in_place(network: nn.Module, shape: tuple[int, ...]) -> int:
-    """`fold_batch_norm` of the network itself: how many norms there were."""
+    """Fold norms like `fold_batch_norm`, but in the network itself, and return their number."""
     pairs = followers(network.eval(), shape)
     for norm_name, conv_name in pairs.items():
         conv, norm = network.get_submodule(conv_name), network.get_submodule(norm_name)
         assert isinstance(conv, nn.Conv2d)
         assert isinstance(norm, _BatchNorm)
-        # timm's norms may bring their activation along
+        # timm's norms may include an activation
         after = nn.Sequential(*(getattr(norm, name) for name in ("drop", "act") if hasattr(norm, name)))
         assert norm.running_mean is not None
         assert norm.running_var is not None
-        conv.weight, conv.bias = fuse_conv_bn_weights(  # into the copy itself: hundreds of further copies take long
+        conv.weight, conv.bias = fuse_conv_bn_weights(  # in place: copying hundreds of convolutions is slow
             conv.weight, conv.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight, norm.bias
         )
         network.set_submodule(norm_name, after if len(after) else nn.Identity())
@@ -44,7 +44,7 @@ def fold_in_place(network: nn.Module, shape: tuple[int, ...]) -> int:
 
 
 class Uses(TorchFunctionMode):
-    """Counts the functions that make a tensor from each tensor."""
+    """Counts the functions that use each tensor as an input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,11 +60,11 @@ class Uses(TorchFunctionMode):
 
 
 def followers(network: nn.Module, shape: tuple[int, ...]) -> dict[str, str]:
-    """For each batch norm that alone uses the output of a convolution, the name of the convolution.
+    """Return the convolution before each batch norm that is the only user of its output, by name.
 
-    A convolution whose output also goes elsewhere, past the norm, has to keep it as it is.
+    If something else also uses the output of a convolution, the norm cannot be folded into it.
     """
-    made: dict[int, tuple[str, Tensor]] = {}  # tensors stay alive, so that no id is used twice
+    made: dict[int, tuple[str, Tensor]] = {}  # keeps the tensors alive, so that ids stay unique
     uses = Uses()
     found: dict[str, str] = {}
     calls: dict[str, int] = {}
@@ -72,7 +72,7 @@ def followers(network: nn.Module, shape: tuple[int, ...]) -> dict[str, str]:
     def after_convolution(name: str, module: nn.Module, arguments: tuple[Tensor, ...], output: Tensor) -> None:
         calls[name] = calls.get(name, 0) + 1
         made[id(output)] = (name, output)
-        uses.of[id(output)] = 0  # a tensor that is gone may have had this id
+        uses.of[id(output)] = 0  # the id may have belonged to a freed tensor
 
     def before_norm(name: str, module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
         calls[name] = calls.get(name, 0) + 1

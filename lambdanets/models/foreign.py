@@ -1,8 +1,8 @@
-"""Weights of other people's lambda layers as ours, and ours as theirs.
+"""Conversion of weights between our lambda layer and those of other implementations.
 
 Letters: K key depth, V value depth, H heads, U intra-depth, C channels.
-They store [U, K] and [U, V] where we store [K, U] and [V, U], and add a bias to the position lambdas (a convolution's),
-for which our layer has `position_bias`.
+Other implementations order channels as [U, K] and [U, V] where ours has [K, U] and [V, U]. Their position convolutions
+have a bias, which is `position_bias` in our layer.
 """
 
 import re
@@ -17,7 +17,7 @@ from lambdanets.layers import LambdaLayer2d
 from lambdanets.models.keys import COUNTER, State, check_names, load
 
 NORM = ("weight", "bias", "running_mean", "running_var")
-# Names in timm's ByobNet, of which its lambda networks are made, and in our ResNet
+# Names in timm's ByobNet, the class of its lambda networks, and in our ResNet
 BYOBNET = (
     (r"^stem\.conv1\.conv\.", "conv1.0."),
     (r"^stem\.conv1\.bn\.", "conv1.1."),
@@ -38,14 +38,23 @@ BYOBNET_MARK = "stages.0.0.conv1_1x1.conv.weight"
 
 @dataclass(frozen=True)
 class LayerNames:
-    """How an implementation calls its parameters."""
+    """The names of parameters in another implementation's lambda layer.
+
+    Attributes:
+        what: the layer, for messages.
+        projections: convolutions that compute queries, keys and values in this order: one or three.
+        convolution: convolution of position lambdas, [K, U, r, r] with an additional axis of size 1.
+        axis: index of that axis.
+        table: table of a global scope, [2h - 1, 2w - 1, K] or [2h - 1, 2w - 1, K, U]; None if there is none.
+        table_ndim: number of axes of the table; 4 if it has the axis U even for U = 1.
+    """
 
     what: str
-    projections: tuple[str, ...]  # queries, keys, values in this order, in one convolution or three
-    convolution: str  # of position lambdas, [K, U, r, r] with an axis of size 1 somewhere
-    axis: int  # where that axis is
-    table: str | None = None  # of a global scope, [2h - 1, 2w - 1, K(, U)]
-    table_ndim: int = 3  # 4: it has the axis U even where U is 1
+    projections: tuple[str, ...]
+    convolution: str
+    axis: int
+    table: str | None = None
+    table_ndim: int = 3
 
 
 LUCIDRAINS = LayerNames("lucidrains' LambdaLayer", ("to_q", "to_k", "to_v"), "pos_conv", 2, "rel_pos_emb", 4)
@@ -55,18 +64,25 @@ D_LI14 = LayerNames("d-li14's LambdaLayer", ("conv_qkv",), "lambda_conv", 2)
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """A layer in our terms: arguments of LambdaLayer2d, its state, and the bias that it may do without."""
+    """The weights of another implementation's layer for ours.
+
+    Attributes:
+        arguments: arguments of `LambdaLayer2d`.
+        state: its state dict without the position bias.
+        bias_K: position bias, which may be zero.
+    """
 
     arguments: dict[str, Any]
     state: State
     bias_K: Tensor
 
     def with_bias(self) -> State:
+        """Return the state dict with the position bias."""
         return {**self.state, "position_bias": self.bias_K}
 
 
 def read_layer(names: LayerNames, state: Mapping[str, Tensor]) -> LayerWeights:
-    """Sizes and weights of a layer; refuses one that is not whole."""
+    """Convert the state dict of a layer; raises a ValueError if names are missing or shapes do not match."""
     is_global = names.table is not None and names.table in state
     check_names(state, expected_names(names, state, is_global), names.what)
     table = global_table(state[str(names.table)]) if is_global else local_table(state[f"{names.convolution}.weight"])
@@ -75,8 +91,8 @@ def read_layer(names: LayerNames, state: Mapping[str, Tensor]) -> LayerWeights:
     rows = [len(state["norm_q.weight"]), K * U, len(state["norm_v.weight"])]
     if sum(rows) != len(weight) or rows[0] % K or rows[2] % U:
         raise ValueError(
-            f"this is not {names.what}: with key depth {K} and intra-depth {U} the projections should have "
-            f"{rows[0]} + {rows[1]} + {rows[2]} channels (queries, keys, values), they have {len(weight)}"
+            f"this is not {names.what}: with key depth {K} and intra-depth {U} the projections must have "
+            f"{rows[0]} + {rows[1]} + {rows[2]} channels (queries, keys, values), got {len(weight)}"
         )
     H, V = rows[0] // K, rows[2] // U
     queries, keys, values = weight.split(rows)
@@ -111,7 +127,7 @@ def is_byobnet(state: Mapping[str, Tensor]) -> bool:
 
 
 def from_byobnet(state: Mapping[str, Tensor]) -> State:
-    """The state dict of one of timm's lambda networks with the names of ours."""
+    """Convert the state dict of one of timm's lambda networks to our names."""
     found: State = {}
     for name, tensor in state.items():
         new = re.sub(r"^stages\.(\d+)\.", lambda match: f"layer{int(match[1]) + 1}.", name)
@@ -130,9 +146,12 @@ def from_byobnet(state: Mapping[str, Tensor]) -> State:
 
 
 def write_layer(names: LayerNames, layer: LambdaLayer2d, projection_bias: bool = False) -> State:
-    """The state dict of their layer that computes what ours does: the inverse of `read_layer`.
+    """Return the state dict of the other implementation's layer with the weights of ours; inverts `read_layer`.
 
-    `projection_bias`: theirs has biases of projections, which are then zero.
+    Args:
+        names: parameter names of the other implementation.
+        layer: our layer.
+        projection_bias: add projection biases, which are zero.
     """
     assert layer.to_keys is not None
     assert layer.positions is not None
@@ -174,25 +193,28 @@ def expected_names(names: LayerNames, state: Mapping[str, Tensor], is_global: bo
 
 
 def ours(tensor: Tensor, U: int) -> Tensor:
-    """[U * depth, ...] -> [depth * U, ...]."""
+    """Reorder channels [U * depth, ...] -> [depth * U, ...]."""
     return tensor.unflatten(0, (U, -1)).transpose(0, 1).flatten(0, 1)
 
 
 def theirs(tensor: Tensor, U: int) -> Tensor:
-    """[depth * U, ...] -> [U * depth, ...]: the inverse of `ours`."""
+    """Reorder channels [depth * U, ...] -> [U * depth, ...], the inverse of `ours`."""
     return tensor.unflatten(0, (-1, U)).transpose(0, 1).flatten(0, 1)
 
 
 def global_table(table: Tensor) -> Tensor:
     if table.ndim not in (3, 4):
-        raise ValueError(f"a table of position embeddings is [height, width, K] or [.., K, U], got {list(table.shape)}")
+        raise ValueError(
+            f"a table of position embeddings must be [height, width, K] or [height, width, K, U], got "
+            f"{list(table.shape)}"
+        )
     return table if table.ndim == 4 else table.unsqueeze(-1)
 
 
 def local_table(weight: Tensor) -> Tensor:
-    """A convolution's kernel [K, U, r, r] with an axis of size 1 -> [r, r, K, U]."""
+    """Convert a convolution kernel [K, U, r, r] with an additional axis of size 1 to a table [r, r, K, U]."""
     if weight.ndim != 5 or 1 not in (weight.shape[2], weight.shape[4]):
-        raise ValueError(f"a position convolution is [K, U, 1, r, r] or [K, U, r, r, 1], got {list(weight.shape)}")
+        raise ValueError(f"a position convolution must be [K, U, 1, r, r] or [K, U, r, r, 1], got {list(weight.shape)}")
     axis = 2 if weight.shape[2] == 1 else 4
     return weight.squeeze(axis).permute(2, 3, 0, 1)
 
@@ -200,21 +222,23 @@ def local_table(weight: Tensor) -> Tensor:
 def absorb_biases(
     found: State, state: Mapping[str, Tensor], names: LayerNames, rows: list[int], intra_depth: int
 ) -> None:
-    """Biases of projections (timm: `qkv_bias`) have no effect of their own: a norm follows queries and values and
-    takes them away with the mean, and the softmax over positions does so for keys."""
+    """Fold projection biases (timm's `qkv_bias`) into the running means of the norms of queries and values.
+
+    Batch norm cancels the biases of queries and values, and the softmax over positions those of keys.
+    """
     biases = [state.get(f"{name}.bias") for name in names.projections]
     present = [bias for bias in biases if bias is not None]
     if not present:
         return
     if len(present) != len(biases) or sum(map(len, present)) != sum(rows):
-        raise ValueError(f"this is not {names.what}: biases of projections must have {sum(rows)} channels")
+        raise ValueError(f"this is not {names.what}: projection biases must have {sum(rows)} channels")
     queries, _, values = torch.cat(present).split(rows)
     found["norm_queries.running_mean"] = found["norm_queries.running_mean"] - queries
     found["norm_values.running_mean"] = found["norm_values.running_mean"] - ours(values, intra_depth)
 
 
 def build_layer(weights: LayerWeights, what: str) -> LambdaLayer2d:
-    """Our layer with these weights; with a position bias if it is not zero."""
+    """Build our layer with these weights, and with a position bias if it is not zero."""
     has_bias = bool(weights.bias_K.any())
     dtype = weights.bias_K.dtype
     layer = LambdaLayer2d(**weights.arguments, position_bias=has_bias, dtype=dtype)

@@ -1,4 +1,4 @@
-"""Do a state dict's names and shapes fit? What does not is said in the names of the file that was read."""
+"""Checks of the names and shapes of a state dict; errors use the names of the file."""
 
 from collections.abc import Collection, Mapping
 
@@ -7,11 +7,11 @@ from torch import Tensor, nn
 from lambdanets.models.stored import misfits, shorten
 
 State = dict[str, Tensor]
-COUNTER = "num_batches_tracked"  # of batch norm; files from before it existed, and some exports, have none
+COUNTER = "num_batches_tracked"  # of batch norm; older files and some exports do not have it
 
 
 def check_names(state: Mapping[str, Tensor], expected: Collection[str], what: str) -> None:
-    """Refuses a state with names missing or left over."""
+    """Raise a ValueError if names are missing or unexpected."""
     missing = [name for name in expected if name not in state and not name.endswith(COUNTER)]
     unexpected = [name for name in state if name not in expected and not name.endswith(COUNTER)]
     if missing or unexpected:
@@ -19,7 +19,7 @@ def check_names(state: Mapping[str, Tensor], expected: Collection[str], what: st
 
 
 def load(module: nn.Module, state: State, what: str) -> None:
-    """Loads a state that must fit exactly."""
+    """Load a state dict whose names and shapes must match exactly."""
     wanted = module.state_dict()
     check_names(state, wanted.keys(), what)
     if wrong := misfits(state, wanted):

@@ -9,9 +9,10 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def to_channels_last(network: M) -> M:
-    """As `network.to(memory_format=torch.channels_last)`, which refuses networks with weights of five axes.
+    """Convert the 4-dimensional weights of a network to the channels-last memory format.
 
-    Those, for example the position convolutions of timm's lambda layers, stay as they are.
+    `network.to(memory_format=torch.channels_last)` raises an error for networks with 5-dimensional weights, such as
+    the position convolutions of timm's lambda layers.
     """
-    # Not `contiguous`, which leaves the strides of 1x1 convolutions as they are: their outputs would be contiguous.
+    # `contiguous` would keep the strides of 1x1 convolutions, whose outputs would then not be channels-last.
     return network._apply(lambda tensor: tensor.to(memory_format=torch.channels_last) if tensor.ndim == 4 else tensor)

@@ -1,4 +1,4 @@
-"""MobileNet-v2, and the paper's with lightweight lambda blocks. Names of parameters are torchvision's."""
+"""MobileNet-v2, and the paper's variant with lightweight lambda blocks. Parameters have torchvision's names."""
 
 from collections.abc import Iterable
 
@@ -24,7 +24,7 @@ BLOCKS = tuple(
     )
     for i in range(count)
 )
-ENDS = (1, 3, 6, 13, 18)  # the last module of `features` before each reduction, as a stage
+ENDS = (1, 3, 6, 13, 18)  # the last module of `features` in each stage
 
 
 def conv_norm_act(
@@ -38,7 +38,7 @@ def conv_norm_act(
 
 
 class InvertedBottleneck(nn.Module):
-    """1x1 to more channels, a depthwise 3x3, 1x1; a shortcut where the shape stays."""
+    """An inverted bottleneck: 1x1 to more channels, depthwise 3x3, 1x1, and a shortcut if the shape does not change."""
 
     def __init__(self, channels: int, out_channels: int, *, step: Step, expansion: int, drop_path: float) -> None:
         super().__init__()
@@ -54,14 +54,14 @@ class InvertedBottleneck(nn.Module):
 
 
 class LightweightBlock(InvertedBottleneck):
-    """1x1 to the SAME number of channels, a `spatial` layer in place of the depthwise convolution, 1x1.
+    """The paper's lightweight lambda block: 1x1 without expansion, a `spatial` layer, 1x1.
 
-    Where the block makes the map smaller, 3x3 average pooling follows, in the spatial layer or behind it.
+    With a stride, the spatial layer is followed by 3x3 average pooling, or includes it.
     """
 
     def __init__(self, channels: int, out_channels: int, *, step: Step, spatial: nn.Module, drop_path: float) -> None:
         nn.Module.__init__(self)
-        pool = [pool_behind(spatial, step)] if step.stride > 1 else []  # also if it does nothing: names stay
+        pool = [pool_behind(spatial, step)] if step.stride > 1 else []  # kept as an identity: names do not change
         self.conv = nn.Sequential(
             conv_norm_act(channels, channels),
             nn.Sequential(spatial, *pool, nn.BatchNorm2d(channels), nn.ReLU6(inplace=True)),
@@ -73,7 +73,21 @@ class LightweightBlock(InvertedBottleneck):
 
 
 class MobileNetV2(Network):
-    """A network of `MobileNetConfig`; its five stages end where the map has lost 1, 2, 3, 4 and 5 halvings."""
+    """MobileNet-v2, optionally with lambda blocks. Its five stages have the reductions 2, 4, 8, 16 and 32.
+
+    Args:
+        config: the configuration; `create_model` makes it from a name.
+
+    Shape:
+        input: [B, in_chans, height, width]
+        output: [B, num_classes]
+
+    >>> import torch
+    >>> from lambdanets.models import MobileNetConfig, MobileNetV2
+    >>> network = MobileNetV2(MobileNetConfig(placement=(10, 16), num_classes=10))
+    >>> network(torch.randn(2, 3, 64, 64)).shape
+    torch.Size([2, 10])
+    """
 
     classifier_name = "classifier"
     depth_patterns = (r"^features\.0\.", r"^features\.(\d+)")

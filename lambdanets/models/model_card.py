@@ -1,4 +1,4 @@
-"""README.md of a model folder: the page that the Hugging Face hub shows. It is generated from the weights' card."""
+"""The model card: README.md of a model folder, generated from the weights' card, which the Hugging Face hub shows."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,7 +39,7 @@ An image classifier: the network `{name}` of lambdanets {version} (LambdaNetwork
 
 | | |
 | --- | --- |
-| image | {size} pixels, {channels} channels: the short side is resized to size / {crop:g}, then the centre is cropped |
+| image | {size} pixels, {channels} channels: resize the short side to size / {crop:g}, then crop the centre |
 | interpolation | {interpolation} |
 | EXIF orientation | {orientation} |
 | mean | {mean} |
@@ -76,24 +76,24 @@ model = timm.create_model("{timm_source}", pretrained=True).eval()
 
 ## Licence
 
-lambdanets is under the Apache License 2.0. {license}
+lambdanets has the Apache License 2.0. {license}
 """
 
 
 def write_model_card(network: "Network", folder: Path, card: "Card", repo_id: str | None = None) -> None:
-    """Write README.md, unless there is one that somebody wrote or changed."""
+    """Write README.md, unless the folder has one that was written or changed by hand."""
     if may_replace(folder):
         write_text(folder / README, model_card(network, card, repo_id))
 
 
 def may_replace(folder: Path) -> bool:
-    """Whether README.md is not there, or as we wrote it."""
+    """Return whether README.md does not exist or has the comment of generated files."""
     path = folder / README
     return not path.exists() or (path.is_file() and GENERATED in path.read_text(encoding="utf-8", errors="replace"))
 
 
 def model_card(network: "Network", card: "Card", repo_id: str | None = None) -> str:
-    """The text; `repo_id` is where the model will be on the hub, None for a folder."""
+    """Return the text of the model card; `repo_id` is the model's id on the hub, or None for a local folder."""
     from lambdanets import __version__
 
     preprocessing = card.preprocessing
@@ -112,14 +112,14 @@ def model_card(network: "Network", card: "Card", repo_id: str | None = None) -> 
         parameters=sum(parameter.numel() for parameter in network.parameters()),
         classes=network.num_classes,
         class_names=f" ({names}{more})" if names else "",
-        results=(f"| metric | value |\n| --- | ---: |\n{rows}" if rows else "None were stored with these weights.")
+        results=(f"| metric | value |\n| --- | ---: |\n{rows}" if rows else "These weights have no stored results.")
         + (f"\n\nMeasured on {measured}." if rows and measured else ""),
         training=f"\n## Training\n\n| | |\n| --- | --- |\n{known}\n" if known else "",
         size=f"{size} x {size}" if isinstance(size, int) else f"{size[0]} x {size[1]}",
         channels=network.config.in_chans,
         crop=preprocessing.crop,
         interpolation=preprocessing.interpolation,
-        orientation="images are turned as it says" if preprocessing.exif_orientation else "ignored",
+        orientation="applied" if preprocessing.exif_orientation else "ignored",
         mean=", ".join(f"{value:g}" for value in preprocessing.mean),
         std=", ".join(f"{value:g}" for value in preprocessing.std),
         source=repo_id or "path/to/this/folder",
@@ -129,5 +129,5 @@ def model_card(network: "Network", card: "Card", repo_id: str | None = None) -> 
 
 
 def escaped(text: str) -> str:
-    """Text that is neither Markdown nor HTML: everything but letters, digits, spaces and hyphens as an entity."""
+    """Escape a text for Markdown and HTML: all characters except letters, digits, spaces and hyphens."""
     return "".join(c if c.isalnum() or c in " -" else f"&#{ord(c)};" for c in text)

@@ -1,4 +1,4 @@
-"""What every network does, as timm's and torchvision's users know it."""
+"""The base class of all networks, with the interface of timm's networks."""
 
 import re
 import warnings
@@ -24,37 +24,62 @@ if TYPE_CHECKING:
 
 
 class Network(SharesParameters, ABC):
-    """Images [B, in_chans, height, width] -> [B, num_classes]. Any size: every stage rounds up.
+    """The base class of networks: images [B, in_chans, height, width] -> scores [B, num_classes].
 
-    A family says what its stages are (`forward_stage`), which blocks are residual (`residual_blocks`) and how to
-    leave stages out (`keep_stages`); it calls `finish` at the end of its constructor.
+    Images may have any size, since every stage rounds up. A subclass implements `forward_stage`, `residual_blocks` and
+    `keep_stages`, and calls `finish` at the end of its constructor.
+
+    Args:
+        config: the configuration.
+
+    Attributes:
+        config: the configuration.
+        name: name in the registry, or None.
+        card: preprocessing, class names, metrics and recipe of loaded weights, or None.
+        feature_info: channels (num_chs), reduction and module of each stage.
+
+    Shape:
+        input: [B, in_chans, height, width]
+        output: [B, num_classes]; features [B, num_features] if num_classes is 0
+
+    >>> import torch
+    >>> from lambdanets import create_model
+    >>> network = create_model("lambda_resnet_tiny", num_classes=10)
+    >>> network(torch.randn(2, 3, 32, 32)).shape
+    torch.Size([2, 10])
+    >>> network.forward_features(torch.randn(2, 3, 32, 32)).shape
+    torch.Size([2, 1024, 4, 4])
     """
 
     classifier_name: ClassVar[str] = "fc"
-    depth_patterns: ClassVar[tuple[str, str]]  # of the names of parameters in the stem and in numbered blocks
+    depth_patterns: ClassVar[tuple[str, str]]  # patterns of parameter names in the stem and in numbered blocks
     config: NetworkConfig
-    name: str | None = None  # in the registry
-    card: "Card | None" = None  # preprocessing, class names, metrics, recipe of weights that were loaded
+    name: str | None = None
+    card: "Card | None" = None
 
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
         self.config = config
-        self.feature_info: list[dict[str, Any]] = []  # one for each stage: num_chs, reduction, module
+        self.feature_info: list[dict[str, Any]] = []
         self.grad_checkpointing = False
-        self.frozen_norms: tuple[str, ...] = ()  # batch norms that stay in eval mode
+        self.frozen_norms: tuple[str, ...] = ()  # names of batch norms that stay in eval mode
 
     @classmethod
     @abstractmethod
     def first_conv_of(cls, config: Any) -> str:
-        """The name of the convolution that sees the image."""
+        """Return the name of the first convolution."""
 
     @classmethod
     @abstractmethod
     def reduction_of(cls, config: Any) -> int:
-        """How much smaller than the image the last map is."""
+        """Return the reduction of the last map relative to the image."""
 
     def finish(self, num_features: int) -> None:
-        """The head, and checks on what was built."""
+        """Create the head and check the network; the constructor of a subclass calls it last.
+
+        Args:
+            num_features: number of channels of the last map.
+        """
         self.num_features = self.head_hidden_size = num_features
         self.stages_left = len(self.feature_info)
         self.head_drop = nn.Dropout(self.config.drop_rate)
@@ -68,34 +93,35 @@ class Network(SharesParameters, ABC):
                     stacklevel=4,
                 )
 
-    # What a family says
+    # Implemented by each family
 
     @abstractmethod
     def forward_stage(self, stage: int, x: Tensor) -> Tensor:
-        """From the map of the stage before (the image for stage 0) to the map that feature_info[stage] describes."""
+        """Compute the map of a stage from that of the previous stage, or from the image for stage 0."""
 
     @abstractmethod
     def residual_blocks(self) -> Iterable[tuple[str, nn.Module]]:
-        """Every block with a residual connection, by name."""
+        """Yield the name and module of every block with a residual connection."""
 
     @abstractmethod
     def keep_stages(self, stages: int) -> None:
-        """Removes the stages from `stages` on."""
+        """Remove all stages except the first `stages`."""
 
-    # What they all do
+    # Common to all families
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return scores [B, num_classes] for images [B, in_chans, height, width]."""
         return self.forward_head(self.forward_features(x))
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """The last map, [B, num_features, height, width]."""
+        """Return the last map, [B, num_features, height, width], for images [B, in_chans, height, width]."""
         self._check_images(x)
         for stage in range(self.stages_left):
             x = self.forward_stage(stage, x)
         return x
 
     def _check_images(self, x: Tensor) -> None:
-        if isinstance(x, Proxy):  # torch.fx can trace a network whose layers the tracer keeps whole
+        if isinstance(x, Proxy):  # symbolic tracing by torch.fx
             return
         check_tensor(x, "x")
         if x.ndim != 4:
@@ -103,7 +129,12 @@ class Network(SharesParameters, ABC):
         check_type(x, self.get_submodule(self.first_conv), "x")
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Pooling, dropout and the classifier (not with `pre_logits`) on what `forward_features` returned."""
+        """Apply pooling, dropout and the classifier to the last map.
+
+        Args:
+            x: the map that `forward_features` returned, [B, num_features, height, width].
+            pre_logits: return the features [B, num_features] without the classifier.
+        """
         x = self.head_drop(pool_globally(x, self.config.global_pool))
         return x if pre_logits else self.get_classifier()(x)
 
@@ -116,22 +147,22 @@ class Network(SharesParameters, ABC):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """As in timm: the last map, and those of the stages `indices` (all if None, the last n if an int).
+        """Return the last map and the maps of several stages, with the arguments of timm.
 
         Args:
-            x: images.
-            indices: which stages.
-            norm: has no effect: no stage has a norm that its map leaves out.
-            stop_early: leave out the stages after the last one of `indices`, whose map is then the last.
-            output_fmt: "NCHW", the only one.
-            intermediates_only: return the list alone.
+            x: images [B, in_chans, height, width].
+            indices: indices of stages; an int means the last n, None all stages.
+            norm: ignored: the maps include the norms.
+            stop_early: skip the stages after the last one of `indices`, whose map is then returned as the last map.
+            output_fmt: only "NCHW" is supported.
+            intermediates_only: return only the list of maps.
         """
         if output_fmt != "NCHW":
-            raise ValueError(f"output_fmt={output_fmt!r}: these networks have maps [B, C, H, W], 'NCHW'")
+            raise ValueError(f"output_fmt must be 'NCHW', got {output_fmt!r}: the maps are [B, C, height, width]")
         self._check_images(x)
         wanted = stage_indices(indices, len(self.feature_info))
         if max(wanted) >= self.stages_left:
-            raise ValueError(f"stage {max(wanted)} was removed: the network has the stages 0 to {self.stages_left - 1}")
+            raise ValueError(f"stage {max(wanted)} was removed: the network has stages 0 to {self.stages_left - 1}")
         maps = {}
         for stage in range(max(wanted) + 1 if stop_early else self.stages_left):
             x = self.forward_stage(stage, x)
@@ -143,12 +174,12 @@ class Network(SharesParameters, ABC):
     def prune_intermediate_layers(
         self, indices: Sequence[int] | int = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """As in timm: remove the stages after the last one of `indices`, and the head; returns the indices kept.
+        """Remove the stages after the last one of `indices`, and the head; return the indices as in timm.
 
         Args:
-            indices: which stages `forward_intermediates` will be asked for.
-            prune_norm: has no effect: a norm behind the last stage belongs to its map.
-            prune_head: remove the head also where all stages stay.
+            indices: the stages that `forward_intermediates` will return; an int means the last n.
+            prune_norm: ignored: the maps include the norms.
+            prune_head: remove the head even if all stages are kept.
         """
         wanted = stage_indices(indices, len(self.feature_info))
         left = max(wanted) + 1
@@ -162,11 +193,16 @@ class Network(SharesParameters, ABC):
         return list(wanted)
 
     def get_classifier(self, name_only: bool = False) -> Any:
-        """The classifier, or its name."""
+        """Return the classifier, or its name."""
         return self.classifier_name if name_only else getattr(self, self.classifier_name)
 
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new classifier, on the device and in the dtype of the network; 0 classes for none."""
+        """Replace the classifier with a new one on the network's device and in its dtype.
+
+        Args:
+            num_classes: number of classes; 0 removes the classifier.
+            global_pool: "avg", "max", "avgmax", "catavgmax" or ""; None keeps the current pooling.
+        """
         pool = self.config.global_pool if global_pool is None else global_pool
         self.config = replace(self.config, num_classes=num_classes, global_pool=pool)
         self.head_hidden_size = self.num_features * (2 if pool == "catavgmax" else 1)
@@ -178,26 +214,29 @@ class Network(SharesParameters, ABC):
 
     @property
     def first_conv(self) -> str:
+        """Name of the first convolution."""
         return self.first_conv_of(self.config)
 
     @property
     def num_classes(self) -> int:
+        """Number of classes; 0 without a classifier."""
         return self.config.num_classes
 
     def no_weight_decay(self) -> set[str]:
-        """Batch norm parameters and biases. Tables of positions do decay."""
+        """Return the names of parameters without weight decay: batch norms and biases, but not position tables."""
         return {name for name, parameter in self.named_parameters() if parameter.ndim <= 1}
 
     def group_matcher(self, coarse: bool = False) -> dict[str, str]:
-        """Patterns of parameters' names by depth, as timm's functions for layer-wise learning rates take them.
+        """Return patterns of parameter names by depth, for timm's layer-wise learning rates.
 
-        `coarse`: a group for each stage of a ResNet, otherwise for each block.
+        Args:
+            coarse: one group for each stage of a ResNet instead of each block.
         """
         stem, blocks = self.depth_patterns
         return {"stem": stem, "blocks": blocks.removesuffix(r"\.(\d+)") if coarse and blocks.count("(") > 1 else blocks}
 
     def depths(self) -> dict[str, int]:
-        """The depth of each parameter: 0 is the stem, then block after block, and last the classifier."""
+        """Return the depth of each parameter by name: 0 for the stem, then each block, and last the classifier."""
         keys = {}
         for name, _ in self.named_parameters():
             found = [(i, re.match(pattern, name)) for i, pattern in enumerate(self.depth_patterns)]
@@ -220,7 +259,9 @@ class Network(SharesParameters, ABC):
             if (inside := [depth for name, depth in depths.items() if name.startswith(f"{info['module']}.")])
         }
         if upto not in ("stem", "features", *stages):
-            raise ValueError(f"freeze {upto!r}: this network has stem, {', '.join(stages)}, and features (all of them)")
+            raise ValueError(
+                f"cannot freeze {upto!r}; choose from stem, {', '.join(stages)} and features (all of these)"
+            )
         last = max(depths.values()) if upto == "features" else stages.get(upto, 0)
         frozen = {name for name, depth in depths.items() if depth <= last and not name.startswith(head)}
         for name, parameter in self.named_parameters():
@@ -237,7 +278,7 @@ class Network(SharesParameters, ABC):
         return self
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Whether training keeps only the input of each block and computes the rest again."""
+        """Enable gradient checkpointing: store only the input of each block and recompute the rest in backward."""
         self.grad_checkpointing = enable
 
     def run_block(self, block: nn.Module, x: Tensor) -> Tensor:
@@ -250,30 +291,60 @@ class Network(SharesParameters, ABC):
     # Weights on disk and on the hub
 
     def save_pretrained(self, folder: str | Path, card: "Card | None" = None) -> Path:
-        """Writes config.json, README.md and model.safetensors; `card`: preprocessing, class names, metrics, recipe."""
+        """Write config.json, README.md and model.safetensors into a folder, and return the folder.
+
+        Args:
+            folder: output folder, created if it does not exist.
+            card: preprocessing, class names, metrics and recipe; default: `self.card`.
+        """
         from lambdanets.models import pretrained
 
         return pretrained.save_pretrained(self, folder, card)
 
     @classmethod
     def from_pretrained(cls, source: str | Path, **arguments: Any) -> "Network":
-        """The network of a folder or file that `save_pretrained` wrote, or of a hub id; `arguments` change it."""
+        """Load a network from a folder, file or hub id, see `lambdanets.models.from_pretrained`."""
         from lambdanets.models import pretrained
 
         network = pretrained.from_pretrained(source, **arguments)
         if not isinstance(network, cls):
-            raise TypeError(f"{source} holds a {type(network).__name__}, not a {cls.__name__}")
+            raise TypeError(f"{source} contains a {type(network).__name__}, expected a {cls.__name__}")
         return network
 
     def push_to_hub(self, repo_id: str, card: "Card | None" = None, **options: Any) -> str:
-        """Saves to the Hugging Face hub; `options` are those of `HfApi.upload_folder`. Returns the address."""
+        """Upload the network to the Hugging Face hub and return its URL.
+
+        Args:
+            repo_id: id of the model, "owner/name"; created if it does not exist.
+            card: preprocessing, class names, metrics and recipe; default: `self.card`.
+            options: arguments of `huggingface_hub.HfApi.upload_folder`.
+        """
         from lambdanets.models import pretrained
 
         return pretrained.push_to_hub(self, repo_id, card, **options)
 
 
 class FeatureNetwork(SharesParameters):
-    """The maps of chosen stages, as a list: a backbone for detection or segmentation. Later stages are removed."""
+    """A backbone that returns a list of maps, for detection or segmentation; `create_model(features_only=True)`.
+
+    The classifier and the stages after the last chosen one are removed.
+
+    Args:
+        network: the network, which is changed.
+        out_indices: indices of stages; an int means the last n, None all stages.
+
+    Shape:
+        input: [B, in_chans, height, width]
+        output: a list of [B, channels, height / reduction, width / reduction], rounded up; see `feature_info`
+
+    >>> import torch
+    >>> from lambdanets import create_model
+    >>> backbone = create_model("lambda_resnet_tiny", features_only=True, out_indices=(1, 4))
+    >>> [list(x.shape) for x in backbone(torch.randn(1, 3, 32, 32))]
+    [[1, 128, 32, 32], [1, 1024, 4, 4]]
+    >>> backbone.feature_info.reduction()
+    [1, 8]
+    """
 
     def __init__(self, network: Network, out_indices: Sequence[int] | int | None = None) -> None:
         super().__init__()
@@ -286,14 +357,16 @@ class FeatureNetwork(SharesParameters):
         self.feature_info = FeatureInfo(network.feature_info, self.out_indices)
 
     def forward(self, x: Tensor) -> list[Tensor]:
+        """Return the maps of the chosen stages for images [B, in_chans, height, width]."""
         return self.network.forward_intermediates(x, self.out_indices, intermediates_only=True)  # type: ignore
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Enable gradient checkpointing, see `Network.set_grad_checkpointing`."""
         self.network.set_grad_checkpointing(enable)
 
 
 def pool_globally(x: Tensor, kind: str) -> Tensor:
-    """[B, C, height, width] -> [B, C], [B, 2C] with "catavgmax", or x itself with ""."""
+    """Pool [B, C, height, width] to [B, C], or to [B, 2C] with "catavgmax"; "" returns x."""
     if not kind:
         return x
     if kind == "avg":
@@ -305,26 +378,43 @@ def pool_globally(x: Tensor, kind: str) -> Tensor:
 
 
 class FeatureInfo:
-    """What a FeatureNetwork returns, with the methods of timm's class of this name."""
+    """Channels, reductions and modules of a backbone's maps, with the methods of timm's `FeatureInfo`.
+
+    In all methods, `index` is a stage or a sequence of stages; None means the returned stages.
+
+    Args:
+        info: num_chs, reduction and module of every stage.
+        out_indices: indices of the returned stages.
+
+    >>> from lambdanets import create_model
+    >>> info = create_model("lambda_resnet_tiny", features_only=True, out_indices=(1, 4)).feature_info
+    >>> info.channels(), info.reduction(), info.module_name()
+    ([128, 1024], [1, 8], ['layer1', 'layer4'])
+    """
 
     def __init__(self, info: list[dict[str, Any]], out_indices: Sequence[int]) -> None:
         self.info, self.out_indices = info, tuple(out_indices)
 
     def get(self, key: str, index: int | Sequence[int] | None = None) -> Any:
+        """Return num_chs, reduction or module of stages."""
         if isinstance(index, int):
             return self.info[index][key]
         return [self.info[i][key] for i in (self.out_indices if index is None else index)]
 
     def channels(self, index: int | Sequence[int] | None = None) -> Any:
+        """Return the number of channels of stages."""
         return self.get("num_chs", index)
 
     def reduction(self, index: int | Sequence[int] | None = None) -> Any:
+        """Return the reduction of stages relative to the image."""
         return self.get("reduction", index)
 
     def module_name(self, index: int | Sequence[int] | None = None) -> Any:
+        """Return the module at the end of stages."""
         return self.get("module", index)
 
     def get_dicts(self) -> list[dict[str, Any]]:
+        """Return num_chs, reduction and module of each returned stage."""
         return [self.info[i] for i in self.out_indices]
 
     def __getitem__(self, stage: int) -> dict[str, Any]:
@@ -335,21 +425,21 @@ class FeatureInfo:
 
 
 def stage_indices(indices: Sequence[int] | int | None, stages: int) -> tuple[int, ...]:
-    """All if None, the last n if an int; negative ones count from the end."""
+    """Return stages as non-negative indices; None means all, an int the last n, negative indices count from the end."""
     if indices is None:
         return tuple(range(stages))
     chosen = range(-indices, 0) if isinstance(indices, int) else indices
     if not chosen or any(not -stages <= i < stages for i in chosen):
-        raise ValueError(f"out_indices={indices}: this network has the stages 0 to {stages - 1}")
+        raise ValueError(f"out_indices must be stages from 0 to {stages - 1} of this network, got {indices}")
     return tuple(i % stages for i in chosen)
 
 
 @contextmanager
 def _frozen_statistics(block: nn.Module) -> Iterator[None]:
-    """Computing a block again must not update its running statistics again."""
+    """Keep the running statistics of a block unchanged while gradient checkpointing recomputes it."""
     norms = [m for m in block.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     before = [(norm.momentum, norm.num_batches_tracked) for norm in norms]
-    for norm, (_, batches) in zip(norms, before, strict=True):  # a copy to count in: SyncBatchNorm insists on one
+    for norm, (_, batches) in zip(norms, before, strict=True):  # a copy of the counter, which SyncBatchNorm needs
         norm.momentum, norm.num_batches_tracked = 0.0, None if batches is None else batches.clone()
     try:
         yield

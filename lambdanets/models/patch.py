@@ -1,4 +1,4 @@
-"""Lambda networks on patches, which the paper suggests: a convolution cuts patches, all blocks are alike."""
+"""Lambda networks on patches, which the paper suggests: a patch embedding, then blocks at a single resolution."""
 
 from collections.abc import Iterable
 
@@ -10,13 +10,13 @@ from lambdanets.models.config import PatchConfig
 from lambdanets.models.network import Network
 from lambdanets.models.spatial import scope_of_stage, spatial_layer
 
-STAGES = 4  # of equal depth, only to name features
+STAGES = 4  # of equal depth, for `feature_info`
 
 
 class Branch(nn.Module):
-    """x + norm(layers(norm(x))): the last norm starts at zero, as in the paper's bottlenecks.
+    """A residual branch, x + norm(layers(norm(x))), whose last norm starts at zero as in the paper's bottlenecks.
 
-    The norm after is needed: at initialisation a lambda layer's output is some hundred times its input.
+    The second norm is needed because the output of a lambda layer is initially about 100 times as large as its input.
     """
 
     def __init__(self, width: int, layers: nn.Module, drop_path: float) -> None:
@@ -31,7 +31,21 @@ class Branch(nn.Module):
 
 
 class PatchNetwork(Network):
-    """A network of `PatchConfig`; its four stages are quarters of the depth, all at the same resolution."""
+    """A lambda network on patches. Its four stages are quarters of the depth, all at the same resolution.
+
+    Args:
+        config: the configuration; `create_model` makes it from a name.
+
+    Shape:
+        input: [B, in_chans, height, width]
+        output: [B, num_classes]
+
+    >>> import torch
+    >>> from lambdanets.models import PatchConfig, PatchNetwork
+    >>> network = PatchNetwork(PatchConfig(width=64, depth=4, patch=8, image_size=32, num_classes=10))
+    >>> network(torch.randn(2, 3, 32, 32)).shape
+    torch.Size([2, 10])
+    """
 
     classifier_name = "head"
     depth_patterns = (r"^patch_embed\.", r"^blocks\.(\d+)")
@@ -48,7 +62,7 @@ class PatchNetwork(Network):
         super().__init__(config)
         self.patch, width = config.patch, config.width
         if config.depth < STAGES:
-            raise ValueError(f"depth={config.depth}: at least {STAGES} blocks are needed")
+            raise ValueError(f"depth must be at least {STAGES}, got {config.depth}")
         self.patch_embed = nn.Conv2d(config.in_chans, width, config.patch, config.patch)
         size = smaller(config.image_grid, config.patch)
         scope = scope_of_stage(config.scope, 0, 1)
@@ -71,7 +85,7 @@ class PatchNetwork(Network):
         self.finish(width)
 
     def forward_stage(self, stage: int, x: Tensor) -> Tensor:
-        if stage == 0:  # pixels outside are zero, so that any size has whole patches
+        if stage == 0:  # pad with zeros to whole patches
             x = self.patch_embed(nn.functional.pad(x, [0, -x.shape[3] % self.patch, 0, -x.shape[2] % self.patch]))
         for block in self.blocks[self.ends[stage - 1] if stage else 0 : self.ends[stage]]:
             x = self.run_block(block, x)

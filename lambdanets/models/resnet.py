@@ -1,6 +1,6 @@
-"""ResNets with bottleneck blocks: vanilla, -D, -RS, and the paper's lambda and hybrid networks.
+"""ResNets with bottleneck blocks: ResNet-v1, -D, -RS, and the paper's lambda and hybrid networks.
 
-Names of parameters are torchvision's and timm's, so that their weights fit.
+Parameters have the names of torchvision and timm, so that their weights load.
 """
 
 from collections.abc import Iterable
@@ -26,20 +26,44 @@ from lambdanets.models.config import Activation, Placement, ResNetConfig
 from lambdanets.models.network import Network
 from lambdanets.models.spatial import pool_behind, scope_of_stage, spatial_layer
 
-EXPANSION = 4  # a block puts out four times its width
+EXPANSION = 4  # output channels of a block divided by its width
 STAGES = 4
-# Strides of convolutions and pooling
+# Strides of the convolutions and of the pooling
 STEMS = {"vanilla": (2, 2), "deep": (2, 2), "tiered": (2, 2), "strided": (2, 2), "small": (1, 1)}
 
 
 class Bottleneck(nn.Module):
-    """1x1, a spatial layer, 1x1, around a shortcut.
+    """A bottleneck block: 1x1 convolution, spatial layer, 1x1 convolution, and a shortcut.
 
-    A convolution strides itself. Any other `spatial` layer works at the input's resolution, and where the block
-    makes the map smaller 3x3 average pooling follows: in lambda layers with `downsample="avg"`, behind other layers.
-    With `blur` a convolution works at the input's resolution too, and a binomial filter follows. With `left_out` the
-    block keeps every position (see `Step`). With `stride_in="1x1"` the first convolution strides, and the spatial
-    layer works at the output's resolution.
+    A 3x3 convolution has the stride of the block. Any other `spatial` layer works at the input resolution and is
+    followed by average pooling, which lambda layers with `downsample="avg"` include.
+
+    Args:
+        channels: number of input channels.
+        width: number of channels of the spatial layer; the block has 4 * width output channels.
+        stride: stride of the block, 1 or 2.
+        dilation: dilation of the 3x3 convolution.
+        left_out: omit the stride, so that the block keeps the resolution (`output_stride`).
+        spatial: layer that replaces the 3x3 convolution, width -> width; None for the convolution.
+        shortcut: "conv" or "pool", see `ResNetConfig`.
+        se: reduction of squeeze-and-excitation; None for none.
+        drop_path: rate of stochastic depth.
+        act: activation.
+        blur: replace the stride of the 3x3 convolution by a binomial filter with this stride.
+        window: window of the average pooling after `spatial`.
+        stride_in: the strided layer: "3x3", or "1x1" for the first convolution, with the spatial layer at the output
+            resolution.
+
+    Shape:
+        input: [B, channels, height, width]
+        output: [B, 4 * width, height / stride, width / stride], rounded up
+
+    >>> import torch
+    >>> from lambdanets import LambdaLayer2d
+    >>> from lambdanets.models import Bottleneck
+    >>> block = Bottleneck(64, 32, stride=2, spatial=LambdaLayer2d(32))
+    >>> block(torch.randn(1, 64, 16, 16)).shape
+    torch.Size([1, 128, 8, 8])
     """
 
     def __init__(
@@ -101,7 +125,7 @@ def make_shortcut(channels: int, out_channels: int, step: Step, kind: str) -> nn
 
 
 def make_stem(config: ResNetConfig) -> tuple[nn.Module, nn.Module]:
-    """The convolutions before bn1, and the pooling after it."""
+    """Return the convolutions before bn1, and the pooling after it."""
     kind, in_chans, width = config.stem, config.in_chans, config.widths[0]
     if kind not in STEMS:
         raise ValueError(f"unknown stem {kind!r}; choose one of {', '.join(map(repr, STEMS))}")
@@ -135,7 +159,7 @@ def make_stem(config: ResNetConfig) -> tuple[nn.Module, nn.Module]:
 def make_stage(
     config: ResNetConfig, i: int, channels: int, steps: Steps, size: tuple[int, int], rates: list[float]
 ) -> nn.Sequential:
-    """Stage i (0 is c2) on maps of `size`, one block for each rate of stochastic depth."""
+    """Build stage i (0 is c2) for maps of `size`, with one block for each stochastic depth rate."""
     width = config.widths[i]
     replaced = blocks_of_stage(config.placement, i, len(rates))
     scope = scope_of_stage(config.scope, i, STAGES)
@@ -173,7 +197,21 @@ def make_stage(
 
 
 class ResNet(Network):
-    """A network of `ResNetConfig`; stage 0 is the stem, 1 to 4 are c2 to c5."""
+    """A ResNet with bottleneck blocks. Stage 0 is the stem; stages 1 to 4 are c2 to c5.
+
+    Args:
+        config: the configuration; `create_model` makes it from a name.
+
+    Shape:
+        input: [B, in_chans, height, width]
+        output: [B, num_classes]
+
+    >>> import torch
+    >>> from lambdanets.models import ResNet, ResNetConfig
+    >>> network = ResNet(ResNetConfig(depths=(1, 1, 1, 1), placement="CCLL", num_classes=10))
+    >>> network(torch.randn(2, 3, 64, 64)).shape
+    torch.Size([2, 10])
+    """
 
     depth_patterns = (r"^(?:conv1|bn1|maxpool)\.", r"^layer(\d+)\.(\d+)")
 
@@ -189,9 +227,9 @@ class ResNet(Network):
         super().__init__(config)
         stem = config.widths[0]
         if config.blur == "all" and config.output_stride < 32:
-            raise ValueError("blur='all' needs output_stride=32: a stride that is left out has nothing to blur")
+            raise ValueError(f"blur='all' needs output_stride=32, got {config.output_stride}")
         if config.blur == "all" and config.stride_in == "1x1":
-            raise ValueError("blur='all' needs stride_in='3x3': it filters behind 3x3 convolutions that stride")
+            raise ValueError("blur='all' needs stride_in='3x3': it replaces the stride of 3x3 convolutions")
         self.conv1, self.maxpool = make_stem(config)
         self.bn1 = nn.BatchNorm2d(stem)
         self.act1 = activation(config.activation)
@@ -208,7 +246,7 @@ class ResNet(Network):
             size, channels = smaller(size, steps.reduction // before), width * EXPANSION
             self.feature_info.append({"num_chs": channels, "reduction": steps.reduction, "module": f"layer{i + 1}"})
         self.finish(channels)
-        if config.norm_eps != ResNetConfig.norm_eps:  # a layer given as a function may have an eps of its own
+        if config.norm_eps != ResNetConfig.norm_eps:  # keep the eps of layers given as functions by default
             for module in self.modules():
                 if isinstance(module, nn.modules.batchnorm._BatchNorm):
                     module.eps = config.norm_eps
@@ -220,7 +258,7 @@ class ResNet(Network):
             x = self.maxpool(x)
         blocks = getattr(self, f"layer{stage}")
         if not self.grad_checkpointing:
-            return blocks(x)  # a hook on the stage sees its map
+            return blocks(x)  # call the stage itself, so that its hooks run
         for block in blocks:
             x = self.run_block(block, x)
         return x
@@ -238,7 +276,7 @@ class ResNet(Network):
 
 
 def blocks_of_stage(placement: Placement, stage: int, depth: int) -> frozenset[int]:
-    """Which blocks of a stage, counted from 1, have the other layer."""
+    """Return the numbers of the blocks of a stage, counted from 1, in which the `layer` replaces the convolution."""
     if not isinstance(placement, str | tuple) or len(placement) != STAGES:
         raise ValueError(f"placement must name {STAGES} stages, for example 'CCLL', got {placement!r}")
     chosen = placement[stage]
@@ -247,5 +285,7 @@ def blocks_of_stage(placement: Placement, stage: int, depth: int) -> frozenset[i
     if chosen == "L":
         return frozenset(range(1, depth + 1))
     if not isinstance(chosen, tuple) or not all(isinstance(i, int) and 1 <= i <= depth for i in chosen):
-        raise ValueError(f"placement of stage c{stage + 2}: give 'C', 'L' or blocks from 1 to {depth}, got {chosen!r}")
+        raise ValueError(
+            f"placement of stage c{stage + 2} must be 'C', 'L' or block numbers from 1 to {depth}, got {chosen!r}"
+        )
     return frozenset(chosen)

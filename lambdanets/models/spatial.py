@@ -1,4 +1,4 @@
-"""What can stand where a spatial convolution would: lambda layers and what the paper compares them with."""
+"""Layers that can replace spatial convolutions in networks: lambda layers and the layers that the paper compares."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -22,13 +22,13 @@ from lambdanets.layers import (
 from lambdanets.models.blocks import Step, average_by_half
 from lambdanets.models.config import Scope, ScopePerStage, SpatialOptions
 
-SCOPE_WITH_INTRA_DEPTH = 7  # the paper's, to reduce the work that intra-depth multiplies
+SCOPE_WITH_INTRA_DEPTH = 7  # as in the paper, since intra-depth multiplies the cost
 LAMBDA_OPTIONS = frozenset(f.name for f in fields(SpatialOptions)) - {"layer"}
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A layer that networks know by name: how to build it, which options it has, whether it must know the size."""
+    """A named layer: its constructor, its options, and whether it needs the input size."""
 
     build: Callable[..., nn.Module]
     options: frozenset[str] = frozenset({"key_depth", "heads"})
@@ -51,13 +51,13 @@ LAYERS = {
 
 def kind_of(layer: str) -> Kind:
     if layer not in LAYERS:
-        hint = "; squeeze-and-excitation is se=True" if layer.startswith(("se", "squeeze")) else ""
+        hint = "; for squeeze-and-excitation use se=True" if layer.startswith(("se", "squeeze")) else ""
         raise ValueError(f"unknown layer {layer!r}; choose one of {', '.join(map(repr, LAYERS))}, or a function{hint}")
     return LAYERS[layer]
 
 
 def check_options(layer: str | Callable[[int], nn.Module], given: Sequence[str]) -> None:
-    """Refuses options that the layer would silently ignore."""
+    """Raise a ValueError for options that the layer would ignore."""
     understood = kind_of(layer).options if isinstance(layer, str) else frozenset()
     ignored = sorted((LAMBDA_OPTIONS & set(given)) - understood)
     if ignored:
@@ -68,7 +68,7 @@ def check_options(layer: str | Callable[[int], nn.Module], given: Sequence[str])
 
 
 def scope_of_stage(scope: ScopePerStage, stage: int, stages: int) -> Scope | str:
-    """The scope of one stage, from one for all of them (a pair is height and width) or a tuple of `stages`."""
+    """Return the scope of one stage, from a scope for all stages (a pair is height and width) or a tuple of scopes."""
     if not isinstance(scope, tuple):
         return scope
     if len(scope) == stages and stages > 1:
@@ -77,7 +77,7 @@ def scope_of_stage(scope: ScopePerStage, stage: int, stages: int) -> Scope | str
     if len(width) == 1 and isinstance(height, int) and isinstance(width[0], int):
         return height, width[0]
     raise ValueError(
-        f"scope must be an int, (height, width), None, or one of these for each of {stages} stages: {scope}"
+        f"scope must be an int, (height, width), None, or one of these for each of {stages} stages, got {scope}"
     )
 
 
@@ -92,17 +92,17 @@ def spatial_layer(
     downsample: bool = False,
     dilation: int = 1,
 ) -> nn.Module:
-    """A layer [B, channels, height, width] -> [B, out_channels, height, width].
+    """Build a layer [B, channels, height, width] -> [B, out_channels, height, width].
 
     Args:
-        channels: in, and out if `out_channels` is None.
-        options: which layer, and its options.
-        scope: of this stage.
-        input_size: the largest map it will see, as (height, width).
-        positions: the stage's, if they are shared.
-        out_channels: of the output; a layer given as a function keeps the channels.
+        channels: number of input channels.
+        options: the kind of layer and its options.
+        scope: scope of this stage.
+        input_size: largest size of the input map, (height, width).
+        positions: position embeddings shared by the stage, if any.
+        out_channels: number of output channels, default `channels`; a layer given as a function keeps the channels.
         downsample: whether a lambda layer halves the map by 3x3 average pooling; others keep it (see `pool_behind`).
-        dilation: of the scope, for lambda layers.
+        dilation: dilation of the scope of lambda layers.
     """
     if dilation > 1 and (options.layer != "lambda" or scope is None):
         what = "a global scope" if options.layer == "lambda" else f"layer={options.layer!r}"
@@ -111,7 +111,7 @@ def spatial_layer(
         raise ValueError("share_positions=True needs output_stride=32: blocks of a dilated stage differ in dilation")
     if not isinstance(options.layer, str):
         if out_channels is not None:
-            raise ValueError("this network's layers change the number of channels: give layer a name, not a function")
+            raise ValueError("layer must be a name, not a function: the layers of this network change the channels")
         return options.layer(channels)
     kind = kind_of(options.layer)
     chosen = {name: getattr(options, name) for name in kind.options - {"scope", "share_positions"}}
@@ -122,9 +122,9 @@ def spatial_layer(
         scope = SCOPE_WITH_INTRA_DEPTH
     if "scope" in kind.options and scope != "auto":
         if isinstance(scope, str):
-            raise ValueError(f"unknown scope {scope!r}: give 'auto', an int, (height, width) or 'global'")
+            raise ValueError(f"unknown scope {scope!r}: use 'auto', an int, (height, width) or 'global'")
         if scope is None and options.layer != "lambda":
-            raise ValueError(f"layer={options.layer!r} is local: give a scope, or use layer='global_attention'")
+            raise ValueError(f"layer={options.layer!r} is local: set a scope, or use layer='global_attention'")
         chosen["scope"] = scope
     if kind.needs_size or chosen.get("scope", 0) is None:
         chosen["input_size"] = input_size
@@ -134,7 +134,7 @@ def spatial_layer(
 
 
 def pool_behind(spatial: nn.Module, step: Step, window: Literal[2, 3] = 3) -> nn.Module:
-    """The average pooling behind a spatial layer of a block, unless the layer does it itself."""
+    """Return the average pooling after a spatial layer of a block, or an identity if the layer includes it."""
     if isinstance(spatial, LambdaLayer2d) and spatial.downsample is not None:
         return nn.Identity()
     return average_by_half(window, step)

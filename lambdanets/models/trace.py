@@ -1,4 +1,4 @@
-"""Which modules a network calls, with which shapes: what the formulas for FLOPs and memory walk over."""
+"""Record the modules that a network calls and their shapes, for the formulas of FLOPs and memory."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,15 +18,15 @@ class Call:
 
     name: str
     module: nn.Module
-    inputs: tuple[tuple[int, ...], ...]  # shapes of the tensors among the positional arguments
+    inputs: tuple[tuple[int, ...], ...]  # shapes of tensors among the positional arguments
     output: tuple[int, ...]
 
 
 def trace(network: nn.Module, shape: Sequence[int], kinds: tuple[type[nn.Module], ...]) -> list[Call]:
-    """The calls of modules of these kinds for one input of `shape`, in order.
+    """Return the calls of modules of these kinds for an input of `shape`, in order.
 
-    A network on the meta device computes nothing; any other one runs. What is inside a lambda layer is left out: it
-    merges its projections, unless a hook makes it call them.
+    The network runs once; on the meta device this computes nothing. Modules inside a lambda layer are omitted, since
+    the layer merges its projections.
     """
     calls: list[Call] = []
     layers = [module for module in network.modules() if isinstance(module, LambdaLayer)]
@@ -52,7 +52,7 @@ def trace(network: nn.Module, shape: Sequence[int], kinds: tuple[type[nn.Module]
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode while it lasts: zeros, or a single image, must not enter the running statistics."""
+    """Set eval mode inside the context, so that test inputs do not change the running statistics."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

@@ -1,21 +1,21 @@
-"""Networks with random weights that compute as trained ones do, for benchmarks and exports without weights."""
+"""Networks with random weights and realistic activations, for benchmarks and exports without weights."""
 
 import torch
 from torch import Tensor, nn
 
 
 def settle(network: nn.Module, shape: tuple[int, ...]) -> nn.Module:
-    """Norms as after training: branches that start at zero do something, and running statistics fit.
+    """Set norms like after training: weights of zero-initialised branches are not zero, running statistics match.
 
-    What a branch adds stays small, as there. A lambda layer multiplies two things that grow with its input, so what is
-    a little too large after one block is much too large after ten: networks of lambda layers alone gave NaN.
+    The outputs of branches are kept small. A lambda layer multiplies two functions of its input, so large activations
+    grow quickly over several blocks and would become NaN.
     """
     norms = [m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     momenta = [norm.momentum for norm in norms]
     for norm in norms:
         norm.momentum = 1.0
         if norm.affine:
-            adds = not norm.weight.any()  # the last of a branch
+            adds = not norm.weight.any()  # the last norm of a branch
             nn.init.uniform_(norm.weight, *((0.1, 0.3) if adds else (0.5, 1.0)))
     with torch.no_grad():
         network.train()(some_images(network, shape))
@@ -25,6 +25,6 @@ def settle(network: nn.Module, shape: tuple[int, ...]) -> nn.Module:
 
 
 def some_images(network: nn.Module, shape: tuple[int, ...]) -> Tensor:
-    """Always the same ones: statistics of a few random images fit no others through many lambda layers."""
+    """Return fixed random images: after many lambda layers, statistics of a few images do not fit other images."""
     like = next(network.parameters())
     return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(like.device, like.dtype)

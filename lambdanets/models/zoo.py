@@ -1,4 +1,4 @@
-"""Every network that has a name: one row each. A variation is a field, `create_model(name, field=value)`."""
+"""The configurations of all named networks. `create_model(name, field=value)` changes a field."""
 
 from dataclasses import dataclass, replace
 
@@ -8,14 +8,14 @@ from lambdanets.models.config import AttentionNetworkConfig, MobileNetConfig, Ne
 
 @dataclass(frozen=True)
 class Scale:
-    """A row of the paper's table of LambdaResNets (block configurations are those of ResNet-RS)."""
+    """A row of the paper's table of LambdaResNets, with the block configurations of ResNet-RS."""
 
     depths: tuple[int, int, int, int]
-    lambdas_in_c4: tuple[int, ...]  # blocks, counted from 1; every block of c5 has one too
-    image_size: int  # one of those in the paper's tables, which have several for most depths
+    lambdas_in_c4: tuple[int, ...]  # blocks with a lambda layer, counted from 1; all blocks of c5 have one
+    image_size: int  # one of the image sizes in the paper's tables
 
 
-# Depth N makes the rows resnet_rsN, lambda_resnetN and lambda_resnetN_c4.
+# Depth N defines resnet_rsN, lambda_resnetN and lambda_resnetN_c4.
 SCALES = {
     50: Scale((3, 4, 6, 3), (3,), 160),
     101: Scale((3, 4, 23, 3), (6, 12, 18), 224),
@@ -26,7 +26,7 @@ SCALES = {
     420: Scale((4, 44, 87, 4), (10, 20, 30, 40, 50, 60, 70, 80), 320),
 }
 
-# ResNet-v1 as in the 90-epoch experiments: placement="LLLL" is the paper's "lambda layer" row.
+# ResNet-v1 as in the paper's 90-epoch experiments; placement="LLLL" is its row "lambda layer".
 VANILLA = {
     "resnet26": ResNetConfig(depths=(2, 2, 2, 2)),
     "resnet50": ResNetConfig(depths=(3, 4, 6, 3)),
@@ -42,7 +42,7 @@ RESNET_RS = {
     )
     for depth, scale in SCALES.items()
 }
-# No SE from c4 on, also not in the blocks of c4 that keep their convolution: the paper's counts say so.
+# No squeeze-and-excitation in c4 and c5, even in blocks of c4 with convolutions, which matches the paper's counts.
 LAMBDA_RESNETS = {
     f"lambda_resnet{depth}": replace(
         RESNET_RS[f"resnet_rs{depth}"],
@@ -58,7 +58,7 @@ MOBILENETS = {
     "lambda_mobilenet_v2": MobileNetConfig(key_depth=32, heads=4, scope=5, placement=(10, 16)),
 }
 
-# For images of 28 to 64 pixels: a stem that keeps the resolution.
+# For images of 28 to 64 pixels, with a stem that keeps the resolution.
 TINY = ResNetConfig(
     depths=(2, 2, 2, 2), widths=(32, 64, 128, 256), stem="small", shortcut="pool", image_size=32, num_classes=10
 )
@@ -70,21 +70,21 @@ SMALL_IMAGES = {
     "lambda_resnet_small": replace(SMALL, placement="CCLL"),
 }
 
-# The scope 23 covers all but the corners of 14x14 patches.
+# A scope of 23 covers 14x14 patches except for the corners.
 PATCHES = {
     "lambda_patch_tiny": PatchConfig(width=192, depth=8, patch=4, image_size=32, num_classes=10),
     "lambda_patch_small": PatchConfig(width=384, depth=12),
     "lambda_patch_base": PatchConfig(width=768, depth=12),
 }
 
-# Zhao et al. 2020, patchwise as in the row that the paper cites; layer="pairwise_attention" is their other form.
+# Zhao et al. 2020 with patchwise attention, as cited in the paper; layer="pairwise_attention" is their other variant.
 ATTENTION_NETWORKS = {
     "san10": AttentionNetworkConfig(depths=(2, 1, 2, 4, 1)),
     "san15": AttentionNetworkConfig(depths=(3, 2, 3, 5, 2)),
     "san19": AttentionNetworkConfig(depths=(3, 3, 4, 6, 3)),
 }
 
-# timm's networks with lambda layers, which are trained on ImageNet (`PUBLISHED`).
+# timm's networks with lambda layers, for which weights trained on ImageNet exist (`PUBLISHED`).
 TIMM_26 = ResNetConfig(
     depths=(2, 2, 2, 2),
     stem="tiered",
@@ -108,7 +108,7 @@ TIMM_NETWORKS = {
 
 @dataclass(frozen=True)
 class Published:
-    """Weights that somebody published."""
+    """Published weights of a network: their id on the Hugging Face hub, and their preprocessing."""
 
     hub_id: str
     preprocessing: Preprocessing
@@ -134,7 +134,7 @@ ROWS: dict[str, NetworkConfig] = {
     **TIMM_NETWORKS,
 }
 
-# Top-1 on ImageNet as the paper prints it, trained without pseudo-labels: (percent, image size, label of the table).
+# ImageNet top-1 in the paper, trained without pseudo-labels: (percent as printed, image size, label of the table).
 PARETO, C4, EFFICIENT = "tab:pareto_curve_details", "tab:c4_hybrid", "tab:parameter_efficient"
 PAPER_TOP1: dict[str, tuple[tuple[str, int, str], ...]] = {
     "lambda_mobilenet_v2": (("73.3", 224, "tab:mobilenets"),),

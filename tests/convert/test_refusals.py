@@ -151,7 +151,7 @@ ODD = {
 def test_tensors_of_odd_shapes(kind, name, state, tmp_path, capsys):
     torch.save({**state, name: ODD[kind]}, tmp_path / "a.pt")
     said = refusal(tmp_path / "a.pt", tmp_path, capsys)
-    assert "not d-li14's LambdaLayer" in said or "position convolution is [K, U, 1, r, r]" in said
+    assert "not d-li14's LambdaLayer" in said or "position convolution must be [K, U, 1, r, r]" in said
 
 
 @pytest.mark.parametrize("kind", ODD)

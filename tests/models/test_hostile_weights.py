@@ -278,7 +278,7 @@ def test_torch_files_with_tensors_of_other_kinds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"channels": 8, "device": "cuda"}, "cannot have: device"),
+        ({"channels": 8, "device": "cuda"}, "unknown arguments of a layer: device"),
         ({"channels": 2**40}, "describes a network of more than|must be"),
         ({"channels": "8"}, "channels must be a whole number, got '8'"),
         ({}, "needs channels"),
@@ -305,6 +305,6 @@ def test_a_detector_may_not_name_other_weights(tmp_path: Path, no_hub: list[Any]
         "std": [0.2, 0.2, 0.2],
     }
     save_file({"a": torch.zeros(1)}, tmp_path / "d.safetensors", {DETECTOR_KEY: json.dumps(about)})
-    with pytest.raises(ValueError, match=r"model.pretrained must be null in a file of weights"):
+    with pytest.raises(ValueError, match=r"model.pretrained must be null in a weights file"):
         load_detector(tmp_path / "d.safetensors")
     assert not no_hub

@@ -209,9 +209,9 @@ def test_options_arrive_in_the_lambda_layers() -> None:
 
 
 def test_options_of_layers_that_are_nowhere_are_named() -> None:
-    with pytest.warns(UserWarning, match="resnet26 has convolutions only, so that layer, heads changes nothing: give"):
+    with pytest.warns(UserWarning, match="resnet26 has only convolutions, so layer, heads has no effect: also"):
         meta("resnet26", layer="axial_attention", heads=4)
-    with pytest.warns(UserWarning, match=r"mobilenet_v2 has .* scope changes nothing"):
+    with pytest.warns(UserWarning, match=r"mobilenet_v2 has .* scope has no effect"):
         meta("mobilenet_v2", scope=7)
 
 
@@ -242,13 +242,13 @@ def test_two_lambda_layers_in_one_block_warn() -> None:
         ("zzz", {}, ValueError, r"list_models\(\)"),
         ("resnet50", {"head": 4}, TypeError, "did you mean heads"),
         ("resnet50", {"placement": "LLL"}, ValueError, "name 4 stages"),
-        ("resnet50", {"placement": "CCXL"}, ValueError, "stage c4: give 'C', 'L'"),
+        ("resnet50", {"placement": "CCXL"}, ValueError, "stage c4 must be 'C', 'L'"),
         ("resnet50", {"placement": ("C", "C", (7,), "L")}, ValueError, "from 1 to 6"),
         ("resnet50", {"layer": "lambdas"}, ValueError, "'lambda', 'linear_attention'"),
         ("resnet50", {"layer": "se"}, ValueError, "se=True"),
         ("resnet50", {"layer": "axial_attention", "intra_depth": 4}, ValueError, "has no option intra_depth"),
         ("resnet50", {"layer": nn.Identity, "heads": 4}, ValueError, "has no option heads"),
-        ("resnet50", {"layer": "local_attention", "scope": None, "placement": "CCCL"}, ValueError, "give a scope"),
+        ("resnet50", {"layer": "local_attention", "scope": None, "placement": "CCCL"}, ValueError, "set a scope"),
         ("resnet50", {"scope": (3, 5, 7), "placement": "CCCL"}, ValueError, "each of 4 stages"),
         (
             "resnet50",

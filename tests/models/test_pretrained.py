@@ -86,7 +86,7 @@ def test_a_file_alone_is_enough_and_says_what_it_is(tmp_path: Path) -> None:
     assert again.config == network.config
     again.save_pretrained(tmp_path / "again")  # the card travels with the network
     assert read_card(tmp_path / "again") == CARD
-    with pytest.raises(TypeError, match="holds a ResNet, not a MobileNetV2"):
+    with pytest.raises(TypeError, match="contains a ResNet, expected a MobileNetV2"):
         MobileNetV2.from_pretrained(file)
 
 

@@ -252,7 +252,9 @@ def test_frozen_parts_do_not_learn_and_their_statistics_stay(part, frozen):
 
 
 def test_a_part_that_is_not_there_cannot_be_frozen():
-    with pytest.raises(ValueError, match="freeze 'layer9': this network has stem, layer1, layer2, layer3, layer4, and"):
+    with pytest.raises(
+        ValueError, match="cannot freeze 'layer9'; choose from stem, layer1, layer2, layer3, layer4 and"
+    ):
         small().freeze("layer9")
 
 
