@@ -122,7 +122,7 @@ def command(name: str) -> str:
 class Run:
     """Write files of benchmarks/results again, or list them with their commands."""
 
-    names: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
+    names: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="NAME ...")] = ()
     """Files, without `.json`; none: list all files and their commands."""
 
     def run(self) -> int:
