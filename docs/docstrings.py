@@ -15,6 +15,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 CODE = re.compile(r"(`+)(.+?)\1(?!`)")
 SPECIAL = re.compile(r"([\\*|`]|(?<=\w)_\b)")
+ANNOTATED = re.compile(r"~?\w+\.Annotated\[([~\w.]+), [^\[\]]+\]")
 ENTRY = re.compile(r"    (?P<names>\*{0,2}\w+(?:, \w+)*): (?P<text>.*)")
 LISTS = {
     "Args:": "Arguments",
@@ -93,8 +94,11 @@ def process_docstring(app: Any, what: str, name: str, obj: object, options: Any,
 def process_signature(
     app: Any, what: str, name: str, obj: object, options: Any, arguments: str | None, result: str | None
 ) -> tuple[str | None, str | None]:
-    """Handle Sphinx's event `autodoc-process-signature`: show a default factory as `...`, which Python can parse."""
-    return arguments and arguments.replace("<factory>", "..."), result
+    """Handle Sphinx's event `autodoc-process-signature`: simplify types and defaults.
+
+    `Annotated[int, ...]` becomes `int`, and a default factory `...`, which Python can parse.
+    """
+    return arguments and ANNOTATED.sub(r"\1", arguments.replace("<factory>", "...")), result
 
 
 def plain_types(app: Any) -> None:

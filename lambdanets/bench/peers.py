@@ -122,7 +122,7 @@ def convolution(case: BenchCase) -> nn.Sequential:
 
 
 def large_depthwise(case: BenchCase) -> nn.Sequential:
-    """A depthwise convolution over the whole scope, and a 1x1 convolution that mixes channels."""
+    """Return a depthwise convolution as large as the scope, followed by a 1x1 convolution and batch norm."""
     channels = case.shape.channels
     scope = min(case.scopes)
     spatial = nn.Conv2d(channels, channels, scope, padding=scope // 2, groups=channels, bias=False)

@@ -158,6 +158,12 @@ def test_docstrings_become_restructured_text():
     ]
 
 
+def test_signatures_show_plain_types():
+    shown = "(a: ~typing.Annotated[int, ~lambdanets.typed.Bounds(low=1, high=inf)] | None = <factory>) -> None"
+    found = docstrings.process_signature(None, "class", "name", None, None, shown, None)
+    assert found == ("(a: int | None = ...) -> None", None)
+
+
 def test_the_command_reference_has_every_command():
     from lambdanets.cli import COMMANDS, EXPERIMENTS
 

@@ -52,7 +52,7 @@ def test_what_they_do_not_cover(a_gpu, changes, reason):
 def test_the_documents_have_the_limits(a_gpu, monkeypatch):
     """Each limit that it names can run, and one more cannot."""
     text = (Path(__file__).parents[2] / "docs" / "operation.md").read_text()
-    (refused,) = re.findall(r"`fused` refuses, and `auto` then takes another implementation: ([^\n]*?)\. For", text)
+    (refused,) = re.findall(r"`fused` does not support: ([^\n]*?)\. In these cases", text)
     limits = dict.fromkeys(("key_depth", "value_depth", "intra_depth", "heads"))
     for name in limits:
         words = name.replace("_", ".")
