@@ -32,7 +32,7 @@ nitpick_ignore_regex = [
     (r"py:.*", r".*\.T"),  # type variables
     # In signatures of documented classes, but no part of the interface.
     (r"py:class", r"lambdanets\.(typed|layers\.arguments|layers\.vector_attention|train\.data_path)\..*"),
-    (r"py:class", r"lambdanets\.data\.(order|resident|batch_augment)\..*"),
+    (r"py:class", r"lambdanets\.data\.(order|resident|batch_augment|transforms)\..*"),
 ]
 show_warning_types = True
 smartquotes = False  # they would turn --option into a dash
