@@ -174,7 +174,7 @@ def test_runs_of_another_length_are_not_compared(made, tmp_path):
 
 def test_training_says_what_is_missing(made, tmp_path):
     words = ["train", str(made / "data" / "nuclei-seg"), "resnet_rs50", str(tmp_path), *TINY]
-    with pytest.raises(FileNotFoundError, match=r"`detect_sets\.py weights` makes it"):
+    with pytest.raises(FileNotFoundError, match=r"run `detect_sets\.py weights` first"):
         detect_sets.main(words)
     with pytest.raises(ValueError, match="no finished run"):
         detect_sets.main(["score", str(made / "data"), str(tmp_path)])

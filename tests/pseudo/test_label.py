@@ -168,7 +168,7 @@ def test_unreadable_images_are_left_out_and_named(tmp_path, teacher):
     assert labels.position.tolist() == [0, 1, 2, 4, 5, 6, 7, 8, 9]
     strict = label_all(teacher, files, tmp_path / "strict", LabelOptions(batch_size=8, max_broken=0.05), unit=10)
     assert [name for name, _ in strict.failed] == ["images-0", "images-10"]
-    assert "1 of the 10 images" in strict.failed[0][1]
+    assert "1 of 10 images" in strict.failed[0][1]
     assert not strict.complete
     assert label_path(tmp_path / "strict", 2).exists()
 
@@ -214,7 +214,7 @@ def test_the_first_difference_is_named(tmp_path, teacher):
 
 def test_a_folder_without_images_says_where_they_lie(tmp_path, teacher):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match=r"has no images .*, in the folder itself"):
+    with pytest.raises(ValueError, match=r"has no images .* into the folder itself"):
         label_all(teacher, tmp_path / "empty", tmp_path / "out")
     for file in (make_files(tmp_path / "files", 4) / "somewhere").iterdir():
         file.rename(tmp_path / "empty" / file.name)
