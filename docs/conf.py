@@ -12,7 +12,7 @@ ROOT = HERE.parent
 sys.path.insert(0, str(HERE))  # docstrings.py and pages.py
 
 from docstrings import plain_types, process_docstring, process_signature  # noqa: E402
-from pages import read_source, write_pages  # noqa: E402
+from pages import add_download, read_source, write_notebooks, write_pages  # noqa: E402
 
 import lambdanets  # noqa: E402
 
@@ -66,6 +66,7 @@ nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 nb_execution_in_temp = True  # what a tutorial writes is gone afterwards
 nb_output_stderr = "remove"  # progress bars
+nb_merge_streams = True  # a command's lines as one block
 
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
@@ -79,5 +80,7 @@ def setup(app: Sphinx) -> None:
     app.connect("builder-inited", write_pages)
     app.connect("builder-inited", plain_types, priority=600)  # the help of commands needs them as they are
     app.connect("source-read", read_source)
+    app.connect("html-page-context", add_download)
+    app.connect("build-finished", write_notebooks)
     app.connect("autodoc-process-docstring", process_docstring)
     app.connect("autodoc-process-signature", process_signature)

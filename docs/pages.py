@@ -1,10 +1,12 @@
-"""What the site makes when it is built, and nothing keeps: help of every command, measurements, counts of the paper."""
+"""Generate parts of the site: help of every command, measurements, counts of the paper, notebooks to download."""
 
 import contextlib
 import io
+import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 from sphinx.application import Sphinx
 
@@ -19,6 +21,11 @@ OUTSIDE = {
 }
 # Commands whose subcommands are recipes with the same settings: one stands for all.
 RECIPES = {("train",): "imagenette", ("detect", "train"): "small_set", ("experiments", "rounds"): "cotrain"}
+# The place for a link to a hosted notebook, once the repository has a public address.
+DOWNLOAD = """<p class="notebook"><a href="{name}.ipynb" download>Download notebook</a>
+<span>Jupyter notebook with outputs; runs on one CPU core in about a minute</span></p>
+"""
+LINK_TO_PAGE = re.compile(r"\[([^][]+)\]\([^():]+\.md(?:#[^()]*)?\)")
 SUBCOMMAND = re.compile(r"^[│ ]+• (\S+)", re.MULTILINE)
 
 
@@ -34,6 +41,31 @@ def write_pages(app: Sphinx) -> None:
         path = GENERATED / f"{name}.md"
         if not path.exists() or path.read_text() != text:  # what is the same is not built again
             path.write_text(text)
+
+
+def add_download(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
+    """Add a link to the notebook below the title of a tutorial (event html-page-context)."""
+    folder, _, name = page.rpartition("/")
+    if folder == "tutorials":
+        context["body"] = context["body"].replace("</h1>\n", "</h1>\n" + DOWNLOAD.format(name=name), 1)
+
+
+def write_notebooks(app: Sphinx, exception: Exception | None) -> None:
+    """Write the executed tutorials into the site (event build-finished)."""
+    if exception is None and app.builder.format == "html":
+        for path in Path(app.env.mystnb_config.output_folder).glob("tutorials/*.ipynb"):
+            notebook = for_download(json.loads(path.read_text()))
+            (Path(app.outdir) / "tutorials" / path.name).write_text(json.dumps(notebook, indent=1))
+
+
+def for_download(notebook: dict[str, Any]) -> dict[str, Any]:
+    """Replace links to other pages by their text, and remove progress bars and warnings from the outputs."""
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "markdown":
+            cell["source"] = LINK_TO_PAGE.sub(r"\1", "".join(cell["source"]))
+        else:
+            cell["outputs"] = [one for one in cell["outputs"] if one.get("name") != "stderr"]
+    return notebook
 
 
 def help_of(words: tuple[str, ...]) -> str:

@@ -45,14 +45,18 @@ def test_the_start_page_leads_to_every_tutorial():
     assert {DOCS / link for link in links} == set(TUTORIALS)
 
 
+def code_cells(path: Path) -> list[str]:
+    return [cell.strip() for cell in CELL.findall(path.read_text())]
+
+
 @every_tutorial
 def test_tutorials_show_and_assert(path: Path):
-    code = CELL.findall(path.read_text())
+    code = code_cells(path)
     assert any("plt.show()" in cell for cell in code)
     assert sum(cell.count("assert") for cell in code) >= 2
     for cell in code:
         if not cell.startswith("%%"):
-            compile(cell.removeprefix(":tags: [remove-input]\n"), str(path), "exec")
+            compile(cell, str(path), "exec")
 
 
 @every_tutorial
@@ -176,6 +180,22 @@ def test_the_command_reference_has_every_command():
     assert "--model.embedding-std" in text  # the settings of a recipe
 
 
+def test_downloaded_notebooks_stand_alone():
+    text = ["See [the layers](../layers.md#step-by-step), ", "[a page](https://example.org/) and `x[0](1)`."]
+    streams = [{"output_type": "stream", "name": name, "text": ["some"]} for name in ("stdout", "stderr")]
+    cells = [
+        {"cell_type": "markdown", "source": text},
+        {"cell_type": "code", "source": ["f[0](x)"], "outputs": [*streams, {"output_type": "execute_result"}]},
+    ]
+    markdown, code = pages.for_download({"cells": cells})["cells"]
+    assert markdown["source"] == "See the layers, [a page](https://example.org/) and `x[0](1)`."
+    assert code == {
+        "cell_type": "code",
+        "source": ["f[0](x)"],
+        "outputs": [streams[0], {"output_type": "execute_result"}],
+    }
+
+
 def test_broken_links_are_found(tmp_path: Path):
     (tmp_path / "one.html").write_text('<p id="here"><a href="two.html#there">.</a><a href="https://example.org">.</a>')
     (tmp_path / "two.html").write_text('<a id="there" href="one.html#gone">.</a><img src="gone.svg"><a href="#there">.')
@@ -190,6 +210,7 @@ def test_broken_links_are_found(tmp_path: Path):
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path):
     """Every tutorial runs anew: the cache of the test is its own."""
+    nbformat = pytest.importorskip("nbformat")
     for needed in ("myst_nb", "segmentation_models_pytorch"):
         pytest.importorskip(needed, reason="the site needs pip install 'lambdanets[docs]'")
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
@@ -207,3 +228,9 @@ def test_the_site_builds_without_a_warning(tmp_path: Path):
         page = (site / "tutorials" / f"{path.stem}.html").read_text()
         assert 'class="cell_output' in page  # it ran
         assert "<img" in page
+        assert f'<a href="{path.stem}.ipynb" download>' in page
+        notebook = nbformat.read(site / "tutorials" / f"{path.stem}.ipynb", as_version=4)
+        nbformat.validate(notebook)
+        assert [cell.source for cell in notebook.cells if cell.cell_type == "code"] == code_cells(path)
+        assert all(cell.get("execution_count") for cell in notebook.cells if cell.cell_type == "code")
+        assert "](../" not in str(notebook.cells)
