@@ -13,11 +13,11 @@ class Augment:
     """Data augmentation of training images. The defaults are the paper's 90-epoch setup: random crops and flips.
 
     Example:
-
-        from lambdanets.data.augment import Augment
-
-        digits = Augment(crop_scale=None, padding=2, flip=0.0)
-        strong = Augment(randaugment_layers=2, mixup=0.2, cutmix=1.0)
+        >>> from lambdanets.data.augment import Augment
+        >>> digits = Augment(crop_scale=None, padding=2, flip=0.0)
+        >>> strong = Augment(randaugment_layers=2, mixup=0.2, cutmix=1.0)
+        >>> digits.mixes, strong.mixes
+        (False, True)
     """
 
     crop_scale: tuple[float, float] | None = (0.08, 1.0)

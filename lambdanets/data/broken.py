@@ -14,11 +14,9 @@ class BrokenImages:
     """When unreadable images stop a run. Up to this limit they are replaced and logged.
 
     Example:
-
-        from lambdanets.data.broken import BrokenImages
-        from lambdanets.data.loader import LoaderOptions
-
-        options = LoaderOptions(batch_size=64, broken=BrokenImages(max_fraction=0.01))
+        >>> from lambdanets.data.broken import BrokenImages
+        >>> from lambdanets.data.loader import LoaderOptions
+        >>> options = LoaderOptions(batch_size=64, broken=BrokenImages(max_fraction=0.01))
     """
 
     max_fraction: float = 0.05

@@ -36,10 +36,8 @@ class Limits:
     """Limits on the size of an image, because a file of a few kilobytes can decode to gigabytes.
 
     Example:
-
-        from lambdanets.data.decode import Limits
-
-        strict = Limits(pixels=16_000_000, bytes=16 * 2**20)
+        >>> from lambdanets.data.decode import Limits
+        >>> strict = Limits(pixels=16_000_000, bytes=16 * 2**20)
     """
 
     pixels: int = 80_000_000

@@ -37,10 +37,8 @@ class LoaderOptions:
     """Options of `Loader`.
 
     Example:
-
-        from lambdanets.data.loader import LoaderOptions
-
-        options = LoaderOptions(batch_size=64, workers=4, seed=1)
+        >>> from lambdanets.data.loader import LoaderOptions
+        >>> options = LoaderOptions(batch_size=64, workers=4, seed=1)
     """
 
     batch_size: int = 256
@@ -228,14 +226,13 @@ class Loader:
     Raises ValueError if there are fewer training images than a step needs.
 
     Example:
-
-        from lambdanets.data.loader import Loader, LoaderOptions
-        from lambdanets.data.source import open_source
-        from lambdanets.data.transforms import training
-
-        loader = Loader(open_source("mnist"), training(28, channels=1), LoaderOptions(batch_size=64))
-        images, labels, indices = next(loader.epoch(0))
-        print(images.shape, images.dtype)  # [64, 1, 28, 28] uint8
+        >>> from lambdanets.data.loader import Loader, LoaderOptions
+        >>> from lambdanets.data.source import open_source
+        >>> from lambdanets.data.transforms import training
+        >>> loader = Loader(open_source("mnist"), training(28, channels=1), LoaderOptions(batch_size=64))
+        >>> images, labels, indices = next(loader.epoch(0))
+        >>> images.shape, images.dtype
+        (torch.Size([64, 1, 28, 28]), torch.uint8)
     """
 
     def __init__(

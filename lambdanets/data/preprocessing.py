@@ -16,10 +16,8 @@ class Preprocessing:
     centre, normalise with (x - mean) / std for pixels in [0, 1].
 
     Example:
-
-        from lambdanets.data.preprocessing import Preprocessing
-
-        digits = Preprocessing(mean=(0.13,), std=(0.31,), size=28, crop=1.0)
+        >>> from lambdanets.data.preprocessing import Preprocessing
+        >>> digits = Preprocessing(mean=(0.13,), std=(0.31,), size=28, crop=1.0)
     """
 
     mean: tuple[Mean, ...] = (0.485, 0.456, 0.406)

@@ -27,21 +27,21 @@ class Source(Protocol):
         labels: int64 [len], -1 for images without a label.
 
     Example:
-
-        import numpy as np
-
-        class Noise:
-            class_names = ("a", "b")
-            labels = np.arange(10) % 2
-
-            def __len__(self):
-                return len(self.labels)
-
-            def name(self, index):
-                return f"noise {index}"
-
-            def read(self, index):
-                return np.random.default_rng(index).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+        >>> import numpy as np
+        >>> from lambdanets.data.loader import Loader, LoaderOptions
+        >>> from lambdanets.data.transforms import training
+        >>> class Noise:
+        ...     class_names = ("a", "b")
+        ...     labels = np.arange(10) % 2
+        ...     def __len__(self):
+        ...         return len(self.labels)
+        ...     def name(self, index):
+        ...         return f"noise {index}"
+        ...     def read(self, index):
+        ...         return np.random.default_rng(index).integers(0, 256, (48, 48, 3), dtype=np.uint8)
+        >>> loader = Loader(Noise(), training(32), LoaderOptions(batch_size=4))
+        >>> next(loader.epoch(0)).images.shape
+        torch.Size([4, 3, 32, 32])
     """
 
     class_names: tuple[str, ...]
@@ -177,12 +177,12 @@ def open_source(where: str | Path, *, split: str = "train") -> Source:
     not recognised or the data is invalid.
 
     Example:
-
-        from lambdanets.data.source import open_source
-
-        source = open_source("mnist", split="validation")
-        print(len(source), source.class_names[:3], source.labels[:3])
-        pixels = source.read(0)  # uint8 [28, 28] here; encoded bytes for image files
+        >>> from lambdanets.data.source import open_source
+        >>> source = open_source("mnist", split="validation")
+        >>> len(source), source.class_names[:3], source.labels[:3]
+        (1000, ('0', '1', '2'), array([0, 0, 0]))
+        >>> source.read(0).shape  # encoded bytes for image files
+        (28, 28)
     """
     # Imported here, because the modules of the formats import this one
     from lambdanets.data import embedded, folders, idx, lists, remote, shards
@@ -222,10 +222,9 @@ def splits_of(where: str | Path) -> tuple[str, ...]:
     """Return the splits of a dataset; "validation" and "test" may be the same images.
 
     Example:
-
-        from lambdanets.data.source import splits_of
-
-        print(splits_of("mnist"))
+        >>> from lambdanets.data.source import splits_of
+        >>> splits_of("mnist")
+        ('train', 'validation', 'test')
     """
     from lambdanets.data import embedded, folders, idx, shards
 

@@ -26,13 +26,12 @@ def held_out(
     Raises ValueError if the fraction is out of range or the number of names differs from the number of labels.
 
     Example:
-
-        from lambdanets.data.source import open_source
-        from lambdanets.data.split import held_out
-
-        source = open_source("mnist")
-        train, held = held_out(source.labels, 0.02)
-        print(len(train), len(held))
+        >>> from lambdanets.data.source import open_source
+        >>> from lambdanets.data.split import held_out
+        >>> source = open_source("mnist")
+        >>> train, held = held_out(source.labels, 0.02)
+        >>> len(train), len(held)
+        (3920, 80)
     """
     labels = np.asarray(labels)
     if not 0 <= fraction < 1:

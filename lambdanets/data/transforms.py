@@ -54,13 +54,12 @@ def training(
         exif_orientation: apply the EXIF orientation.
 
     Example:
-
-        from lambdanets.data.augment import Augment
-        from lambdanets.data.transforms import training
-        from PIL import Image
-
-        transform = training(96, Augment(crop_scale=(0.25, 1.0)))
-        print(transform(Image.new("RGB", (200, 150))).shape)  # (96, 96, 3)
+        >>> from lambdanets.data.augment import Augment
+        >>> from lambdanets.data.transforms import training
+        >>> from PIL import Image
+        >>> transform = training(96, Augment(crop_scale=(0.25, 1.0)))
+        >>> transform(Image.new("RGB", (200, 150))).shape
+        (96, 96, 3)
     """
     return Training(height_width(image_size), augment or Augment(), channels, exif_orientation)
 
@@ -73,13 +72,12 @@ def evaluation(preprocessing: Preprocessing, channels: int = 3) -> "Evaluation":
         channels: 3 for RGB, 1 for greyscale.
 
     Example:
-
-        from lambdanets.data.preprocessing import Preprocessing
-        from lambdanets.data.transforms import evaluation
-        from PIL import Image
-
-        transform = evaluation(Preprocessing(size=96))
-        print(transform(Image.new("RGB", (200, 150))).shape)  # (96, 96, 3)
+        >>> from lambdanets.data.preprocessing import Preprocessing
+        >>> from lambdanets.data.transforms import evaluation
+        >>> from PIL import Image
+        >>> transform = evaluation(Preprocessing(size=96))
+        >>> transform(Image.new("RGB", (200, 150))).shape
+        (96, 96, 3)
     """
     return Evaluation(preprocessing, channels)
 
@@ -248,14 +246,12 @@ def normalize(images: Tensor, preprocessing: Preprocessing, dtype: torch.dtype =
     Returns a tensor [B, C, H, W]. Raises ValueError if mean and std do not match the number of channels.
 
     Example:
-
-        import torch
-
-        from lambdanets.data.preprocessing import Preprocessing
-        from lambdanets.data.transforms import normalize
-
-        images = torch.randint(0, 256, (2, 3, 224, 224), dtype=torch.uint8)
-        print(normalize(images, Preprocessing()).dtype)  # torch.float32
+        >>> import torch
+        >>> from lambdanets.data.preprocessing import Preprocessing
+        >>> from lambdanets.data.transforms import normalize
+        >>> images = torch.randint(0, 256, (2, 3, 224, 224), dtype=torch.uint8)
+        >>> normalize(images, Preprocessing()).dtype
+        torch.float32
     """
     channels = images.shape[1]
     if not len(preprocessing.mean) == len(preprocessing.std) == channels:

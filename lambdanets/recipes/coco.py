@@ -32,6 +32,11 @@ def coco_mask_rcnn(depth: int = 101) -> DetectConfig:
 
     Args:
         depth: depth of the LambdaResNet backbone.
+
+    Example:
+        >>> from lambdanets.recipes.coco import coco_mask_rcnn
+        >>> coco_mask_rcnn().batch_size
+        256
     """
     steps_per_epoch = COCO_IMAGES // BATCH
     return DetectConfig(
@@ -71,6 +76,11 @@ def coco_one_gpu() -> DetectConfig:
 
     Batch size 16, warmup over 1000 steps from 0 to 0.02, divided by 10 at 90, 95 and 97.5% of training, weight decay
     4e-5, scale jitter of 0.1 to 2.0.
+
+    Example:
+        >>> from lambdanets.recipes.coco import coco_one_gpu
+        >>> coco_one_gpu().batch_size
+        16
     """
     paper = coco_mask_rcnn(50)
     batch = BATCH // 16
@@ -97,6 +107,11 @@ def small_set() -> DetectConfig:
 
     512 pixels, batch size 16, learning rate 0.02, cosine schedule, scale jitter of 0.5 to 2.0, anchors of 16 to 256
     pixels.
+
+    Example:
+        >>> from lambdanets.recipes.coco import small_set
+        >>> small_set().heads.anchors
+        (16.0, 32.0, 64.0, 128.0, 256.0)
     """
     return DetectConfig(
         recipe="small_set",
@@ -126,6 +141,11 @@ def shapes() -> DetectConfig:
     - Hardware: two CPU cores.
     - Expected: box AP50 0.71, mask AP50 0.69 and mask AP 0.44 on 32 validation images; mask AP50 0.77 on the 64
       training images (one run, seed 0, 320 steps).
+
+    Example:
+        >>> from lambdanets.recipes.coco import shapes
+        >>> shapes().size
+        96
     """
     return DetectConfig(
         recipe="shapes",
@@ -167,6 +187,11 @@ def debug() -> DetectConfig:
 
     - Command: lambdanets detect train debug
     - Hardware: any; half a minute on a CPU.
+
+    Example:
+        >>> from lambdanets.recipes.coco import debug
+        >>> debug().epochs
+        1.0
     """
     usual = shapes()
     return replace(

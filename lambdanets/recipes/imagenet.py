@@ -31,11 +31,10 @@ def imagenet_90() -> TrainConfig:
     evaluates the validation images. Earlier runs of this recipe held out 2%; they resume with that setting.
 
     Example:
-
-        from lambdanets.recipes import imagenet_90
-
-        config = imagenet_90()
-        print(config.schedule.peak(config.batch_size))  # 1.6
+        >>> from lambdanets.recipes import imagenet_90
+        >>> config = imagenet_90()
+        >>> config.schedule.peak(config.batch_size)
+        1.6
     """
     return TrainConfig(
         recipe="imagenet_90",
@@ -130,11 +129,9 @@ def imagenet_350(depth: int = 152, image_size: int = 256) -> TrainConfig:
     Raises ValueError if the paper has no row with this depth and image size.
 
     Example:
-
-        from lambdanets.recipes import imagenet_350
-
-        config = imagenet_350(50, 128)
-        print(config.recipe, config.augment.randaugment_magnitude)
+        >>> from lambdanets.recipes import imagenet_350
+        >>> imagenet_350(50, 128).recipe
+        'imagenet_350_50_128'
     """
     row = next((r for r in ROWS_350 if (r.depth, r.image_size) == (depth, image_size)), None)
     if row is None:
@@ -212,6 +209,11 @@ def imagenet_350_unpublished(network: str = "lambda_resnet152_c4", image_size: i
         image_size: image size in pixels.
 
     Raises ValueError for a combination that is not in the table.
+
+    Example:
+        >>> from lambdanets.recipes import imagenet_350_unpublished
+        >>> imagenet_350_unpublished("lambda_resnet101_c4", 224).recipe
+        'imagenet_350_101_c4_224'
     """
     row = next((r for r in UNPUBLISHED_350 if (r.network, r.image_size) == (network, image_size)), None)
     if row is None:
@@ -240,10 +242,9 @@ def mobilenet_350() -> TrainConfig:
     to MobileNet-v3: 5 epochs of warmup, epsilon 0.001, batch norm decay 0.99, label smoothing 0.1, EMA decay 0.9999.
 
     Example:
-
-        from lambdanets.recipes import mobilenet_350
-
-        print(mobilenet_350().optimizer.kind)
+        >>> from lambdanets.recipes import mobilenet_350
+        >>> mobilenet_350().optimizer.kind
+        'rmsprop'
     """
     return TrainConfig(
         recipe="mobilenet_350",

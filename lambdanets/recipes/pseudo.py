@@ -20,6 +20,11 @@ def cotrain() -> CoTrainConfig:
       2,000 steps (docs/pseudo-labels.md). With few labels, raise --pseudo.ratio; --pseudo.soft needs soft labels.
 
     An epoch goes once through the labelled or the pseudo-labelled images, whichever take more steps.
+
+    Example:
+        >>> from lambdanets.recipes import cotrain
+        >>> cotrain().pseudo.ratio
+        1.0
     """
     base = imagenette()
     return on_top(replace(base, recipe="cotrain", out=Path("runs/cotrain")), PseudoData(ratio=1.0, soft=False))
@@ -55,6 +60,11 @@ def cotrain_350(depth: int = 152, image_size: int = 288) -> CoTrainConfig:
         image_size: image size in pixels.
 
     Raises ValueError if the paper has no row with this depth and image size.
+
+    Example:
+        >>> from lambdanets.recipes import cotrain_350
+        >>> cotrain_350(50, 128).recipe
+        'cotrain_350_50_128'
     """
     if (depth, image_size) not in PSEUDO_TOP1:
         there = ", ".join(f"{d} at {s}" for d, s in PSEUDO_TOP1)
@@ -85,6 +95,11 @@ def distill() -> DistillConfig:
     Teacher and student see the same crops, and the student has the teacher's classes. The photos need no class
     folders; the validation set has one folder per class of the teacher. With labelled photos, --teacher.weight 0.5
     weights labels and teacher equally.
+
+    Example:
+        >>> from lambdanets.recipes import distill
+        >>> distill().batch_size
+        512
     """
     return DistillConfig(
         recipe="distill",

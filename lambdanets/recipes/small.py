@@ -24,13 +24,11 @@ def imagenette() -> TrainConfig:
     of the paper's scale (--model.embedding-std 1) hardly change in so few steps.
 
     Example:
-
-        from dataclasses import replace
-
-        from lambdanets.recipes import imagenette
-
-        config = replace(imagenette(), epochs=60.0)
-        print(config.model.name, config.model.placement, config.batch_size)
+        >>> from dataclasses import replace
+        >>> from lambdanets.recipes import imagenette
+        >>> config = replace(imagenette(), epochs=60.0)
+        >>> config.model.name, config.model.placement, config.batch_size
+        ('resnet50', 'CCLL', 256)
     """
     return TrainConfig(
         recipe="imagenette",
@@ -64,11 +62,10 @@ def digits() -> TrainConfig:
     - Expected: 98% top-1 on 1,000 validation digits.
 
     Example:
-
-        from lambdanets.recipes import digits
-
-        config = digits()
-        print(config.model.row().stages)
+        >>> from lambdanets.recipes import digits
+        >>> config = digits()
+        >>> config.model.name, config.epochs
+        ('lambda_resnet_tiny', 8.0)
     """
     return TrainConfig(
         recipe="digits",
@@ -98,6 +95,11 @@ def debug() -> TrainConfig:
 
     - Command: lambdanets train debug
     - Hardware: any; half a minute on a CPU.
+
+    Example:
+        >>> from lambdanets.recipes import debug
+        >>> debug().batch_size
+        64
     """
     return TrainConfig(
         recipe="debug",

@@ -60,12 +60,11 @@ class Classify(Task):
     Raises ValueError if the dataset or its splits do not fit the settings.
 
     Example:
-
-        from lambdanets.recipes import digits
-        from lambdanets.train.classify import Classify
-
-        task = Classify(digits())
-        print(task.examples, task.describe())
+        >>> from lambdanets.recipes import digits
+        >>> from lambdanets.train.classify import Classify
+        >>> task = Classify(digits())
+        >>> task.examples
+        4000
     """
 
     score = "top1"

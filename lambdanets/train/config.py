@@ -53,11 +53,12 @@ class ModelConfig:
     """The network: a name from `lambdanets models` and changes to its architecture.
 
     Example:
-
-        from lambdanets.train.config import ModelConfig
-
-        model = ModelConfig(name="resnet50", placement="CCLL", image_size=128, options=("scope=7", "heads=8"))
-        print(model.row())  # the resolved architecture; invalid arguments raise ValueError here
+        >>> from lambdanets.train.config import ModelConfig
+        >>> model = ModelConfig(name="resnet50", placement="CCLL", image_size=128, options=("scope=7", "heads=8"))
+        >>> model.row().image_size
+        128
+        >>> model.size
+        128
     """
 
     name: str = "lambda_resnet50"
@@ -402,13 +403,12 @@ class TrainConfig(RunConfig):
     The fields of `RunConfig` are part of it. All fields are options of `lambdanets train`.
 
     Example:
-
-        from dataclasses import replace
-
-        from lambdanets.recipes import imagenette
-
-        config = imagenette()
-        config = replace(config, epochs=60.0, data=replace(config.data, path="pets"))
+        >>> from dataclasses import replace
+        >>> from lambdanets.recipes import imagenette
+        >>> config = imagenette()
+        >>> config = replace(config, epochs=60.0, data=replace(config.data, path="pets"))
+        >>> config.schedule.peak(config.batch_size)
+        0.1
     """
 
     TASK: ClassVar[str] = "classification"

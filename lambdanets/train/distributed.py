@@ -35,11 +35,10 @@ class World:
         restarts: how often an elastic torchrun has restarted these processes.
 
     Example:
-
-        from lambdanets.train.distributed import World
-
-        world = World()  # one process on a CPU
-        print(world.main, world.size)
+        >>> from lambdanets.train.distributed import World
+        >>> world = World()  # one process on a CPU
+        >>> world.main, world.size
+        (True, 1)
     """
 
     rank: int = 0

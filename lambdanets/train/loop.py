@@ -56,16 +56,14 @@ def fit(
     Returns a `Result`. Raises ValueError for invalid settings or data.
 
     Example:
-
-        from dataclasses import replace
-        from pathlib import Path
-
-        from lambdanets.recipes import debug
-        from lambdanets.train.loop import fit
-
-        config = replace(debug(), out=Path("runs/example"), device="cpu")
-        result = fit(config.make_task(), config)
-        print(result.finished, result.scores["ema"])
+        >>> from dataclasses import replace
+        >>> from pathlib import Path
+        >>> from lambdanets.recipes import debug
+        >>> from lambdanets.train.loop import fit
+        >>> config = replace(debug(), epochs=0.05, out=Path("example"), device="cpu")
+        >>> result = fit(config.make_task(), config)
+        >>> result.finished, result.steps, list(result.scores)
+        (True, 3, ['ema', 'raw'])
     """
     with StopRequests(WATCHED if listen else ()) as stop, join(config.device, config.timeout_minutes) as world:
         try:

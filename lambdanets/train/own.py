@@ -98,13 +98,16 @@ def fit(
     if training was stopped by Ctrl-C; a checkpoint is written first.
 
     Example:
-
-        import lambdanets
-
-        result = lambdanets.fit("pets/", epochs=20)
-        print(result.accuracy, result.class_names, result.report)
-        for prediction in result.predict("new_photos/"):
-            print(prediction.image, prediction.classes[0])
+        >>> import lambdanets
+        >>> result = lambdanets.fit("mnist", epochs=0.05, out="digits", quiet=True)
+        >>> result.class_names
+        ('0', '1', '2', '3', '4', '5', '6', '7', '8', '9')
+        >>> str(result.folder / "weights.safetensors"), str(result.report)
+        ('digits/weights.safetensors', 'digits/report.html')
+        >>> from PIL import Image
+        >>> Image.new("L", (28, 28)).save("black.png")
+        >>> [len(prediction.classes) for prediction in result.predict("black.png", top=3)]
+        [3]
     """
     # A notebook reports a terminal but cannot move the cursor, so it gets lines instead of a progress bar.
     notebook = Console().is_jupyter

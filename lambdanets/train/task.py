@@ -26,11 +26,10 @@ class Share:
         remainder: what to do with examples that do not fill the last step of an epoch, "drop" or "carry".
 
     Example:
-
-        from lambdanets.train.task import Share
-
-        share = Share(rank=0, world=2, micro_batch=32, parts=4)  # a global batch size of 256
-        print(share.epochs(1000).steps)
+        >>> from lambdanets.train.task import Share
+        >>> share = Share(rank=0, world=2, micro_batch=32, parts=4)  # a global batch size of 256
+        >>> share.epochs(1000).steps
+        3
     """
 
     rank: int

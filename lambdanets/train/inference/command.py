@@ -41,10 +41,10 @@ class Using(Weights):
     """Which weights to load, and how to run the network. `open_trained` takes it.
 
     Example:
-
-        from lambdanets.train.inference.command import Using
-
-        using = Using(weights="raw", device="cpu", batch_size=64)
+        >>> from lambdanets.train.inference.command import Using
+        >>> using = Using(weights="raw", device="cpu", batch_size=64)
+        >>> using.precision
+        'float32'
     """
 
     batch_size: int = 128

@@ -105,6 +105,12 @@ def find_images(what: str, data: str | None = None, split: Split = "auto") -> Im
             held out from its training images.
 
     Raises ValueError if there are no such images.
+
+    Example:
+        >>> from lambdanets.train.inference.evaluate import find_images
+        >>> images = find_images("runs/pets", "mnist")
+        >>> images.split, len(images.indices)
+        ('validation', 1000)
     """
     if data is None:
         return images_of_run(what, split)
@@ -170,12 +176,14 @@ def evaluate(trained: Trained, images: Images, *, progress: Console | None = Non
     Returns an `Evaluation`. Raises ValueError if there are no labelled images or none can be read.
 
     Example:
-
-        from lambdanets.train.inference.evaluate import evaluate, find_images
-        from lambdanets.train.inference.trained import open_trained
-
-        found = evaluate(open_trained("runs/pets"), find_images("runs/pets"))
-        print(found.top1, found.per_class[0].name)
+        >>> from lambdanets import create_model
+        >>> from lambdanets.train.inference.evaluate import evaluate, find_images
+        >>> from lambdanets.train.inference.trained import open_trained
+        >>> network = create_model("lambda_resnet_tiny", image_size=16, num_classes=10, depths=(1, 1, 1, 1))
+        >>> folder = str(network.save_pretrained("digits"))
+        >>> found = evaluate(open_trained(folder), find_images(folder, "mnist"))
+        >>> found.examples, len(found.per_class), 0 <= found.top1 <= found.top5 <= 1
+        (1000, 10, True)
     """
     source, using = images.source, trained.using
     indices = images.indices[np.asarray(source.labels)[images.indices] >= 0]

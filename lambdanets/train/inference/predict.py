@@ -103,10 +103,13 @@ def gather(words: Iterable[str], stdin: BinaryIO | None = None, notes: list[str]
         notes: list to which sentences about files that were left out are appended.
 
     Example:
-
-        from lambdanets.train.inference.predict import gather
-
-        given = gather(["cat.jpg", "photos/"])
+        >>> from pathlib import Path
+        >>> from PIL import Image
+        >>> from lambdanets.train.inference.predict import gather
+        >>> Path("photos").mkdir()
+        >>> Image.new("RGB", (32, 32)).save("photos/black.png")
+        >>> [one.name for one in gather(["photos"])]
+        ['photos/black.png']
     """
     found: list[Given] = []
     for word in words:
@@ -149,12 +152,16 @@ def predict(trained: Trained, given: list[Given], top: int = 5) -> Iterator[Pred
         top: number of classes per image.
 
     Example:
-
-        from lambdanets.train.inference.predict import gather, predict
-        from lambdanets.train.inference.trained import open_trained
-
-        for prediction in predict(open_trained("runs/pets"), gather(["photos/"]), top=3):
-            print(prediction.image, prediction.classes or prediction.error)
+        >>> from PIL import Image
+        >>> from lambdanets import create_model
+        >>> from lambdanets.train.inference.predict import gather, predict
+        >>> from lambdanets.train.inference.trained import open_trained
+        >>> network = create_model("lambda_resnet_tiny", image_size=28, num_classes=10, depths=(1, 1, 1, 1))
+        >>> folder = str(network.save_pretrained("digits"))
+        >>> Image.new("RGB", (32, 32)).save("black.png")
+        >>> for prediction in predict(open_trained(folder), gather(["black.png"]), top=3):
+        ...     print(prediction.image, len(prediction.classes))
+        black.png 3
     """
     if not given:
         return

@@ -87,12 +87,14 @@ def open_trained(what: str, using: Using | None = None) -> Trained:
     Returns a `Trained`. Raises ValueError or OSError if there are no usable weights.
 
     Example:
-
-        from lambdanets.train.inference.command import Using
-        from lambdanets.train.inference.trained import open_trained
-
-        trained = open_trained("runs/pets", Using(weights="best", device="cpu"))
-        print(trained.class_names, trained.card.preprocessing.size)
+        >>> from lambdanets import create_model
+        >>> from lambdanets.train.inference.command import Using
+        >>> from lambdanets.train.inference.trained import open_trained
+        >>> network = create_model("lambda_resnet_tiny", image_size=28, num_classes=10, depths=(1, 1, 1, 1))
+        >>> folder = str(network.save_pretrained("digits"))
+        >>> trained = open_trained(folder, Using(device="cpu"))
+        >>> trained.card.preprocessing.size, len(trained.class_names)
+        (28, 10)
     """
     using = using or Using()
     device = chosen_device(using.device)
