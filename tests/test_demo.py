@@ -40,9 +40,9 @@ def test_it_trains_compares_predicts_and_reports(tmp_path: Path, small: TrainCon
     scores = [read_log(run / "log.jsonl").evaluated("ema")[-1]["top1"] for run in runs]
     error = 100 * (sum(score * (1 - score) for score in scores) / 1000) ** 0.5
     words = " ".join(said.split())
-    assert "One training run of each, judged by 1,000 images" in words
+    assert "one training run of each network, evaluated on 1,000 images" in words
     assert f"the difference has a standard error of {error:.1f} points" in words
-    assert "This cannot show which network is better." in words
+    assert "It cannot show which network is better." in words
     models = [read_log(run / "log.jsonl").start["config"]["model"] for run in runs]
     assert [model["placement"] for model in models] == [small.model.placement, "CCCC"]
     assert [model["embedding_std"] for model in models] == [small.model.embedding_std, None]

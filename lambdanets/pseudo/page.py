@@ -1,4 +1,4 @@
-"""The page of a labelled folder: counts before and after, confidences, pictures. From its files alone."""
+"""The report of a folder of pseudo-labels: counts, confidences and images, read from its files."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,19 +14,19 @@ from lambdanets.pseudo.files import Manifest, label_path, read_columns, read_lab
 from lambdanets.pseudo.select import BINS, Counts, read_counts
 from lambdanets.pseudo.source import reopened
 from lambdanets.report.pictures import TINY, encoded
-from lambdanets.report.show import percent, probability, shortened
+from lambdanets.report.show import percent, probability, shortened, some
 from lambdanets.report.template import rendered
 
 HERE = Path(__file__).parent
 REPORT = "report.html"
-SHOWN_CLASSES = 12  # with pictures
-PICTURES = 6  # of each
-LISTED = 200  # leaks and unreadable images by name
+SHOWN_CLASSES = 12  # classes with images
+PICTURES = 6  # of each class
+LISTED = 200  # leaks, and unreadable images
 LONG = 40
 
 
 def write_page(folder: Path, *, pictures: bool = True) -> Path:
-    """`report.html` in the folder; needs a selection."""
+    """Write `folder`/report.html and return its path. The folder must have a selection (`lambdanets pseudo select`)."""
     manifest, counts = read_manifest(folder), read_counts(folder)
     text = rendered(HERE, **gather(folder, manifest, counts, pictures))
     write_text(folder / REPORT, text)
@@ -34,6 +34,7 @@ def write_page(folder: Path, *, pictures: bool = True) -> Path:
 
 
 def gather(folder: Path, manifest: Manifest, counts: Counts, pictures: bool) -> dict[str, Any]:
+    """Return the values of the page."""
     histogram = np.array(counts.histogram).reshape(-1, BINS)
     threshold = counts.selection.get("threshold", 0.0)
     warnings = []
@@ -43,14 +44,14 @@ def gather(folder: Path, manifest: Manifest, counts: Counts, pictures: bool) -> 
         )
     empty = [name for name, used in zip(counts.class_names, counts.used, strict=True) if not used]
     if empty:
-        warnings.append(f"No image for {len(empty)} classes: {', '.join(empty[:10])}")
+        warnings.append(f"{some(len(empty), 'class has', 'classes have')} no images: {', '.join(empty[:10])}")
     total = max(1, sum(counts.labelled))
     tiles = [
         ("images", f"{counts.images:,}"),
         ("labelled", f"{sum(counts.labelled):,}"),
         ("confident", percent(sum(counts.confident) / total, 1)),
         ("kept", f"{sum(counts.kept):,}"),
-        ("used, with repeats", f"{sum(counts.used):,}"),
+        ("used, with duplicates", f"{sum(counts.used):,}"),
         ("unreadable", f"{counts.broken:,}"),
         ("leaks dropped", f"{counts.leaks:,}"),
     ]
@@ -65,25 +66,28 @@ def gather(folder: Path, manifest: Manifest, counts: Counts, pictures: bool) -> 
     ]
     leaks, broken = named(folder, manifest)
     chosen = counts.selection
+    teachers = ", ".join(str(teacher["what"]) for teacher in manifest.teachers)
     return {
         "title": f"Pseudo-labels of {Path(manifest.images).name}",
-        "subtitle": f"by {', '.join(str(t['what']) for t in manifest.teachers)}; confidence at least {threshold:g}, at "
-        f"most {chosen.get('most') or 'any number'} and at least {chosen.get('least') or 0} of a class",
+        "subtitle": f"Teachers: {teachers}. Minimum confidence {threshold:g}; images per class: at least "
+        f"{chosen.get('least') or 0}, at most {chosen.get('most') or 'unlimited'}.",
         "warnings": warnings,
         "tiles": tiles,
         "all_bins": heights(histogram.sum(0), threshold),
         "classes": classes,
         "pictures": picture_rows(folder, manifest, counts) if pictures else [],
-        "lists": [("Leaks that were dropped", leaks), ("Images that could not be read", broken)],
+        "lists": [("Dropped leaks", leaks), ("Unreadable images", broken)],
     }
 
 
 def heights(row: np.ndarray, threshold: float) -> list[tuple[float, bool]]:
+    """Return the bars of a histogram: height in percent, and whether the confidence reaches the threshold."""
     most = max(1, int(row.max()))
     return [(100 * int(n) / most, (i + 1) / BINS > threshold) for i, n in enumerate(row)]
 
 
 def named(folder: Path, manifest: Manifest) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+    """Return rows about leaks and about unreadable images."""
     leaks: list[tuple[str, ...]] = []
     broken: list[tuple[str, ...]] = []
     for number in range(len(manifest.units)):
@@ -107,7 +111,7 @@ class Sample:
 
 
 def picture_rows(folder: Path, manifest: Manifest, counts: Counts) -> list[dict[str, Any]]:
-    """The most and the least confident images that are kept, of some classes spread over all of them."""
+    """Return the kept images with the highest and the lowest confidence, for some classes evenly spaced."""
     there = np.flatnonzero(np.array(counts.kept))
     if not len(there):
         return []
@@ -116,7 +120,7 @@ def picture_rows(folder: Path, manifest: Manifest, counts: Counts) -> list[dict[
     try:
         source = SingleImages(folder, manifest)
     except (ValueError, OSError) as error:
-        return [{"name": "", "shown": [{"picture": None, "tiny": False, "text": f"no pictures: {error}"}]}]
+        return [{"name": "", "shown": [{"picture": None, "tiny": False, "text": f"Images not shown: {error}"}]}]
     return [
         {"name": shortened(counts.class_names[label], LONG), "shown": [source.shown(one) for one in rows]}
         for label, rows in best.items()
@@ -124,6 +128,7 @@ def picture_rows(folder: Path, manifest: Manifest, counts: Counts) -> list[dict[
 
 
 def extremes(folder: Path, manifest: Manifest, classes: list[int]) -> dict[int, list[Sample]]:
+    """Return the kept images of each class with the highest and the lowest confidence."""
     half = PICTURES // 2
     found: dict[int, list[Sample]] = {label: [] for label in classes}
     for number in range(len(manifest.units)):
@@ -143,21 +148,23 @@ def extremes(folder: Path, manifest: Manifest, classes: list[int]) -> dict[int, 
 
 
 class SingleImages:
-    """Some images of a labelled folder, for the eye; nothing is held of the others."""
+    """Reads single images of a labelled folder."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self.folder, self.place = folder, reopened(manifest, None)
 
     def shown(self, one: Sample) -> dict[str, Any]:
+        """Return an image with its confidence for the page."""
         text = probability(one.confidence)
         try:
             data = self.read(one)
             image = Image.fromarray(data) if isinstance(data, np.ndarray) else decode(data)
             return {"picture": encoded(image), "tiny": max(image.size) <= TINY, "text": text}
         except (ValueError, OSError, IndexError) as error:
-            return {"picture": None, "tiny": False, "text": f"{text}; no picture: {error}"}
+            return {"picture": None, "tiny": False, "text": f"{text}; image not shown: {error}"}
 
     def read(self, one: Sample) -> bytes | np.ndarray:
+        """Return the encoded file or the pixels of an image."""
         labels = read_labels(self.folder, one.unit)
         if self.place.source is not None:
             return self.place.source.read(self.place.units[one.unit].first + int(labels.position[one.row]))

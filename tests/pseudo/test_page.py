@@ -39,7 +39,7 @@ def test_pictures_that_have_gone_are_no_error(tmp_path):
     select(tmp_path / "out", Selection())
     for path in (images / "somewhere").iterdir():
         path.unlink()
-    assert "no pictures" in write_page(tmp_path / "out").read_text()
+    assert "Images not shown" in write_page(tmp_path / "out").read_text()
 
 
 def test_the_most_and_least_confident_ones_are_shown(tmp_path):
