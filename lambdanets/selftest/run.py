@@ -27,10 +27,10 @@ SHOWN_FAILURES = 20
 class Selftest:
     """Check that all implementations compute the paper's equations on this machine.
 
-    The test draws random lambda operations over all variants, sizes and dtypes, runs each on every backend that can
-    (on a GPU half of them only on the fused kernels), and compares output and gradients with the paper's einsums in
-    float64. The error may be at most twice that of plain PyTorch in the same dtype. The exit status is 1 if a result
-    differs, or if a backend that can run on this machine ran no case.
+    The test draws random lambda operations over all variants, sizes and dtypes, and runs each on every backend that
+    can; on a GPU half of them run only on the fused kernels. Output and gradients are compared with the paper's
+    einsums in float64. The error may be at most twice that of plain PyTorch in the same dtype. The exit status is 1 if
+    a result differs, or if a backend that can run on this machine ran no case.
     """
 
     cases: Annotated[int | None, optional("N")] = None
