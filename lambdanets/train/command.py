@@ -184,6 +184,9 @@ class TrainImages:
     to their number for more."""
     resume: bool = False
     """Resume from --out if it has a checkpoint, otherwise start a new run."""
+    from_scratch: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Start from random weights. By default training of photographs starts from the weights that come with lambdanets,
+    if this release has any, with smaller learning rates and fewer epochs."""
     report: bool = True
     """Write report.html at the end."""
     settings: Annotated[TrainConfig, tyro.conf.arg(name="")] = field(default_factory=lambda: TrainConfig(recipe=RECIPE))
@@ -194,7 +197,7 @@ class TrainImages:
 
         given = {name: functools.reduce(getattr, name.split("."), self.settings) for name in self.given}
         console = Console(highlight=False)
-        config = choose(self.images, given, self.minutes, self.resume, console)
+        config = choose(self.images, given, self.minutes, self.resume, console, self.from_scratch)
         result = run(config, self.resume, console)
         if not result.finished:
             return show_stopped(result, config, console)

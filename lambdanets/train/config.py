@@ -66,7 +66,8 @@ class ModelConfig:
     image_size: Annotated[int | None, optional("PIXELS")] = None
     """Image size in pixels for training and evaluation; by default the network's native size."""
     pretrained: Annotated[str | None, optional("WEIGHTS")] = None
-    """Start from weights: a safetensors file, a folder that save_pretrained wrote, or an id on the hub."""
+    """Start from weights: a safetensors file, a folder that save_pretrained wrote, an id on the hub, or "packaged" for
+    those that come with lambdanets."""
     placement: Annotated[str | None, optional("CCLL")] = None
     """One letter per stage: L for lambda layers, C for convolutions; by default the network's own placement."""
     layer: Annotated[str | None, optional("LAYER")] = None

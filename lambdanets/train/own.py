@@ -22,7 +22,7 @@ from lambdanets.train.inference.predict import Prediction, gather, predict
 from lambdanets.train.inference.trained import Trained, open_trained
 from lambdanets.train.loop import fit as run_loop
 from lambdanets.train.plan import IMBALANCE, Facts, Plan, make_plan, new_folder, with_settings
-from lambdanets.train.probe import look_at, machine_of, measure
+from lambdanets.train.probe import find_start, look_at, machine_of, measure
 from lambdanets.train.progress import Watcher
 from lambdanets.train.result import Result
 
@@ -78,6 +78,7 @@ def fit(
     resume: bool = False,
     report: bool = True,
     quiet: bool = False,
+    from_scratch: bool = False,
     **settings: Any,
 ) -> Fitted:
     """Train a classifier on your images. Settings that are not passed are chosen automatically and printed with
@@ -91,6 +92,7 @@ def fit(
         resume: resume from `out` if it has a checkpoint.
         report: write report.html.
         quiet: print nothing.
+        from_scratch: start from random weights, also if trained ones come with lambdanets.
         settings: any setting of `lambdanets train`: epochs=20, batch_size=64, device="cpu", seed=1,
             augment={"flip": 0}; also model="lambda_resnet50", image_size=96, validation="other/", pretrained=WEIGHTS.
 
@@ -115,7 +117,7 @@ def fit(
     given = {SHORT_NAMES.get(name, name): value for name, value in dotted(settings).items()}
     if out is not None:
         given["out"] = str(out)
-    config = choose(str(data), given, minutes, resume, console)
+    config = choose(str(data), given, minutes, resume, console, from_scratch)
     result = run(config, resume, console)
     if not result.finished:
         raise KeyboardInterrupt(
@@ -139,7 +141,14 @@ def dotted(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def choose(data: str, given: Mapping[str, Any], minutes: float | None, resume: bool, console: Console) -> TrainConfig:
+def choose(
+    data: str,
+    given: Mapping[str, Any],
+    minutes: float | None,
+    resume: bool,
+    console: Console,
+    from_scratch: bool = False,
+) -> TrainConfig:
     """Choose the configuration for these images and print the reasons; for a resumed run, return its configuration."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError(
@@ -156,11 +165,14 @@ def choose(data: str, given: Mapping[str, Any], minutes: float | None, resume: b
         return with_settings(read_config(out, TrainConfig.COMMAND), {"data.path": data, **given, "out": out})
     if (out / CONFIG).is_file():
         raise ValueError(f"{out} already holds a run: resume it with --resume, or choose another --out")
+    if from_scratch and given.get("model.pretrained"):
+        raise ValueError(f"got from_scratch and model.pretrained {given['model.pretrained']}: pass one of them")
     facts = look_at(data, given.get("data.validation"))
     console.print(escape(f"{data}: {about(facts)}"), soft_wrap=True)
     with_settings(TrainConfig(), given)  # raise for invalid settings before timing steps
+    start = None if from_scratch else find_start(facts, given)
     console.print("timing a few training steps")
-    plan = make_plan(facts, machine_of(given.get("device")), measure, {**given, "out": out}, minutes)
+    plan = make_plan(facts, machine_of(given.get("device")), measure, {**given, "out": out}, minutes, start)
     show_plan(plan, console)
     return plan.config
 

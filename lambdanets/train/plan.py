@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lambdanets.data.augment import Augment
+from lambdanets.data.preprocessing import Preprocessing
 from lambdanets.data.split import OWN_HELD_OUT
 from lambdanets.report.show import percent, rounded, some
 from lambdanets.train.config import DataConfig, Ema, ModelConfig, Optimizer, Schedule, TrainConfig
@@ -55,6 +56,32 @@ class Machine:
     name: str = ""
     cores: int = 1
     memory: int = 2**34  # free bytes of main memory
+
+
+@dataclass(frozen=True)
+class Start:
+    """Trained weights to start from.
+
+    Attributes:
+        where: a value of `model.pretrained`.
+        name: the network.
+        arguments: fields of the network that differ from its row, without classes, channels, size and dropout.
+        preprocessing: what the weights were trained with.
+        resizable: whether the network takes other sizes of images.
+        about: a few words for the reader.
+    """
+
+    where: str
+    name: str
+    arguments: Mapping[str, Any]
+    preprocessing: Preprocessing
+    resizable: bool = True
+    about: str = ""
+
+    @property
+    def size(self) -> int:
+        size = self.preprocessing.size
+        return size if isinstance(size, int) else min(size)
 
 
 @dataclass(frozen=True)
@@ -109,12 +136,25 @@ EFFORT = {
     "cuda": Effort(views=750_000, least=40, most=300, minutes=30, most_minutes=240),
 }
 SHORTEST = 5.0  # smallest number of epochs
+# The same from trained weights, which need fewer epochs.
+FINE_TUNING = {
+    "cpu": Effort(views=8_000, least=5, most=30, minutes=8, most_minutes=60),
+    "cuda": Effort(views=150_000, least=10, most=60, minutes=30, most_minutes=240),
+}
+FROZEN = "features"  # `model.freeze`: everything but the classifier
+LAYER_DECAY = 0.75  # `optimizer.layer_decay` where all layers are trained
+SMALLEST_FINE_TUNED = 96  # pixels
 
 Speed = Callable[[TrainConfig], float]
 
 
 def make_plan(
-    facts: Facts, machine: Machine, speed: Speed, given: Mapping[str, Any] | None = None, minutes: float | None = None
+    facts: Facts,
+    machine: Machine,
+    speed: Speed,
+    given: Mapping[str, Any] | None = None,
+    minutes: float | None = None,
+    start: Start | None = None,
 ) -> Plan:
     """Choose all settings.
 
@@ -125,25 +165,30 @@ def make_plan(
             candidate after the other until one is fast enough.
         given: settings that the user set, by their dotted names, as in {"model.image_size": 64}.
         minutes: time budget; by default it depends on the machine and the number of images.
+        start: trained weights to start from; None for random ones.
     """
     given = dict(given or {})
-    effort = EFFORT[machine.device]
+    effort = (EFFORT if start is None else FINE_TUNING)[machine.device]
     if minutes is None:
         minutes = min(effort.minutes * max(1.0, facts.images / FEW), effort.most_minutes)
         allowed = f"the default for {some(facts.images, 'image', 'images')} on a {kind_of(machine)} (set --minutes)"
     else:
         allowed = "set by you"
-    base = with_settings(base_config(facts, machine), given)
+    base = base_config(facts, machine)
+    base = with_settings(base if start is None else as_trained(base, start), given)
     trained = facts.images - held_out_of(facts, base.data.held_out)
     wanted = given.get("epochs") or min(max(effort.views / max(trained, 1), effort.least), effort.most)
     evaluated = facts.validation or facts.images - trained
     considered: list[Candidate] = []
-    for model in networks(facts, machine, given):
+    for model in networks(facts, machine, given) if start is None else fine_tuned(start, machine, given):
         config = with_settings(replace(base, model=model), given)
+        if start is not None:
+            config = with_settings(replace(config, optimizer=fine_tuning(config)), given)
         config = with_settings(replace(config, batch_size=batch_size(trained, machine), epochs=float(wanted)), given)
         config = with_settings(replace(config, schedule=schedule_of(config, machine)), given)
         rate = speed(config)
-        seconds = (wanted * trained + (EVALUATIONS + 2) * EVALUATED * evaluated) / rate
+        share = 1.0 if config.model.freeze == FROZEN else EVALUATED  # a frozen network has little to do backwards
+        seconds = (wanted * trained + (EVALUATIONS + 2) * share * evaluated) / rate
         considered.append(Candidate(config, rate, seconds))
         if seconds <= 60 * minutes:
             break
@@ -156,8 +201,11 @@ def make_plan(
     limit = "at most" if seconds <= 60 * minutes else "more than"
     config = with_settings(paced(config, trained, rate), given)
     reasons = (
-        Reason("network", network_of(config.model), given_or(given, "model.name", why_network(facts, machine))),
-        Reason("image size", f"{config.model.size} px", given_or(given, "model.image_size", why_size(facts, slower))),
+        *(
+            about_network(facts, machine, config, slower, given)
+            if start is None
+            else about_start(start, config, slower)
+        ),
         *about_held_out(facts, config, trained),
         *about_classes(facts),
         Reason("augmentation", augmentation_of(config), why_augmentation(facts)),
@@ -259,9 +307,48 @@ def batch_size(trained: int, machine: Machine) -> int:
     return max(min(4, trained), min(most, 2 ** math.floor(math.log2(max(trained, 8) / 4))))
 
 
+def fine_tuned(start: Start, machine: Machine, given: Mapping[str, Any]) -> list[ModelConfig]:
+    """Return the candidates that start from trained weights, best first: all layers are trained, or the classifier
+    alone, which takes a CPU a third of the time."""
+    options = tuple(f"{name}={value!r}" for name, value in start.arguments.items())
+    model = ModelConfig(name=start.name, image_size=start.size, pretrained=start.where, options=options)
+    if machine.device == "cuda" or "model.freeze" in given:
+        return [model]
+    found = [model, replace(model, freeze=FROZEN)]
+    smaller = range(start.size // 32 * 32, SMALLEST_FINE_TUNED - 1, -32) if start.resizable else ()
+    sizes = [size for size in smaller if size < start.size] if "model.image_size" not in given else []
+    return found + [replace(model, freeze=FROZEN, image_size=size) for size in sizes]
+
+
+def as_trained(config: TrainConfig, start: Start) -> TrainConfig:
+    """Set the preprocessing that the weights were trained with."""
+    chosen = start.preprocessing
+    data = replace(
+        config.data,
+        channels=1 if len(chosen.mean) == 1 else 3,
+        mean=chosen.mean,
+        std=chosen.std,
+        crop=chosen.crop,
+        interpolation=chosen.interpolation,
+        exif_orientation=chosen.exif_orientation,
+    )
+    return replace(config, data=data)
+
+
+def fine_tuning(config: TrainConfig) -> Optimizer:
+    """Return AdamW; where all layers are trained, with smaller rates for those further from the classifier."""
+    decay = 1.0 if config.model.freeze == FROZEN else LAYER_DECAY
+    return Optimizer(kind="adamw", weight_decay=0.05, alpha=0.99, eps=1e-8, layer_decay=decay)
+
+
 def schedule_of(config: TrainConfig, machine: Machine) -> Schedule:
-    """Return a cosine schedule with a short warmup; rates for AdamW at batch size 32 (CPU) and SGD at 128 (GPU)."""
+    """Return a cosine schedule with a short warmup; rates for AdamW at batch size 32 (CPU) and SGD at 128 (GPU).
+
+    Fine-tuning of all layers has an eighth of AdamW's rate.
+    """
     rate = 0.004 * math.sqrt(config.batch_size / 32) if machine.device == "cpu" else 0.4 * config.batch_size / 128
+    if config.model.pretrained is not None and config.optimizer.kind == "adamw":
+        rate = (0.004 if config.model.freeze == FROZEN else 0.0005) * math.sqrt(config.batch_size / 32)
     return Schedule(kind="cosine", rate=float(f"{rate:.3g}"), per_batch=0, warmup_epochs=min(5.0, config.epochs / 10))
 
 
@@ -300,6 +387,33 @@ def kind_of(machine: Machine) -> str:
 
 def network_of(model: ModelConfig) -> str:
     return " ".join(filter(None, [model.name, model.placement or "", *model.options]))
+
+
+def about_network(
+    facts: Facts, machine: Machine, config: TrainConfig, slower: list[Candidate], given: Mapping[str, Any]
+) -> list[Reason]:
+    return [
+        Reason("network", network_of(config.model), given_or(given, "model.name", why_network(facts, machine))),
+        Reason("image size", f"{config.model.size} px", given_or(given, "model.image_size", why_size(facts, slower))),
+    ]
+
+
+def about_start(start: Start, config: TrainConfig, slower: list[Candidate]) -> list[Reason]:
+    """Say what training starts from, and which layers are trained."""
+    frozen = config.model.freeze == FROZEN
+    took = f"all layers would take {rounded(slower[0].seconds)}" if slower else "set by you"
+    trained = (
+        Reason("trained", "the classifier alone", f"{took}; its rate is that of a new network")
+        if frozen
+        else Reason("trained", "all layers", f"at small rates, times {config.optimizer.layer_decay:g} for each block")
+    )
+    size = config.model.size
+    return [
+        Reason("network", start.name, "the network of the weights"),
+        Reason("weights", start.where, f"{start.about or 'trained'}; --from-scratch starts from random weights"),
+        trained,
+        Reason("image size", f"{size} px", "as trained" if size == start.size else f"instead of {start.size} px"),
+    ]
 
 
 def why_size(facts: Facts, slower: list[Candidate]) -> str:

@@ -3,9 +3,11 @@
 import os
 import statistics
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,11 +20,15 @@ from lambdanets.data.decode import BrokenImageError, open_image
 from lambdanets.data.preprocessing import Preprocessing
 from lambdanets.data.source import Source, open_source, splits_of
 from lambdanets.data.transforms import evaluation
+from lambdanets.models.packaged import NONE_PACKAGED, PACKAGED, default_network, packaged_card, packaged_weights
+from lambdanets.models.pretrained import read_description
+from lambdanets.models.registry import configure, has_only_convolutions, with_placement
 from lambdanets.options import chosen_device
+from lambdanets.report.show import percent
 from lambdanets.runs import CONFIG, WEIGHTS
 from lambdanets.train.classify import Classify
 from lambdanets.train.config import TrainConfig
-from lambdanets.train.plan import Facts, Machine
+from lambdanets.train.plan import SMALL_SIDE, Facts, Machine, Start
 from lambdanets.train.precision import autocast
 from lambdanets.train.prefetch import on_device
 from lambdanets.train.task import Share
@@ -30,6 +36,9 @@ from lambdanets.train.task import Share
 SAMPLE, LOOKED_AT = 200, 32  # images whose size is read; those of them whose pixels are read
 SIDE = 32  # side to which these are resized
 COLOURLESS = 8  # largest difference between channels of a grey image after JPEG compression
+# Settings of `model.` that weights of another network do not fit, and arguments of a network that training sets.
+OTHER_NETWORK = ("placement", "layer", "embedding_std", "options")
+SET_BY_TRAINING = frozenset({"num_classes", "in_chans", "image_size", "drop_rate", "drop_path_rate"})
 STEPS = 5  # timed steps, after one that is not timed
 
 
@@ -98,6 +107,46 @@ def sample(source: Source, indices: np.ndarray) -> tuple[list[tuple[int, int]], 
         except (BrokenImageError, OSError):
             continue
     return sizes, pictures
+
+
+def find_start(facts: Facts, given: Mapping[str, Any]) -> Start | None:
+    """Return the trained weights that training starts from: those that are given, or those that come with the package.
+
+    None where there are none, where the images are smaller than photographs (unless weights are given), or where given
+    settings describe another network.
+    """
+    where, name = given.get("model.pretrained"), given.get("model.name")
+    if any(f"model.{setting}" in given for setting in OTHER_NETWORK) or (where not in (None, PACKAGED) and name):
+        return None
+    if where is None and facts.short_side <= SMALL_SIDE:
+        return None
+    if where in (None, PACKAGED):
+        name = name or default_network()
+        path = None if name is None else packaged_weights(name)
+        if path is None and where is None:
+            return None
+        if name is None:
+            raise ValueError(f"model.pretrained is {PACKAGED!r}, and {NONE_PACKAGED}")
+        if path is None:
+            packaged_card(name)  # raises
+        assert path is not None
+        return start_of(PACKAGED, path)
+    try:
+        return start_of(str(where), where)
+    except ValueError as error:
+        raise ValueError(f"{error}. With weights that do not name their network, give --model.name too") from error
+
+
+def start_of(where: str, path: str | Path) -> Start:
+    """Describe weights; a ValueError if they do not say which network they are for."""
+    found = read_description(path)
+    arguments = {key: value for key, value in found.arguments.items() if key not in SET_BY_TRAINING}
+    config = configure(found.name, **with_placement(found.name, arguments))
+    scopes = config.scope if isinstance(config.scope, tuple) else (config.scope,)
+    resizable = has_only_convolutions(config) or (config.layer == "lambda" and None not in scopes)
+    top1, images = found.card.metrics.get("top1"), found.card.examples
+    about = f"top-1 {percent(top1, 1)}{f' of {images:,} images' if images else ''}" if top1 is not None else ""
+    return Start(where, found.name, arguments, found.preprocessing, resizable, about)
 
 
 def machine_of(device: str | None) -> Machine:
