@@ -74,10 +74,10 @@ class OnlineTeacher:
     """The network that labels every batch while the student trains."""
 
     weights: str = "teacher.safetensors"
-    """The teacher: a run, a .safetensors file, a model folder, NAME@WEIGHTS, timm:NAME@WEIGHTS or
-    torchvision:NAME@WEIGHTS; several, separated by commas, are averaged."""
+    """The teacher: a run folder, a .safetensors file, a model folder, `NAME@WEIGHTS`, `timm:NAME@FILE` or
+    `torchvision:NAME@FILE`; the probabilities of several, separated by commas, are averaged."""
     class_names: Annotated[str | None, optional("FILE")] = None
-    """Class names, for weights that do not store them: a file with one name per line, a data set, or imagenet."""
+    """Class names, for weights that do not store them: a file with one name per line, a dataset, or "imagenet"."""
     size: Annotated[int | None, optional("PIXELS")] = None
     """Resize the student's crops to this size for the teacher; by default the teacher sees the crops as they are."""
     temperature: float = 1.0
@@ -93,7 +93,7 @@ class OnlineTeacher:
 
 @dataclass(frozen=True, kw_only=True)
 class DistillConfig(TrainConfig):
-    """A classifier that learns the predictions of a teacher on the crops that it is trained on."""
+    """Configuration of an image classifier that trains on the predictions of a teacher for the same crops."""
 
     TASK: ClassVar[str] = "distillation"
     PER_MACHINE: ClassVar[frozenset[str]] = TrainConfig.PER_MACHINE | {"teacher.weights", "teacher.class_names"}

@@ -135,8 +135,8 @@ def open_teachers(what: str, using: Using, class_names: str | None = None) -> En
     """Load one or more teachers.
 
     Args:
-        what: the teachers, separated by commas. Each is a run folder, a .safetensors file, a model folder, NAME@WEIGHTS
-            for a network of `lambdanets models`, or timm:NAME@FILE, torchvision:NAME@FILE.
+        what: the teachers, separated by commas. Each is a run folder, a .safetensors file, a model folder,
+            `NAME@WEIGHTS` for a network of `lambdanets models`, `timm:NAME@FILE`, or `torchvision:NAME@FILE`.
         using: device, precision, image size.
         class_names: for weights without class names: a .txt file with one name per line, a .safetensors file whose
             weights name their classes, a dataset, "imagenet" (WordNet ids) or "imagenet-words" (English names).
