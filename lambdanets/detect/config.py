@@ -25,7 +25,7 @@ class Heads:
     hidden: int = 1024
     """Width of the fully connected layers of the box head."""
     convolutions: int = 0
-    """Number of 3x3 convolutions in the box head, followed by one fully connected layer (the paper has 4). 0 uses two
+    """Number of 3x3 convolutions in the box head, followed by one fully connected layer; usually 4. 0 uses two
     fully connected layers instead."""
     mask_convolutions: int = 4
     """Number of 3x3 convolutions in the mask head."""
