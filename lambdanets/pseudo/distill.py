@@ -92,7 +92,7 @@ class Distill(Classify):
         )
 
     def label_loss(self, logits_BC: Tensor, labels_B: Tensor, mixed: Mixed | None) -> tuple[Tensor, Tensor]:
-        """Cross-entropy with the labels, and how much of each image has one: 0 to 1 where images are mixed."""
+        """Return the cross-entropy with the labels [B], and the labelled fraction of each (mixed) image [B]."""
 
         def one(labels_B: Tensor) -> tuple[Tensor, Tensor]:
             loss_B = F.cross_entropy(
@@ -110,7 +110,7 @@ class Distill(Classify):
 
     @torch.no_grad()
     def targets(self, images: Tensor) -> Tensor:
-        """The teacher's probabilities [B, C] for images with values from 0 to 255, in float32."""
+        """Return the teacher's probabilities [B, C], float32, for images with values from 0 to 255."""
         self.move_teachers(images.device)
         size = self.online.size
         if size is not None and images.shape[-2:] != (size, size):
@@ -135,7 +135,7 @@ class Distill(Classify):
 
     @cached_property
     def teacher_share(self) -> float:
-        """The teacher's part of the floating-point operations of a training step."""
+        """Share of the teacher in the floating-point operations of a training step."""
         channels, side = self.config.data.channels, self.online.size or self.size
         teachers = sum(paper_flops(t.network, (1, channels, side, side)).total for t in self.ensemble.teachers)
         student = (1 + BACKWARD) * paper_flops(self.model(), (1, channels, self.size, self.size)).total
