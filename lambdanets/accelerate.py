@@ -38,6 +38,11 @@ class Acceleration:
         replaced: the kind of each replaced layer, by name.
         left: the reason for each lambda layer that was not replaced, by name.
         folded: number of batch norms folded into convolutions (with `inference=True`).
+
+    >>> import lambdanets, timm
+    >>> result = lambdanets.accelerate(timm.create_model("lambda_resnet26t"), inference=True)
+    >>> len(result.replaced), len(result.left), result.folded
+    (3, 0, 28)
     """
 
     model: nn.Module

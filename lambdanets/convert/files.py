@@ -170,7 +170,15 @@ def load_layer(path: str | Path) -> LambdaLayer2d:
     Raises:
         ValueError: if the file has no converted layer, or its description is damaged.
 
-    See `save_converted` for an example.
+    >>> import tempfile, torch
+    >>> from pathlib import Path
+    >>> from timm.layers.lambda_layer import LambdaLayer
+    >>> from lambdanets.convert import convert_state, load_layer, save_converted
+    >>> converted = convert_state(LambdaLayer(64, r=9).state_dict())
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     layer = load_layer(save_converted(converted, Path(folder) / "layer.safetensors", Path("timm.pt")))
+    >>> layer(torch.randn(1, 64, 8, 8)).shape
+    torch.Size([1, 64, 8, 8])
     """
     path = Path(path)
     if not path.is_file():

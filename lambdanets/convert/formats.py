@@ -55,6 +55,11 @@ class Converted:
     Attributes:
         module: the layer or network.
         source_format: the format of the weights, a key of `FORMATS`.
+
+    >>> from timm.layers.lambda_layer import LambdaLayer
+    >>> from lambdanets.convert import convert_state
+    >>> type(convert_state(LambdaLayer(64, r=9).state_dict()).module).__name__
+    'LambdaLayer2d'
     """
 
     module: Module

@@ -70,8 +70,8 @@ class Model:
     flops: int
     paper: tuple[PaperAccuracy, ...]  # supervised, without pseudo-labels
     weights: str | None = None  # "packaged" or "hub"
-    top1: float | None = None  # of packaged weights, as their card says
-    examples: int = 0  # images that it was measured on
+    top1: float | None = None  # of packaged weights, from their card
+    examples: int = 0  # number of images on which it was measured
 
 
 def describe_model(name: str) -> Model:
@@ -86,7 +86,7 @@ def describe_model(name: str) -> Model:
 
 
 def weights(model: Model) -> str:
-    """Where weights come from, and how accurate packaged ones are."""
+    """Format the source of a network's weights, and the accuracy of packaged ones."""
     if model.top1 is None:
         return model.weights or ""
     images = f" ({model.examples:,} images)" if model.examples else ""

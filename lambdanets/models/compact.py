@@ -1,8 +1,8 @@
-"""Smaller files of weights: large tensors in 8 bits with scales, or in half precision.
+"""Smaller files of weights: large tensors as 8-bit integers with scales, or in half precision.
 
-In 8 bits a tensor NAME is stored as whole numbers from -127 to 127 and its scales as NAME.int8_scale, in float32: one
-for each index of the first axis, the output channel of convolutions and linear layers. Number times scale is the
-weight. Small tensors and those with one axis (norms, biases) stay in float32.
+In 8 bits, a tensor NAME is stored as integers from -127 to 127 together with float32 scales NAME.int8_scale, one for
+each index of the first axis, the output channel of convolutions and linear layers. A weight is integer * scale. Small
+tensors and those with one axis (norms, biases) stay in float32.
 """
 
 from collections.abc import Iterable, Mapping
@@ -15,11 +15,11 @@ from torch import Tensor
 Bits = Literal[8, 16, 32]
 SCALE = ".int8_scale"
 LARGEST_CODE = 127
-LARGE = 4096  # elements from which a tensor is worth fewer bits
+LARGE = 4096  # smallest number of elements of a compressed tensor
 
 
 def compress(state: Mapping[str, Tensor], bits: Bits) -> dict[str, Tensor]:
-    """Return what a file in `bits` holds of a state dict of finite values: float64 becomes float32 at least."""
+    """Return the tensors of a file in `bits` for a state dict of finite values; float64 becomes at least float32."""
     found: dict[str, Tensor] = {}
     for name, tensor in state.items():
         tensor = tensor.detach().cpu().contiguous()
@@ -35,7 +35,7 @@ def compress(state: Mapping[str, Tensor], bits: Bits) -> dict[str, Tensor]:
 
 
 def quantize(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the whole numbers, int8, and the scales of a float32 tensor [C, ...]."""
+    """Return int8 integers [C, ...] and float32 scales [C] for a float32 tensor [C, ...]."""
     scales_C = weight.abs().flatten(1).amax(1) / LARGEST_CODE
     codes = weight / along_first(scales_C.where(scales_C > 0, 1.0), weight)
     return codes.round().clamp(-LARGEST_CODE, LARGEST_CODE).to(torch.int8), scales_C
@@ -46,10 +46,10 @@ def along_first(scales_C: Tensor, weight: Tensor) -> Tensor:
 
 
 def expand(state: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """Return the weights of a file in float32 where it holds them in 8 bits.
+    """Return the tensors of a file with 8-bit weights converted to float32.
 
     Raises:
-        ValueError: scales are missing, left over, or do not fit; it names the file and the tensor.
+        ValueError: if scales are missing, unused or do not match; the message names the file and the tensor.
     """
     eight = [name for name, tensor in state.items() if tensor.dtype == torch.int8]
     scales = {name for name in state if name.endswith(SCALE)}
@@ -74,10 +74,10 @@ def check_scale(path: Path, name: str, codes: Tensor, scale: Tensor) -> None:
         raise ValueError(f"{what} is {scale.dtype}, expected torch.float32")
     if codes.ndim < 2 or scale.shape != codes.shape[:1]:
         raise ValueError(
-            f"{what} is {list(scale.shape)}, and {name} {list(codes.shape)}: expected one for each channel"
+            f"{what} is {list(scale.shape)} and {name} is {list(codes.shape)}: expected one scale per channel"
         )
     if not bool((torch.isfinite(scale) & (scale >= 0)).all()):
-        raise ValueError(f"{what} holds a value that is negative or not finite")
+        raise ValueError(f"{what} has a value that is negative or not finite")
 
 
 def largest_error(before: Mapping[str, Tensor], after: Mapping[str, Tensor], names: Iterable[str]) -> tuple[float, str]:

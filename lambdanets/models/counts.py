@@ -41,6 +41,10 @@ def meta_network(name: str, **arguments: Any) -> Network:
     Args:
         name: one of `list_models()`.
         arguments: arguments of `create_model`.
+
+    >>> from lambdanets.models.counts import meta_network
+    >>> next(meta_network("lambda_resnet420").parameters()).device
+    device(type='meta')
     """
     with torch.device("meta"), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that it does not initialise meta tensors

@@ -156,6 +156,11 @@ def executed_flops(network: nn.Module, shape: Sequence[int]) -> int:
     Args:
         network: any network.
         shape: shape of the input, [B, C, height, width].
+
+    >>> from lambdanets import create_model
+    >>> from lambdanets.models.flops import executed_flops
+    >>> executed_flops(create_model("resnet_tiny"), (1, 3, 32, 32)) > 0
+    True
     """
     like = next(network.parameters())
     with torch.no_grad(), evaluating(network), FlopCounterMode(display=False) as counter:

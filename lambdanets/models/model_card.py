@@ -13,8 +13,8 @@ README = "README.md"
 GENERATED = "<!-- Written by lambdanets, and again whenever the model is saved here, until this line is removed. -->"
 SHOWN_CLASSES = 20
 UNKNOWN_LICENSE = """\
-The licence of these weights is for those who trained them to choose, and
-depends on the images: add `license:` to the metadata at the top of this file."""
+The authors of these weights choose their licence, which depends on the
+training images: add `license:` to the metadata at the top of this file."""
 PAGE = """\
 ---
 library_name: lambdanets

@@ -1,4 +1,4 @@
-"""Files of weights: nothing that is read can run code, and none makes us allocate much more than its own size."""
+"""Safe reading of weights: files cannot run code or make the program allocate much more memory than their size."""
 
 import re
 import warnings
@@ -17,18 +17,18 @@ from torch.overrides import TorchFunctionMode
 from lambdanets.files import as_object, parse_json
 from lambdanets.models.compact import expand
 
-SPARE = 2**26  # elements that a network may have beyond the bytes of its file: new classifiers, buffers
+SPARE = 2**26  # elements that a network may have in addition to the bytes of its file: new classifiers, buffers
 SPARE_TENSORS = 1000
-BYTES_OF_A_TENSOR = 50  # its entry in a header, at least
+BYTES_OF_A_TENSOR = 50  # smallest size of a tensor's entry in a header
 FACTORIES = (torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn)
 
 
 class NonFiniteWeightsWarning(UserWarning):
-    """Weights hold NaN or infinite values."""
+    """A warning that weights have NaN or infinite values."""
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """The texts in the header of a safetensors file."""
+    """Read the metadata in the header of a safetensors file."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -39,7 +39,7 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def read_description_of(path: Path, key: str) -> dict[str, Any] | None:
-    """The JSON object that our commands write into the header of a safetensors file, None without one."""
+    """Read the JSON object under `key` in the header of a safetensors file; None if there is none."""
     text = read_metadata(path).get(key)
     if text is None:
         return None
@@ -47,7 +47,7 @@ def read_description_of(path: Path, key: str) -> dict[str, Any] | None:
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, or of a state dict that torch.save wrote; those in 8 bits become float32."""
+    """Read the tensors of a safetensors file or of a state dict from torch.save; 8-bit weights become float32."""
     if path.suffix == ".safetensors":
         from safetensors import SafetensorError
         from safetensors.torch import load_file
@@ -60,19 +60,19 @@ def read_state(path: Path) -> dict[str, Tensor]:
             raise not_whole(path, error) from error
         return expand(state, path)
     try:
-        with torch.serialization.safe_globals([Namespace]):  # timm's checkpoints have one beside the tensors
+        with torch.serialization.safe_globals([Namespace]):  # timm's checkpoints include one
             state = torch.load(path, map_location="cpu", weights_only=True)
     except UnpicklingError as error:
         raise ValueError(
-            f"{path} is refused: it is no torch file, or holds more than tensors, and loading that could run code. "
-            f"Save its state_dict alone"
+            f"{path} is refused: it is not a torch file, or it has objects other than tensors, whose loading could run "
+            f"code. Save only its state_dict"
         ) from error
     except (FileNotFoundError, PermissionError, IsADirectoryError):
         raise
-    except Exception as error:  # a file that is cut off fails in many ways
+    except Exception as error:  # truncated files raise many classes of errors
         why = f": {str(error).partition('.')[0]}" if isinstance(error, RuntimeError) else ", or none at all"
         raise ValueError(f"{path} is not a whole torch file{why}") from error
-    for key in ("state_dict", "model"):  # as timm and torchvision wrap them
+    for key in ("state_dict", "model"):  # keys of checkpoints of timm and torchvision
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]
     if not isinstance(state, dict) or not all(isinstance(n, str) and isinstance(v, Tensor) for n, v in state.items()):
@@ -82,7 +82,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
             raise ValueError(f"{path}: {name} is not a plain tensor ({tensor.layout}, {tensor.dtype}, {tensor.device})")
         if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
             raise ValueError(
-                f"{path}: {name} is {list(tensor.shape)}, more than the file holds: save tensor.contiguous()"
+                f"{path}: {name} is {list(tensor.shape)}, which is larger than its storage: save tensor.contiguous()"
             )
     return unwrapped(state)
 
@@ -92,12 +92,12 @@ def not_whole(path: Path, error: Exception) -> ValueError:
 
 
 def unwrapped(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Names without what DataParallel and torch.compile put before them."""
+    """Remove the prefixes of DataParallel and torch.compile from the names."""
     return {re.sub(r"^(module\.|_orig_mod\.)+", "", name): tensor for name, tensor in state.items()}
 
 
 def non_finite(state: Mapping[str, Tensor]) -> list[str]:
-    """The names of tensors that hold NaN or infinite values."""
+    """Return the names of tensors with NaN or infinite values."""
     return [
         name for name, tensor in state.items() if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all())
     ]
@@ -105,14 +105,14 @@ def non_finite(state: Mapping[str, Tensor]) -> list[str]:
 
 def non_finite_message(path: Path, names: list[str], total: int) -> str:
     return (
-        f"{path}: {len(names)} of {total} tensors hold values that are not finite (NaN or infinite), {names[0]} first: "
+        f"{path}: {len(names)} of {total} tensors have values that are not finite (NaN or infinite), {names[0]} first: "
         f"its training diverged or the file is damaged; use other weights"
     )
 
 
 @contextmanager
 def only_finite_weights() -> Iterator[None]:
-    """Refuse to load weights that hold NaN or infinite values: every answer would be NaN, and training cannot begin."""
+    """Raise a ValueError inside the context if loaded weights have NaN or infinite values."""
     with warnings.catch_warnings():
         warnings.simplefilter("error", NonFiniteWeightsWarning)
         try:
@@ -122,14 +122,14 @@ def only_finite_weights() -> Iterator[None]:
 
 
 def check_finite(path: Path, state: Mapping[str, Tensor]) -> None:
-    """Refuse weights that hold NaN or infinite values."""
+    """Raise a ValueError if weights have NaN or infinite values."""
     found = non_finite(state)
     if found:
         raise ValueError(non_finite_message(path, found, len(state)))
 
 
 class Budget(TorchFunctionMode):
-    """Count new tensors and their elements, and refuse to create more than is allowed."""
+    """Counts new tensors and their elements, and raises a ValueError above a limit."""
 
     def __init__(self, elements: int, tensors: int, what: str) -> None:
         super().__init__()
@@ -145,28 +145,28 @@ class Budget(TorchFunctionMode):
             self.tensors_left -= 1
             if min(self.left, self.tensors_left) < 0:
                 raise ValueError(
-                    f"{self.what} describes a network of more than {self.most}, which is far more than the file holds: "
-                    f"it is damaged, or not what it says it is"
+                    f"{self.what} describes a network of more than {self.most}, which is far more than the file has: "
+                    f"it is damaged, or its description is wrong"
                 )
         return function(*args, **kwargs)
 
 
 def load_exactly(module: nn.Module, path: Path, state: Mapping[str, Tensor] | None = None) -> None:
-    """Load the weights of a file that says what it is: they must fit, and be finite."""
+    """Load weights into the module that their file describes; names and shapes must match, and values be finite."""
     state = read_state(path) if state is None else state
     check_finite(path, state)
     wanted = module.state_dict()
     if wrong := misfits(state, wanted):
-        raise ValueError(f"{path} does not fit what it says it is: {shorten(wrong)}")
+        raise ValueError(f"{path} does not match its description: {shorten(wrong)}")
     missing, unexpected = module.load_state_dict(state, strict=False)
     if missing or unexpected:
         raise ValueError(
-            f"{path} does not fit what it says it is: missing {shorten(missing)}; not expected {shorten(unexpected)}"
+            f"{path} does not match its description: missing {shorten(missing)}; not expected {shorten(unexpected)}"
         )
 
 
 def misfits(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
-    """What cannot take the place of the wanted tensors: other shapes, and integers or complex numbers as weights."""
+    """Describe tensors with wrong shapes, and integers or complex numbers in place of floating-point weights."""
     both = [(name, state[name], tensor) for name, tensor in wanted.items() if name in state]
     return [
         f"{name} is {list(found.shape)}, expected {list(tensor.shape)}"
@@ -184,11 +184,11 @@ def shorten(names: list[str], limit: int = 4) -> str:
 
 @contextmanager
 def within_size_of(path: Path, more: int = 0) -> Iterator[None]:
-    """Build a network that a file of weights describes: its size is bounded by that of the file.
+    """Limit the size of a network that is built inside the context by the size of its file of weights.
 
     Args:
-        path: the weights.
-        more: elements that the caller asked for.
+        path: the file of weights.
+        more: number of additional elements that the caller requests.
     """
     size = path.stat().st_size
     with Budget(size + SPARE + more, size // BYTES_OF_A_TENSOR + SPARE_TENSORS, str(path)):

@@ -82,7 +82,7 @@ def test_values_that_are_not_finite(state, tmp_path, capsys):
     state[name].view(-1)[0] = float("nan")
     torch.save(state, tmp_path / "nan.pt")
     said = refusal(tmp_path / "nan.pt", tmp_path, capsys)
-    assert f"1 of {len(state)} tensors hold values that are not finite (NaN or infinite), {name} first" in said
+    assert f"1 of {len(state)} tensors have values that are not finite (NaN or infinite), {name} first" in said
 
 
 def test_shapes_that_do_not_fit(state, tmp_path, capsys):

@@ -276,7 +276,7 @@ def test_a_run_of_another_kind_is_named_and_its_report_is_kept(run, tmp_path, ca
 
 def test_a_detector_is_no_classifier(run, capsys):
     assert main(["predict", str(run), "x.png"]) == 2
-    assert "is no classifier: it holds the weights of another task, detector" in capsys.readouterr().err
+    assert "is not a classifier: it has the weights of another task, detector" in capsys.readouterr().err
 
 
 def test_settings_that_make_no_sense_are_refused():

@@ -139,9 +139,9 @@ HOSTILE: dict[str, tuple[Edit, str]] = {
     "no axes": (lambda s: s.update({CONV + SCALE: torch.ones(())}), r"is \[\], and"),
     "one axis": (lambda s: s.update({CONV: s[CONV].flatten()[:32]}), r"and layer1.0.conv2.weight \[32\]: expected"),
     "empty": (lambda s: s.update({CONV + SCALE: torch.ones(0)}), r"is \[0\], and"),
-    "NaN": (lambda s: s[CONV + SCALE][3].fill_(torch.nan), "holds a value that is negative or not finite"),
-    "infinite": (lambda s: s[CONV + SCALE][3].fill_(torch.inf), "holds a value that is negative or not finite"),
-    "negative": (lambda s: s[CONV + SCALE][3].fill_(-1), "holds a value that is negative or not finite"),
+    "NaN": (lambda s: s[CONV + SCALE][3].fill_(torch.nan), "has a value that is negative or not finite"),
+    "infinite": (lambda s: s[CONV + SCALE][3].fill_(torch.inf), "has a value that is negative or not finite"),
+    "negative": (lambda s: s[CONV + SCALE][3].fill_(-1), "has a value that is negative or not finite"),
     "other shape": (lambda s: s.update({CONV: s[CONV][:, :7].contiguous()}), f"{CONV} is "),
     "unsigned": (lambda s: s.update({CONV: s[CONV].to(torch.uint8)}), "belongs to no tensor in 8 bits"),
 }
@@ -181,7 +181,7 @@ def test_refusals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--bits needs one file as the target" in capsys.readouterr().err
     with torch.no_grad():
         ours.layer1[0].conv1.weight[0] = torch.nan
-    with pytest.raises(ValueError, match=r"bad\.safetensors: 1 of \d+ tensors hold values that are not finite"):
+    with pytest.raises(ValueError, match=r"bad\.safetensors: 1 of \d+ tensors have values that are not finite"):
         save_weights(ours, tmp_path / "bad.safetensors", CARD, bits=8)
     assert not (tmp_path / "bad.safetensors").exists()
 

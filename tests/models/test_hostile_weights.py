@@ -148,7 +148,7 @@ def rewrite_header(path: Path, edit: Callable[[dict[str, Any]], None]) -> None:
         ('{"lambdanets": {"name": ' + "9" * 400 + "}}", "does not fit into 64 bits"),
         ("\0\1\2", "not usable JSON"),
         ("[]", "must contain a JSON object"),
-        ('{"lambdanets": {"arguments": {}}}', "does not say which network"),
+        ('{"lambdanets": {"arguments": {}}}', "does not name its network"),
     ],
     ids=["nested", "nested inside", "large integer", "bytes", "list", "nameless"],
 )
@@ -216,7 +216,7 @@ def spoilt(network: Network) -> Network:
 @pytest.mark.parametrize("command", ["predict", "evaluate"])
 def test_weights_that_are_not_finite(command: str, tmp_path: Path, capsys) -> None:
     spoilt(small_network()).save_pretrained(tmp_path / "model")
-    message = r"1 of \d+ tensors hold values that are not finite .*layer1.0.bn1.weight first"
+    message = r"1 of \d+ tensors have values that are not finite .*layer1.0.bn1.weight first"
     with pytest.warns(NonFiniteWeightsWarning, match=message):
         from_pretrained(tmp_path / "model")
     with pytest.raises(ValueError, match=message):
@@ -283,7 +283,7 @@ def test_torch_files_with_tensors_of_other_kinds(tmp_path: Path) -> None:
         ({"channels": "8"}, "channels must be a whole number, got '8'"),
         ({}, "needs channels"),
         ([1], "must contain a JSON object"),
-        ({"channels": 8}, "does not fit what it says it is"),
+        ({"channels": 8}, "does not match its description"),
     ],
 )
 def test_headers_of_converted_layers(arguments: Any, message: str, tmp_path: Path) -> None:

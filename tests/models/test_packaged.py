@@ -84,7 +84,7 @@ def test_networks_with_weights(folder: Path) -> None:
 
 def test_another_number_of_classes(folder: Path) -> None:
     pack(folder)
-    with pytest.warns(UserWarning, match="7 classes, not 3: new fc"):
+    with pytest.warns(UserWarning, match="7 classes instead of 3: fc keeps"):
         network = create_model(NAME, pretrained=True, num_classes=3, drop_rate=0.1)
     assert network.card is not None
     assert (network.num_classes, network.card.class_names, network.card.metrics) == (3, (), {})

@@ -144,7 +144,7 @@ def test_arguments_are_the_changes_and_follow_the_classifier(tmp_path: Path) -> 
 def test_another_number_of_classes_keeps_the_rest(tmp_path: Path) -> None:
     network = small("vanilla")
     network.save_pretrained(tmp_path)
-    with pytest.warns(UserWarning, match="has 7 classes, not 5: new fc"):
+    with pytest.warns(UserWarning, match="has 7 classes instead of 5: fc keeps"):
         other = from_pretrained(tmp_path, num_classes=5)
     assert other.get_classifier().weight.shape == (5, 2048)  # type: ignore[union-attr]
     assert torch.equal(other.state_dict()["layer4.1.bn3.weight"], network.state_dict()["layer4.1.bn3.weight"])
@@ -159,7 +159,7 @@ def test_other_channels_fit_the_first_convolution(name: str, tmp_path: Path) -> 
     network = create_model(name).eval()
     network.save_pretrained(tmp_path)
     x = torch.randn(1, 1, 32, 32)
-    with pytest.warns(UserWarning, match="is for 3 channels, not 1: fitted .*weight"):
+    with pytest.warns(UserWarning, match="is for images with 3 channels instead of 1: adapted .*weight"):
         grey = create_model(name, tmp_path, in_chans=1).eval()
     with pytest.warns(UserWarning, match="is for 3 channels, not 6"):
         six = from_pretrained(tmp_path, in_chans=6).eval()
@@ -207,7 +207,7 @@ def test_wrong_files_are_refused_with_what_was_expected(tmp_path: Path) -> None:
         create_model("lambda_patch_tiny", tmp_path, width=32, depth=4)
     with pytest.raises(ValueError, match=r"missing blocks.4.*not expected nothing"):
         create_model("lambda_patch_tiny", tmp_path, width=16, depth=5)
-    with pytest.raises(FileNotFoundError, match="no file or folder"):
+    with pytest.raises(FileNotFoundError, match="neither a file or folder"):
         create_model("lambda_patch_tiny", "no/such/file.safetensors")
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileNotFoundError, match=r"has no model.safetensors"):
@@ -216,7 +216,7 @@ def test_wrong_files_are_refused_with_what_was_expected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not a dictionary of tensors"):
         create_model("lambda_patch_tiny", tmp_path / "list.pth")
     (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(ValueError, match="does not say which network"):
+    with pytest.raises(ValueError, match="does not name its network"):
         from_pretrained(tmp_path / "other.json")
 
 
@@ -268,7 +268,7 @@ def test_configuration_is_what_timm_reads(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("key", "kind"), [(DETECTOR_KEY, "detector"), (LANGUAGE_KEY, "language")])
 def test_weights_of_other_kinds(tmp_path: Path, key: str, kind: str) -> None:
     save_file({"weight": torch.ones(1)}, tmp_path / "weights.safetensors", {key: "{}"})
-    with pytest.raises(ValueError, match=f"no classifier: it holds the weights of another task, {kind}"):
+    with pytest.raises(ValueError, match=f"not a classifier: it has the weights of another task, {kind}"):
         open_trained(str(tmp_path))
 
 
@@ -281,7 +281,10 @@ def test_a_slip_in_a_path_is_not_asked_of_the_hub(tmp_path: Path, monkeypatch: p
     (tmp_path / "runs").mkdir()
     with pytest.raises(FileNotFoundError, match="runs/mine is not the folder of a run"):
         open_trained("runs/mine")
-    with pytest.raises(FileNotFoundError, match="runs/mine is no file or folder"):
+    with pytest.raises(FileNotFoundError, match="runs/mine is neither a file or folder"):
         from_pretrained("runs/mine")
-    with pytest.raises(ValueError, match="somebody/network is no file or folder, and the hub said: no network here"):
+    with pytest.raises(
+        ValueError,
+        match="somebody/network is not a file or folder, and loading it from the hub failed: no network here",
+    ):
         open_trained("somebody/network")

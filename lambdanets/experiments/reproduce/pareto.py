@@ -186,6 +186,11 @@ def headlines(
         seconds: measured seconds by (network, image size).
         mode: the kind of measurement, such as "training, eager".
         unknown: the (network, image size) that are not measured yet.
+
+    >>> from lambdanets.experiments.reproduce.pareto import headlines
+    >>> times = {("lambda_resnet152", 288): 0.6, ("timm:efficientnet_b4", 380): 1.2}
+    >>> [one.other for one in headlines(times, "training, eager")]
+    ['EfficientNet']
     """
 
     def curve(family: str) -> Curve:
@@ -198,6 +203,11 @@ def headlines(
 
 
 def published_headlines() -> list[Headline]:
-    """Return the speed-ups computed from published TPU times, to check the method against the paper's claim."""
+    """Return the speed-ups computed from published TPU times, to check the method against the paper's claim.
+
+    >>> from lambdanets.experiments.reproduce.pareto import published_headlines
+    >>> published_headlines()[0].text()
+    'LambdaResNet over ResNet-RS w/ SE, training on TPUv3 as published: 0.87 to 1.80x ...'
+    """
     known = {(one.network, one.image_size): one.tpu_seconds for one in published() if one.tpu_seconds is not None}
     return headlines(known, "training on TPUv3 as published")

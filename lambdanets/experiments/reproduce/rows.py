@@ -13,6 +13,10 @@ class OtherReading:
         text: the reading in words.
         arguments: arguments of `create_model` that replace those of the row.
         value: the number in the unit of the row, if no network gives it.
+
+    >>> from lambdanets.experiments.reproduce import ROWS
+    >>> next(row for row in ROWS if row.label == "23x23").reading.text
+    'lambda layers in the last three stages; the caption says two'
     """
 
     text: str
@@ -44,6 +48,11 @@ class Row:
         reading: another reading of the paper that gives a number that does not match otherwise.
         reason: explanation of a number that does not match.
         remark: further explanation of the row.
+
+    >>> from lambdanets.experiments.reproduce import ROWS
+    >>> row = next(row for row in ROWS if row.label == "Lambda layer")
+    >>> row.model, row.arguments, row.params, row.top1
+    ('resnet50', {'placement': 'LLLL'}, '15.0', '78.4')
     """
 
     table: str
@@ -82,6 +91,10 @@ class DetectionRow:
         box, mask: average precision of boxes and masks.
         box_sizes, mask_sizes: average precision of small, medium and large objects.
         table: label of the table in the paper's source.
+
+    >>> from lambdanets.experiments.reproduce import DETECTION
+    >>> DETECTION[0].label, DETECTION[0].box, DETECTION[0].box_sizes
+    ('ResNet-101', '48.2', ('29.9', '50.9', '64.9'))
     """
 
     label: str
