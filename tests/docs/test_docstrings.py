@@ -15,19 +15,32 @@ DIRECTIVE = re.compile(r"^\.\. (currentmodule|auto\w+):: (\S+)((?:\n +:.*)*)", r
 MEMBERS = re.compile(r":members: (.+)")
 
 # Packages for whose `__all__` an example is required in every docstring
-WITH_EXAMPLES = ("lambdanets", "lambdanets.layers", "lambdanets.ops")
+WITH_EXAMPLES = (
+    "lambdanets",
+    "lambdanets.convert",
+    "lambdanets.experiments.reproduce",
+    "lambdanets.layers",
+    "lambdanets.models",
+    "lambdanets.ops",
+)
 # Packages of which every function in the reference must have an example
 WITH_FUNCTION_EXAMPLES = (
-    *("lambdanets.data.", "lambdanets.detect.", "lambdanets.experiments.rounds.", "lambdanets.pseudo."),
-    *("lambdanets.recipes.", "lambdanets.train."),
+    *("lambdanets.accelerate.", "lambdanets.data.", "lambdanets.detect.", "lambdanets.experiments."),
+    *("lambdanets.export.", "lambdanets.models.", "lambdanets.pseudo.", "lambdanets.recipes.", "lambdanets.train."),
 )
 # Packages for whose `__all__` every argument must be documented
 WITH_ARGUMENTS = ("lambdanets.layers", "lambdanets.ops")
 ARGUMENT = re.compile(r"^    (\w+(?:, \w+)*): ", re.MULTILINE)
-# Exceptions: a union of types, results that depend on the machine, and names without an example yet
+# Exceptions: constants, a union of types, and results that depend on the machine
 WITHOUT_EXAMPLE = {
+    "lambdanets.convert.FORMATS",
     "lambdanets.detect.draw.draw",
     "lambdanets.detect.precision.available",
+    "lambdanets.experiments.reproduce.DETECTION",
+    "lambdanets.experiments.reproduce.ROWS",
+    "lambdanets.experiments.reproduce.TABLES",
+    "lambdanets.models.LAYERS",
+    "lambdanets.models.ROWS",
     "lambdanets.ops.Positions",
 }
 

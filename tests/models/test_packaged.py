@@ -129,7 +129,7 @@ def test_missing_and_wrong_files(folder: Path) -> None:
     pack(folder, "resnet50")
     with pytest.raises(ValueError, match="only resnet50 have weights that come with lambdanets"):
         create_model(NAME, "packaged")
-    with pytest.raises(ValueError, match=r"resnet50\.safetensors holds the weights of resnet26, not of resnet50"):
+    with pytest.raises(ValueError, match=r"resnet50\.safetensors has the weights of resnet26, not of resnet50"):
         create_model("resnet50", pretrained=True)
 
 
@@ -191,7 +191,7 @@ def test_metadata_in_files_and_the_model_card(folder: Path, capsys: pytest.Captu
     plain = model_card(network, Card(CARD.preprocessing, NAMES))
     assert "## Training" not in plain
     assert "Measured on" not in plain
-    assert "for those who trained them to choose" in plain
+    assert "authors of these weights choose their licence" in plain
     network.save_pretrained(folder.parent / "with")
     assert Network.from_pretrained(folder.parent / "with").card == CARD
     network.save_pretrained(folder.parent / "without", Card(CARD.preprocessing, NAMES))

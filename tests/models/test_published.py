@@ -75,7 +75,7 @@ def test_weights_come_from_the_hub(tmp_path, monkeypatch) -> None:
     assert asked == [(PUBLISHED["lambda_resnet26t"].hub_id, "model.safetensors")] * 2
     assert ours.card is not None
     assert ours.card.preprocessing == PUBLISHED["lambda_resnet26t"].preprocessing
-    with pytest.warns(UserWarning, match="1000 classes, not 3"):
+    with pytest.warns(UserWarning, match="1000 classes instead of 3"):
         assert create_model("lambda_resnet26t", pretrained=True, num_classes=3).num_classes == 3
 
 
