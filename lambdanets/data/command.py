@@ -92,9 +92,9 @@ class DataCheck:
 
     source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
     """Dataset: a folder with one folder per class, .csv list, idx folder, shards or mnist. All splits are read."""
-    workers: int | None = None
+    workers: Annotated[int | None, optional("N")] = None
     """Number of threads; by default one per CPU core."""
-    json: Path | None = None
+    json: Annotated[Path | None, optional("FILE")] = None
     """Write the complete result to this JSON file."""
 
     def run(self) -> int:
@@ -151,7 +151,7 @@ class DataSpeed:
     device: Annotated[str | None, optional("DEVICE")] = None
     """Device for images that are kept in its memory and augmented in batches: cpu or cuda; by default a GPU if there is
     one."""
-    json: Path | None = None
+    json: Annotated[Path | None, optional("FILE")] = None
     """Write the results to this JSON file."""
 
     def run(self) -> int:

@@ -419,7 +419,9 @@ def about_start(start: Start, config: TrainConfig, slower: list[Candidate]) -> l
 def why_size(facts: Facts, slower: list[Candidate]) -> str:
     if slower:
         return "; ".join(f"{one.config.model.size} px would take {rounded(one.seconds)}" for one in slower)
-    return f"short side of the images: {facts.short_side} px" if facts.short_side <= 128 else "fits the time budget"
+    return (
+        f"the short side of the images is {facts.short_side} px" if facts.short_side <= 128 else "fits the time budget"
+    )
 
 
 def held_out_of(facts: Facts, fraction: float) -> int:

@@ -143,7 +143,7 @@ class Watcher:
         skipped += ("top5",) if self.few_classes else ()
         numbers = {name: value for name, value in record.items() if name not in skipped}
         shown = "  ".join(
-            f"{name} {value:.1%}" if name.startswith("top") else f"{name} {value:.4g}"
+            f"{name.replace('top', 'top-')} {value:.1%}" if name.startswith("top") else f"{name} {value:.4g}"
             for name, value in numbers.items()
         )
         self.say(f"epoch {record['epoch']:.4g}  {escape(record['split'])} ({record['weights']}): {shown}")

@@ -103,8 +103,8 @@ def test_top_5_is_shown_where_it_says_something(classes, shown):
     scores = {"top1": 0.5, "top5": 0.9}
     watcher({"event": "evaluation", "step": 9, "epoch": 1.0, "split": "held_out", "weights": "ema", **scores})
     line = console.file.getvalue().splitlines()[-1]
-    assert "top1 50.0%" in line
-    assert ("top5" in line) is shown
+    assert "top-1 50.0%" in line
+    assert ("top-5" in line) is shown
 
 
 @pytest.mark.parametrize(

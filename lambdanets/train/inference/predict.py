@@ -192,7 +192,7 @@ def answer_table(top: int) -> Table:
     table.add_column("class", style="bold", overflow="fold")
     table.add_column("probability", justify="right")
     if top > 1:
-        table.add_column("then", overflow="fold")
+        table.add_column("other classes", overflow="fold")
     return table
 
 
