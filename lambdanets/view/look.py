@@ -223,12 +223,15 @@ def untrained(tables: Sequence[tuple[str, Tensor, Sequence[int]]]) -> str:
     random = [(name, value) for name, value in found if value < LEAST_CORRELATION]
     if not random:
         return ""
+    one = len(random) == 1
     which = "The position tables" if len(random) == len(found) else f"{len(random)} of {len(found)} position tables"
     names = ", ".join(name for name, _ in random[:4]) + (", ..." if len(random) > 4 else "")
-    verb = "is" if len(random) == 1 and len(found) > 1 else "are"
     highest = max(0.0, *(value for _, value in random))
+    if len(found) == 1:
+        which, names = "The position table", random[0][0]
+    verb, at_most, their = ("is", "", "its") if one else ("are", "at most ", "their")
     return (
-        f"{which} ({names}) {verb} still close to the random initialisation: the correlation between neighbouring "
-        f"embeddings is at most {highest:.2f} (0 for random numbers). The position maps of these layers mean little. "
-        f"Train longer, or start from smaller embeddings (--model.embedding-std 0.02)."
+        f"{which} ({names}) {verb} still close to the random initialisation (correlation of neighbouring embeddings "
+        f"{at_most}{highest:.2f}; random numbers: 0), so {their} position maps mean little. Train longer or start from "
+        f"smaller embeddings (--model.embedding-std 0.02)."
     )

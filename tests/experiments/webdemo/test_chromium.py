@@ -187,3 +187,11 @@ def test_it_fits(tmp_path: Path, browser: Browser, width: int) -> None:
         frame = maps_of(page)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         assert frame.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        caption, thumbnail = (
+            page.locator(f"#examples .{name}").first.bounding_box() for name in ("caption-label", "thumbnail-item")
+        )
+        assert caption is not None
+        assert thumbnail is not None
+        assert caption["height"] > 60, "90 letters need several lines"
+        assert thumbnail["y"] + 40 < caption["y"], "below the image"
+        assert caption["y"] + caption["height"] <= thumbnail["y"] + thumbnail["height"] + 1, "cut off"
