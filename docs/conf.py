@@ -3,8 +3,10 @@
 import hashlib
 import os
 import sys
+from functools import partialmethod
 from pathlib import Path
 
+from nbclient import NotebookClient
 from sphinx.application import Sphinx
 
 HERE = Path(__file__).resolve().parent
@@ -60,13 +62,15 @@ def package_digest() -> str:
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 os.environ["TTY_COMPATIBLE"] = "0"  # Jupyter asks for colours and moving bars, which a page cannot show
 
+# The output of a command comes in pieces of 100 bytes: show it as one block. (nb_merge_streams would break its lines.)
+NotebookClient.__init__ = partialmethod(NotebookClient.__init__, coalesce_streams=True)
+
 nb_execution_mode = "cache"
 nb_execution_cache_path = str(ROOT / "build" / "tutorials" / package_digest())
 nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 nb_execution_in_temp = True  # what a tutorial writes is gone afterwards
 nb_output_stderr = "remove"  # progress bars
-nb_merge_streams = True  # a command's lines as one block
 
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
