@@ -74,6 +74,8 @@ class SpatialOptions:
 class NetworkConfig(SpatialOptions):
     """Fields of the configurations of all families.
 
+    The other fields are those of `SpatialOptions`.
+
     Attributes:
         num_classes: number of classes; 0 removes the classifier, and the network returns features.
         in_chans: number of image channels.
@@ -118,6 +120,8 @@ class NetworkConfig(SpatialOptions):
 @dataclass(frozen=True, kw_only=True)
 class ResNetConfig(NetworkConfig):
     """The configuration of ResNets with bottleneck blocks: ResNet-v1, -D, -RS, and with lambda layers.
+
+    The other fields are those of `NetworkConfig` and `SpatialOptions`.
 
     Attributes:
         depths: number of blocks in the stages c2 to c5.
@@ -168,6 +172,8 @@ class ResNetConfig(NetworkConfig):
 class MobileNetConfig(NetworkConfig):
     """The configuration of MobileNet-v2.
 
+    The other fields are those of `NetworkConfig` and `SpatialOptions`.
+
     Attributes:
         placement: numbers of the inverted bottlenecks (1 to 17) that are replaced by lightweight lambda blocks.
         output_stride: largest reduction, see `ResNetConfig`.
@@ -184,6 +190,8 @@ class MobileNetConfig(NetworkConfig):
 @dataclass(frozen=True, kw_only=True)
 class PatchConfig(NetworkConfig):
     """The configuration of lambda networks on patches: a patch embedding and equal blocks.
+
+    The other fields are those of `NetworkConfig` and `SpatialOptions`.
 
     Attributes:
         patch: height and width of a patch in pixels.
@@ -205,6 +213,8 @@ class PatchConfig(NetworkConfig):
 @dataclass(frozen=True, kw_only=True)
 class AttentionNetworkConfig(NetworkConfig):
     """The configuration of self-attention networks (Zhao et al. 2020): five stages without spatial convolutions.
+
+    The other fields are those of `NetworkConfig` and `SpatialOptions`.
 
     Attributes:
         depths: number of blocks in each stage.

@@ -99,6 +99,9 @@ def list_models(pattern: str = "*", pretrained: bool | Literal["packaged", "hub"
 def weights_of(name: str) -> Literal["packaged", "hub"] | None:
     """Return where `create_model(name, pretrained=True)` finds weights.
 
+    Args:
+        name: one of `list_models()`.
+
     Returns:
         "packaged" for weights in this package, "hub" for weights on the Hugging Face hub, None if there are none.
 

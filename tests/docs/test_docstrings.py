@@ -29,7 +29,7 @@ WITH_FUNCTION_EXAMPLES = (
     *("lambdanets.export.", "lambdanets.models.", "lambdanets.pseudo.", "lambdanets.recipes.", "lambdanets.train."),
 )
 # Packages for whose `__all__` every argument must be documented
-WITH_ARGUMENTS = ("lambdanets.layers", "lambdanets.ops")
+WITH_ARGUMENTS = ("lambdanets.convert", "lambdanets.experiments.reproduce", "lambdanets.layers", "lambdanets.ops")
 ARGUMENT = re.compile(r"^    (\w+(?:, \w+)*): ", re.MULTILINE)
 # Exceptions: constants, a union of types, and results that depend on the machine
 WITHOUT_EXAMPLE = {

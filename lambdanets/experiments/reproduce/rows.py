@@ -35,7 +35,8 @@ class Row:
         image_size: height and width in pixels; None where the paper does not say, which means 224.
         params: parameters in millions.
         flops: FLOPs in units of 1e9.
-        memory: memory in GB of 2^30 bytes; `memory_bytes` is our number.
+        memory: memory in GB of 2^30 bytes.
+        memory_bytes: our number for it, in bytes.
         units: units of params, flops or memory, where they differ from these.
         infer, train: examples per second on 8 TPUv3 cores: inference in float32 (pseudo-labels: as printed), training.
         latency: seconds of a training step for 1024 images on 8 TPUv3 cores in bfloat16.
