@@ -123,7 +123,7 @@ def pack(
 
 
 def reduced(image: Image.Image, side: int, quality: int) -> bytes:
-    """A JPEG of an image whose shorter side has `side` pixels; the EXIF orientation is applied."""
+    """Return a JPEG of an image whose shorter side has `side` pixels; the EXIF orientation is applied."""
     image = load(upright(image), "RGB")
     scale = side / min(image.size)
     width, height = (max(1, round(length * scale)) for length in image.size)

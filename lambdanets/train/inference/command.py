@@ -115,9 +115,9 @@ class Predict:
     """Predict the most likely classes of images: files, folders, or stdin. Exit status 1 if an image is unreadable.
 
     `lambdanets predict photo.jpg` uses weights that come with lambdanets, if this release has any.
+
     `find . -name '*.jpg' | lambdanets predict RUN -` reads a list of files, `lambdanets predict RUN - < cat.jpg` reads
-    one image. Unreadable images get an error in their output line and do not stop the others; the exit status is then
-    1.
+    one image. Unreadable images get an error in their output line and do not stop the others.
     """
 
     what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WHAT")]
