@@ -8,7 +8,7 @@ import runpy
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from torch import nn
 
 from lambdanets.models import FeatureNetwork, Network, create_model, list_models
 from lambdanets.models.network import stage_indices
+from lambdanets.models.packaged import PACKAGED, packaged_weights
 from lambdanets.models.pretrained import (
     WEIGHTS,
     WIDEST,
@@ -89,7 +90,12 @@ def entrypoint(name: str) -> Callable[..., nn.Module]:
                 module.momentum = module.momentum if bn_momentum is None else bn_momentum
                 module.eps = module.eps if bn_eps is None else bn_eps
         known = {f.name for f in fields(PretrainedCfg)}
-        configuration = timm_configuration(network.config, default_card(network))
+        card = default_card(network)
+        if weights in (True, PACKAGED) and network.card is not None and packaged_weights(name) is not None:
+            card = network.card
+            if img_size is not None:
+                card = replace(card, preprocessing=replace(card.preprocessing, size=img_size))
+        configuration = timm_configuration(network.config, card)
         configuration.update({k: v for k, v in given.items() if k in known and k != "num_classes"})
         configuration = PretrainedCfg(**{**configuration, "architecture": timm_name(name)}).to_dict()
         # timm reads both names. They are plain attributes, not submodules or buffers.

@@ -1,6 +1,7 @@
 """Weights that come with the package. Tests put a small file where they would be; the folder itself may be empty."""
 
 import json
+import tomllib
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from lambdanets.models import packaged as module
 from lambdanets.models.model_card import model_card
 from tests.train.weights import MEAN, NAMES, SIZE, STD, small_network
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 NAME = "resnet26"
 CARD = Card(
     Preprocessing(MEAN, STD, SIZE, 1.0),
@@ -54,6 +56,12 @@ def image(path: Path) -> Path:
     return path
 
 
+def test_they_are_installed_with_the_package() -> None:
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["lambdanets"]
+    relative = Path(module.FOLDER / "resnet50.safetensors").relative_to(ROOT / "lambdanets")
+    assert any(relative.match(pattern) for pattern in patterns)
+
+
 def test_what_is_in_this_package() -> None:
     """Also true where nothing is."""
     for name in list_models(pretrained="packaged"):
@@ -80,6 +88,18 @@ def test_networks_with_weights(folder: Path) -> None:
     maps = create_model(NAME, pretrained=True, features_only=True, out_indices=[2]).eval()(x)
     with torch.no_grad():
         assert (maps[0] - expected.forward_intermediates(x, [2])[1][0]).norm() < 0.05 * maps[0].norm()
+
+
+def test_timm_finds_them(folder: Path) -> None:
+    import timm
+
+    import lambdanets.timm
+
+    pack(folder)
+    theirs = timm.create_model(lambdanets.timm.timm_name(NAME), pretrained=True)
+    ours = create_model(NAME, pretrained=True).state_dict()
+    assert all(torch.equal(tensor, ours[name]) for name, tensor in theirs.state_dict().items())
+    assert (theirs.pretrained_cfg["mean"], theirs.pretrained_cfg["input_size"]) == (MEAN, (3, SIZE, SIZE))
 
 
 def test_another_number_of_classes(folder: Path) -> None:
