@@ -2,7 +2,7 @@
 
     python docs/draw_sentences.py --count 25 --seed 1
 
-A third of the sentences comes from each source. The same seed on the same commit draws the same sentences.
+A third comes from each source, all from different files. The same seed on the same commit draws the same sentences.
 """
 
 import argparse
@@ -10,36 +10,29 @@ import ast
 import inspect
 import random
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# Code, generated tables, front matter, formulas, comments
-NO_PROSE = re.compile(
-    r"^( *)```.*?^\1```|<!-- bench:.*?/bench -->|\A---.*?^---|\$\$.*?\$\$|<!--.*?-->", re.DOTALL | re.M
-)
-SKIPPED = ("#", "|", "<", "!", ":::", "[!")  # headings, tables, HTML, pictures, directives, badges
+# Code, generated tables, comments, front matter, formulas
+NO_PROSE = re.compile(r"(?ms)^( *)```.*?^\1```|<!-- bench:.*?/bench -->|<!--.*?-->|\A---.*?^---|\$\$.*?\$\$")
+SKIPPED = ("|", "#", "<", "!", ":::", "[!")  # tables, headings, HTML, pictures, directives, badges
 ITEM = re.compile(r"^ *(?:[-*]|\d+\.) |^    \*{0,2}\w+(?:, \w+)*: ")  # of a list, or of "Args:"
-END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`\"*\[(])")
-LEAST_WORDS = 5
-
-
-def paragraphs(lines: list[str]) -> Iterator[str]:
-    """Yield paragraphs and list items, each on one line."""
-    found: list[str] = []
-    for line in [*lines, ""]:
-        starts = ITEM.match(line)
-        if found and (not line.strip() or starts or line.lstrip().startswith(SKIPPED)):
-            yield " ".join(found)
-            found = []
-        if line.strip() and not line.lstrip().startswith(SKIPPED):
-            found.append((line[starts.end() :] if starts else line).strip())
+CODE = re.compile(r"`+[^`]*`+|\[\[.*|>>>.*")
+BLOCK = re.compile(r"(?s)\n *\n(?:    |>>> ).*?(?=\n *\n|\Z)")  # a listing or an example in a docstring
+PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "lambdanets/ops/triton/README.md", "docs/**/*.md")
 
 
 def sentences(text: str) -> list[str]:
-    """Return the sentences of a text with at least five words, without code and tables."""
-    found = [one.strip() for paragraph in paragraphs(text.splitlines()) for one in END.split(paragraph)]
-    return [one for one in found if len(one.split()) >= LEAST_WORDS and one[-1] in ".!?:"]
+    """Return the sentences of paragraphs, list items and cells of tables with at least five words outside code."""
+    parts = [""]
+    for line in text.splitlines():
+        item = ITEM.match(line)
+        if item or not line.strip() or line.lstrip().startswith(SKIPPED):
+            parts += [*line.split("|")[1:-1], line[item.end() :] if item else ""]
+        else:
+            parts[-1] += " " + line.strip()
+    found = [one.strip() for part in parts for one in re.split(r"(?<=[.!?])\s+(?=[A-Z`\"*\[(])", part)]
+    return [one for one in found if len(re.findall(r"[A-Za-z][\w'-]+", CODE.sub("", one))) >= 5]
 
 
 def of_page(path: Path) -> list[str]:
@@ -47,34 +40,34 @@ def of_page(path: Path) -> list[str]:
 
 
 def of_module(path: Path, *, help_texts: bool) -> list[str]:
-    """Return the sentences of the docstrings of a module, or those of the fields of its classes, which --help shows."""
-    found: list[str] = []
+    """Return the sentences of the docstrings of a module, or those that --help shows."""
+    texts: list[ast.expr] = []
     for node in ast.walk(ast.parse(path.read_text())):
+        if help_texts and isinstance(node, ast.Call):
+            texts += [word.value for word in node.keywords if word.arg in ("help", "description")]
+            texts += node.args[:1] if getattr(node.func, "id", "") == "Command" else []
         body = getattr(node, "body", None)
         for before, one in zip([None, *body], body, strict=False) if isinstance(body, list) else ():
             field = isinstance(node, ast.ClassDef) and isinstance(before, ast.AnnAssign)
-            text = isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant) and one.value.value
-            if isinstance(text, str) and field == help_texts:
-                blocks = re.split(r"\n *\n", inspect.cleandoc(text))
-                prose = [block for block in blocks if not block.startswith((">>>", "    "))]
-                found += sentences("\n\n".join(prose))
-    return found
+            texts += [one.value] if isinstance(one, ast.Expr) and field == help_texts else []
+    strings = [one.value for one in texts if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+    return [one for text in strings for one in sentences(BLOCK.sub("", inspect.cleandoc(text)))]
 
 
 def drawn(count: int, seed: int) -> list[tuple[Path, str]]:
-    """Draw `count` sentences with their files, in turns from pages, docstrings and help texts."""
-    pages = [path for path in sorted(ROOT.glob("docs/**/*.md")) if "_generated" not in path.parts]
-    modules = sorted(ROOT.glob("lambdanets/**/*.py"))
-    sources = [[(path, one) for path in [ROOT / "README.md", *pages] for one in of_page(path)]]
+    """Draw `count` sentences with their files, each from another file, in turns from the three sources."""
+    pages = [path for glob in PAGES for path in sorted(ROOT.glob(glob)) if "_generated" not in path.parts]
+    modules = [*sorted(ROOT.glob("lambdanets/**/*.py")), *sorted(ROOT.glob("benchmarks/**/*.py"))]
+    sources = [[(path, one) for path in pages for one in of_page(path)]]
     sources += [[(p, one) for p in modules for one in of_module(p, help_texts=kind)] for kind in (False, True)]
     chance = random.Random(seed)
-    return [one for i, source in enumerate(sources) for one in chance.sample(source, (count + 2 - i) // len(sources))]
+    mixed = [list(dict(chance.sample(source, len(source))).items()) for source in sources]  # one of each file
+    return [one for i, source in enumerate(mixed) for one in source[: (count + 2 - i) // len(sources)]]
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Draw sentences from the documentation, for a review of the writing.")
+    parser = argparse.ArgumentParser(description="Draw sentences for a review of the writing.")
     parser.add_argument("--count", type=int, default=25, help="number of sentences (default: 25)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the draw (default: 0)")
-    options = parser.parse_args()
-    for path, sentence in drawn(options.count, options.seed):
+    for path, sentence in drawn(**vars(parser.parse_args())):
         print(f"{path.relative_to(ROOT)}: {sentence}")

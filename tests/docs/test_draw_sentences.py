@@ -13,7 +13,7 @@ title: one word after another in the front matter.
 # A heading that has more than five words.
 
 The first sentence is on
-two lines. The second one has `code` in it!
+two lines. The second one also has some `code` in it!
 
 - A list item with text, too. Short one.
 
@@ -21,13 +21,18 @@ two lines. The second one has `code` in it!
 print("code with more words than five.")
 ```
 
-| a table with more | than five words. |
+| short cell | a cell of a table with more words |
 
 <!-- bench:x -->
 A generated sentence with many words is skipped.
 <!-- /bench -->
 """
-FOUND = ["The first sentence is on two lines.", "The second one has `code` in it!", "A list item with text, too."]
+FOUND = [
+    "The first sentence is on two lines.",
+    "The second one also has some `code` in it!",
+    "A list item with text, too.",
+    "a cell of a table with more words",
+]
 
 MODULE = '''"""The module has a docstring here."""
 
@@ -36,6 +41,7 @@ class Options:
 
     size: int = 3
     """The help text of an option."""
+    shape: Annotated[str, arg(help="Another help text of an option.")] = ""
 
     def run(self):
         """Return nothing in this short example.
@@ -47,6 +53,7 @@ class Options:
         """
         self.text = "A string that is no docstring at all."
 '''
+HELP = ["The help text of an option.", "Another help text of an option."]
 
 
 def test_sentences_of_a_page(tmp_path):
@@ -63,12 +70,14 @@ def test_sentences_of_a_module(tmp_path):
         "The module has a docstring here.",
         "the number of things to run.",
     ]
-    assert draw_sentences.of_module(tmp_path / "module.py", help_texts=True) == ["The help text of an option."]
+    assert draw_sentences.of_module(tmp_path / "module.py", help_texts=True) == HELP
 
 
 def test_draws_depend_on_the_seed_only():
     first = draw_sentences.drawn(25, 0)
     assert len(first) == 25
+    for source in (first[:9], first[9:17], first[17:]):
+        assert len({path for path, _ in source}) == len(source)
     assert {path.suffix for path, _ in first} == {".md", ".py"}
     assert draw_sentences.drawn(25, 0) == first
     assert draw_sentences.drawn(25, 1) != first
