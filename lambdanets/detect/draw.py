@@ -26,6 +26,13 @@ def colour_of(label: int) -> tuple[int, int, int]:
     return round(255 * red), round(255 * green), round(255 * blue)
 
 
+def readable_on(colour: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Return black or white, whichever has the higher contrast (WCAG 2.1) on a colour."""
+    red, green, blue = ((part / 255) ** 2.2 for part in colour)
+    luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    return (0, 0, 0) if (luminance + 0.05) ** 2 > 1.05 * 0.05 else (255, 255, 255)
+
+
 def draw(
     image: Image.Image,
     found: Sequence[Detection],
@@ -84,7 +91,7 @@ def name_it(pen: Any, font: Any, one: Detection, at: tuple[float, float], names:
     x = round(max(0.0, min(at[0], pen.im.size[0] - right - 2)))
     y = round(max(0.0, at[1] - bottom - 1))
     pen.rectangle((x + left - 1, y + top - 1, x + right + 1, y + bottom + 1), fill=colour_of(one.label))
-    pen.text((x, y), text, fill=(0, 0, 0), font=font)
+    pen.text((x, y), text, fill=readable_on(colour_of(one.label)), font=font)
 
 
 def true_objects(picture: Picture, masks: bool) -> list[Detection]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lambdanets.detect.draw import colour_of, draw, drawn_side
+from lambdanets.detect.draw import colour_of, draw, drawn_side, readable_on
 from lambdanets.detect.results import Detection
 
 
@@ -28,6 +28,11 @@ def test_a_name_stays_in_the_picture():
     top = slice(0, 98)  # above the box
     letters = [(one[top] != 128).any(-1).sum() for one in (left, right)]
     assert letters[0] == letters[1] > 100
+
+
+@pytest.mark.parametrize(("colour", "letters"), [((255, 255, 0), 0), ((0, 0, 255), 255), ((120, 200, 120), 0)])
+def test_letters_have_contrast(colour: tuple[int, int, int], letters: int):
+    assert readable_on(colour) == (letters,) * 3
 
 
 @pytest.mark.parametrize(("size", "side"), [((90, 70), 540), ((480, 20), 480), ((479, 479), 958), ((2000, 10), 2000)])

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from playwright.sync_api import sync_playwright
 
 from lambdanets.report.page import write_report
 from tests.report.runs import HOSTILE, write_run
@@ -24,10 +25,27 @@ for (const width of widths) {
   frame.onload = () => {
     const inside = frame.contentDocument;
     const images = [...inside.images];
+    const tips = [...inside.querySelectorAll(".tip")], zoom = inside.querySelector(".zoom input");
+    const outside = tips.filter(tip => {
+      const frame = tip.ownerSVGElement.viewBox.baseVal;
+      return [...tip.querySelectorAll("rect, text")].some(part => {
+        const box = part.getBBox();
+        return box.x < -1 || box.y < -1 || box.x + box.width > frame.width + 1 || box.y + box.height > frame.height;
+      });
+    });
+    const cut = tips.filter(tip => {
+      const frame = tip.querySelector("rect").getBBox();
+      return [...tip.querySelectorAll("text")].some(text => text.getBBox().width > frame.width - 7);
+    });
+    const before = getComputedStyle(zoom.nextElementSibling).position;
+    zoom.checked = true;
+    const zoomed = getComputedStyle(zoom.nextElementSibling);
     const charts = [...inside.querySelectorAll(".chart svg, .matrix")].map(e => e.getBoundingClientRect());
     found.push({
       width, wide: inside.documentElement.scrollWidth, title: inside.title,
       images: images.length, shown: images.filter(i => i.naturalWidth > 0).length,
+      tips: tips.length, visible: tips.filter(tip => getComputedStyle(tip).visibility != "hidden").length,
+      outside: outside.length, cut: cut.length, before, after: zoomed.position,
       charts: charts.length, drawn: charts.filter(r => r.width > 50 && r.height > 50).length,
     });
     if (found.length == widths.length) {
@@ -57,6 +75,31 @@ def test_it_fits_and_everything_is_drawn(tmp_path: Path):
         assert one["title"].endswith("lambdanets"), "a script ran"
         assert one["images"] == one["shown"] == 6 + 4  # mistakes, position tables
         assert one["charts"] == one["drawn"] == 4 + 1
+        assert one["tips"] > 50
+        assert one["visible"] == one["outside"] == one["cut"] == 0
+        assert (one["before"], one["after"]) == ("static", "fixed"), "a click enlarges a picture"
+
+
+def test_values_appear_under_the_pointer(tmp_path: Path):
+    report = write_report(write_run(tmp_path / "run"), pictures=0)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1100, "height": 900})
+        page.goto(report.as_uri())
+        chart = page.locator(".charts svg").nth(1)
+        place = chart.bounding_box()
+        assert place is not None
+        shown = chart.locator(".tip:visible rect")
+        assert shown.count() == 0
+        seen = []
+        for share in (0.3, 0.9):
+            page.mouse.move(place["x"] + share * place["width"], place["y"] + 0.5 * place["height"])
+            shown.wait_for()
+            seen.append(chart.locator(".tip:visible text").all_text_contents())
+        browser.close()
+    steps = [int(texts[0].removeprefix("step ").replace(",", "")) for texts in seen]
+    assert 0 < steps[0] < steps[1] <= 600
+    assert all(texts[1].startswith("training: ") and texts[1].endswith("%") for texts in seen)
 
 
 @pytest.mark.parametrize(("theme", "background"), [("light", 255), ("dark", 20)])
