@@ -210,3 +210,17 @@ def test_without_what_only_extras_bring(words, status, sentence, tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert "Traceback" not in done.stderr
     assert (done.returncode, sentence in done.stderr) == (status, True)
+
+
+def test_lines_of_option_help_are_joined(monkeypatch, capsys):
+    """Wherever the lines of a docstring end in the source."""
+    monkeypatch.setenv("COLUMNS", "2000")
+    with pytest.raises(SystemExit):
+        main(["train", "digits", "--help"])
+    out = capsys.readouterr().out
+    for start, end in (
+        ("--find-rate", "find_rate.json and find_rate.svg into --out"),
+        ("--data.cache", "shows the choice"),
+    ):
+        line = next(line for line in out[out.index(start) :].splitlines() if end in line)
+        assert line.lstrip("│ ")[0].isupper() or start in line
