@@ -68,7 +68,7 @@ class Start:
         arguments: fields of the network that differ from its row, without classes, channels, size and dropout.
         preprocessing: what the weights were trained with.
         resizable: whether the network takes other sizes of images.
-        about: a few words for the reader.
+        about: accuracy of the weights, for the printed reasons.
     """
 
     where: str
@@ -399,7 +399,7 @@ def about_network(
 
 
 def about_start(start: Start, config: TrainConfig, slower: list[Candidate]) -> list[Reason]:
-    """Say what training starts from, and which layers are trained."""
+    """Return the reasons for the weights, the trained layers and the image size."""
     frozen = config.model.freeze == FROZEN
     took = f"all layers would take {rounded(slower[0].seconds)}" if slower else "set by you"
     trained = (

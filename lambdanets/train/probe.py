@@ -134,11 +134,11 @@ def find_start(facts: Facts, given: Mapping[str, Any]) -> Start | None:
     try:
         return start_of(str(where), where)
     except ValueError as error:
-        raise ValueError(f"{error}. With weights that do not name their network, give --model.name too") from error
+        raise ValueError(f"{error}. For weights without a description, also pass --model.name") from error
 
 
 def start_of(where: str, path: str | Path) -> Start:
-    """Describe weights; a ValueError if they do not say which network they are for."""
+    """Describe weights. Raise ValueError for weights without a description of their network."""
     found = read_description(path)
     arguments = {key: value for key, value in found.arguments.items() if key not in SET_BY_TRAINING}
     config = configure(found.name, **with_placement(found.name, arguments))

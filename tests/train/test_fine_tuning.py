@@ -120,7 +120,7 @@ def test_which_weights(folder: Path) -> None:
     assert found is not None
     assert not found.resizable
     torch.save(small_network().state_dict(), folder / "plain.pt")
-    with pytest.raises(ValueError, match="With weights that do not name their network, give"):
+    with pytest.raises(ValueError, match="For weights without a description, also pass"):
         find_start(PHOTOS, {"model.pretrained": str(folder / "plain.pt")})
 
 
