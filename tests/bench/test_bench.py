@@ -282,8 +282,8 @@ def test_refusals(arguments, words, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('{"rows": [{"network": "resnet50"}]}', "no result of `bench op`, `bench layer`"),
-        ('{"rows": [{"shape": "7x7x512", "group": "forward"}]}', "no result of `bench op`, `bench layer`"),
+        ('{"rows": [{"network": "resnet50"}]}', "is not a result of `bench op`, `bench layer`"),
+        ('{"rows": [{"shape": "7x7x512", "group": "forward"}]}', "is not a result of `bench op`, `bench layer`"),
         ("{", "is not usable JSON"),
     ],
 )
