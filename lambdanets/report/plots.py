@@ -26,7 +26,7 @@ WIDTH, HEIGHT = 5.0, 2.8  # inches; 72 units of the SVG each
 MOST_STRIPS = 60  # of one chart
 FAR = 0.1  # of the width: the value of a single point is shown up to this distance
 LONGEST_NAME = 32  # in a readout
-LETTER, TEXT_LINE = 6.0, 13.0  # estimated width of a letter and height of a line in a readout, in units of the SVG
+LETTER, TEXT_LINE = 5.6, 13.0  # estimated width of a letter and height of a line in a readout, in units of the SVG
 
 STRIP = Markup('<g class="at"><rect class="hit" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"/>')
 READOUT = Markup(

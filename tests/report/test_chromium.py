@@ -45,7 +45,7 @@ for (const width of widths) {
       width, wide: inside.documentElement.scrollWidth, title: inside.title,
       images: images.length, shown: images.filter(i => i.naturalWidth > 0).length,
       tips: tips.length, visible: tips.filter(tip => getComputedStyle(tip).visibility != "hidden").length,
-      outside: outside.length, cut: cut.length, before, after: zoomed.position,
+      outside: outside.length, cut: cut.length, which: cut.map(tip => tip.textContent), before, after: zoomed.position,
       charts: charts.length, drawn: charts.filter(r => r.width > 50 && r.height > 50).length,
     });
     if (found.length == widths.length) {
@@ -76,7 +76,7 @@ def test_it_fits_and_everything_is_drawn(tmp_path: Path):
         assert one["images"] == one["shown"] == 6 + 4  # mistakes, position tables
         assert one["charts"] == one["drawn"] == 4 + 1
         assert one["tips"] > 50
-        assert one["visible"] == one["outside"] == one["cut"] == 0
+        assert one["visible"] == one["outside"] == one["cut"] == 0, one["which"]
         assert (one["before"], one["after"]) == ("static", "fixed"), "a click enlarges a picture"
 
 
