@@ -95,7 +95,7 @@ def test_a_pickle_that_could_run_code_is_refused(tmp_path):
     [
         ("timm:resnet10t", "has no weights: write timm:resnet10t@FILE"),
         ("timm:resnet10t@nowhere.safetensors", "no such weights file"),
-        ("nowhere", "no run folder"),
+        ("nowhere", "is not the folder of a run"),
         (",", "there is no teacher"),
     ],
 )
