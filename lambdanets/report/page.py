@@ -102,7 +102,7 @@ def tiles(run: ReportedRun) -> list[tuple[str, str]]:
 
 
 def tells_top5(run: ReportedRun) -> bool:
-    """Return whether top-5 says anything: with five classes or fewer it is always 100%."""
+    """Return whether top-5 is informative: with five classes or fewer it is always 100%."""
     return run.classes is None or run.classes > TOP
 
 

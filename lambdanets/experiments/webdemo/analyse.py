@@ -75,7 +75,7 @@ class Classifier:
         return Answers(shown(image), tuple(Answer(name, p) for name, p in found if p >= least_share))
 
     def look(self, image: Image.Image, layers: Sequence[str] = ()) -> Page:
-        """Return the page of `lambdanets view`. A ValueError says why it cannot be shown."""
+        """Return the page of `lambdanets view`. Raise ValueError if it cannot be shown."""
         picture, given = as_input(self.trained, image)
         return interactive(self.trained.network, given, layers=layers, picture=picture)
 
@@ -114,7 +114,7 @@ class Finder:
         return Answers(draw(image, found, names, side=SHOWN_SIDE), tuple(listed), max(0, len(found) - MOST_OBJECTS))
 
     def look(self, image: Image.Image, layers: Sequence[str] = ()) -> Page:
-        """Return the page of `lambdanets view` for the backbone. A ValueError says why it cannot be shown."""
+        """Return the page of `lambdanets view` for the backbone. Raise ValueError if it cannot be shown."""
         pixels = self.trained.pixels(load(image))
         detector, device = self.trained.detector, self.trained.device
         given = normalize(pixels[None].to(device), self.trained.about.preprocessing)[0]
