@@ -273,7 +273,7 @@ def test_weights_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "broken.safetensors").write_bytes(b"nothing")
     with pytest.raises(ValueError, match="not a whole safetensors file"):
         open_model(str(tmp_path / "broken.safetensors"))
-    with pytest.raises(FileNotFoundError, match="no run folder"):
+    with pytest.raises(FileNotFoundError, match="not the folder of a run"):
         open_model(str(tmp_path / "missing"))
 
 
