@@ -152,7 +152,7 @@ def test_the_report_shows_the_worst_and_the_best(run):
     assert page.count('<div class="scene">') == 6
     assert page.count("data:image/jpeg") == 12
     assert "<script" not in page
-    for word in ("The worst", "The best", "box AP", "mask AP", "parts of the loss", "triangle"):
+    for word in ("Worst images", "Best images", "box AP", "mask AP", "parts of the training loss", "triangle"):
         assert word in page
 
 
