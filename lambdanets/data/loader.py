@@ -52,7 +52,7 @@ class LoaderOptions:
     world: int = 1
     """Number of processes in distributed training."""
     parts: int = 1
-    """Batches per step, if gradients are accumulated."""
+    """Micro-batches per optimizer step (gradient accumulation)."""
     remainder: Remainder = "drop"
     """Training images that do not fill the last step of an epoch. "drop": skip them in this epoch; "carry": fill the
     step with the first images of the next epoch."""

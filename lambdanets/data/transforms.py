@@ -146,7 +146,7 @@ class Evaluation:
         return pixels(image.crop((left, top, left + self.size[1], top + self.size[0])))
 
     def place(self, across: int, down: int) -> tuple[tuple[int, int], int, int]:
-        """Return (height, width) after resizing an image of this width and height, and top and left of the crop."""
+        """Return the size (height, width) to which an image is resized, and the top and left edges of the crop."""
         height, width = self.before
         if height * across >= width * down:  # the larger of the two scales, so that the crop fits into the image
             whole = (height, max(width, int(height * across / down)))

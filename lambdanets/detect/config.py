@@ -95,7 +95,7 @@ class DetectData:
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     """Mean of each channel for normalisation, with pixels in [0, 1]."""
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
-    """Standard deviation of each channel for normalisation."""
+    """Standard deviation of each channel for normalisation, with pixels in [0, 1]."""
     workers: Annotated[int | None, optional("N")] = None
     """Worker processes that read images, per training process; by default its share of the cores. 0 reads in the
     training process."""

@@ -159,7 +159,7 @@ class Job:
 
 @dataclass
 class Contest:
-    """The finished runs, as rows of compare.json, and the remaining ones."""
+    """State of a comparison: finished runs (the rows of compare.json) and runs that are still to be trained."""
 
     folder: Path
     base: TrainConfig

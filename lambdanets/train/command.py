@@ -188,7 +188,7 @@ class TrainImages:
     """Start from random weights. By default training of photographs starts from the weights that come with lambdanets,
     if this release has any, with smaller learning rates and fewer epochs."""
     report: bool = True
-    """Write report.html at the end."""
+    """Write report.html at the end of training."""
     settings: Annotated[TrainConfig, tyro.conf.arg(name="")] = field(default_factory=lambda: TrainConfig(recipe=RECIPE))
 
     def run(self) -> int:
@@ -222,7 +222,7 @@ class Train:
     resume: bool = False
     """Resume from --out if it has a checkpoint, otherwise start a new run; suits jobs that are requeued."""
     report: bool = True
-    """Write report.html at the end."""
+    """Write report.html at the end of training."""
     find_rate: bool = False
     """Run a learning-rate range test instead of training: increase the learning rate over 100 steps, suggest a value,
     and write find_rate.json and find_rate.svg into --out."""

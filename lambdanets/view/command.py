@@ -35,7 +35,7 @@ class View:
     query: Annotated[tuple[int, int] | None, tyro.conf.arg(metavar="ROW COLUMN", help_behavior_hint="")] = None
     """Row and column of the query pixel in the input of the network (resized and cropped); by default the middle."""
     output: Path = Path("runs/view")
-    """Folder for view.html and view.png."""
+    """Output folder; view.html and view.png are written there."""
     layers: tuple[str, ...] = ()
     """Only layers whose name contains one of these words, for example layer4 (stage c5) or layer3.0; by default all."""
     using: Annotated[Weights, tyro.conf.arg(name="")] = field(default_factory=Weights)

@@ -34,7 +34,7 @@ class ByteModelConfig:
     depth: int = 3
     """Number of blocks."""
     attention_heads: int = 4
-    """Number of heads of attention."""
+    """Number of heads of attention layers."""
     heads: int = 2
     """Number of heads of lambda layers."""
     key_depth: int = 16

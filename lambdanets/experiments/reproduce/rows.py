@@ -1,4 +1,4 @@
-"""The rows of the paper's tables. Numbers are strings, because the printed digits show their precision."""
+"""The rows of the paper's tables. Numbers are strings, which keep the printed precision."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -47,7 +47,7 @@ def shares_of(product: Tensor, sizes: Sequence[int]) -> tuple[int, int, int, tup
 
 
 def programs_of(rows: int, sizes: Sequence[int], device: torch.device) -> tuple[int, int]:
-    """Return the grid of kernels that write all rows: (strips, programs that share the rows)."""
+    """Return the launch grid of a kernel that writes all rows: (column strips, programs that share the rows)."""
     across = strips(sizes)
     return across, max(1, min(ceil_div(rows, ROWS), multiprocessors(device) * PROGRAMS // across))
 
