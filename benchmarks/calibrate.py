@@ -194,7 +194,7 @@ class Calibrate:
 
 
 def show(measured: list[Measured], rates: Fitted, now: Fitted, console: Console) -> None:
-    table = Table(title="auto's choice, as many times slower as the fastest backend")
+    table = Table(title="Slowdown of auto's choice relative to the fastest backend")
     for title in ("problem", "mode", "fastest", "fitted", "regret", "current", "regret", "milliseconds"):
         table.add_column(title)
     for one in measured:

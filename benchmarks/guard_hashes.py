@@ -32,7 +32,7 @@ class GuardHashes:
     """Photographs, as `lambdanets pseudo label --guard` takes them."""
     output: Path
     changed: int = 300
-    """Number of photographs to change, each in every way."""
+    """Number of photographs to modify; each modification is applied to every one of them."""
     different: int = 1500
     """Number of photographs to compare with each other."""
     distances: tuple[int, ...] = (4, 6, 8)

@@ -2,10 +2,10 @@
 
     python benchmarks/hub_kernel.py build/hub-kernel
 
-The folder has the layout of kernel-builder: `build.toml`, a card, a benchmark, and sources without an import of
-lambdanets, in an operator namespace with a digest of their contents, so that several versions and lambdanets can be
-loaded at the same time. Triton compiles the kernels on the machine that runs them: the variants in `build/` are copies
-of the sources.
+The folder has the layout of kernel-builder: `build.toml`, a card, a benchmark, and sources that do not import
+lambdanets. The operator namespace contains a digest of the sources, so that several versions can be loaded at the same
+time, also together with lambdanets. Triton compiles the kernels on the machine that runs them: the variants in `build/`
+are copies of the sources.
 """
 
 import hashlib

@@ -90,7 +90,7 @@ class KillAndResume:
     workers: int = 1
     """Worker processes that read images."""
     seed: int = 0
-    """Random seed of the moments."""
+    """Random seed of the times at which the run is killed."""
 
     def run(self) -> int:
         check_positive(kills=self.kills, workers=self.workers)

@@ -2,8 +2,8 @@
 
     python benchmarks/language_models.py --output benchmarks/results/language-cpu.json
 
-It measures bits per byte by steps and by time, training throughput, and for generation the time per byte, the memory
-of the state and the growth of the process by the length of the text.
+It measures bits per byte after equal steps and after equal time, and the training throughput. For generation it
+measures, for each length of the text, the time per byte, the memory of the state and the growth of the process.
 """
 
 import subprocess

@@ -38,10 +38,10 @@ TIMED_STEPS = 20  # steps per turn, timed together
 class BenchEngine:
     """Compare the training loop with a minimal one: same network, images and augmentation, in turns, in one run.
 
-    The bare loop moves a batch to the device, computes the loss, and takes a step of SGD. Ours also averages the
-    weights, undoes steps that are not finite, sums up what the log says, and can resume to the last bit. Both live in
-    one process and take turns of 20 steps: what else changes the machine's speed changes it for both. Each has
-    processes of its own that read images, also while the other loop runs: loops are compared, not how fast images come.
+    The minimal loop moves a batch to the device, computes the loss, and takes a step of SGD. Our loop also averages the
+    weights, skips non-finite steps, accumulates the metrics of the log, and can resume bit-identically. Both run in one
+    process and alternate every 20 steps, so that other load on the machine affects both. Each has its own processes
+    that read images, also while the other loop runs, so that the loops are compared and not the speed of reading.
     """
 
     data: str
@@ -154,7 +154,7 @@ def compare_loops(
     """Return images per second of both loops, medians over turns, and the extra time of ours relative to the next turn.
 
     `check` is called after every step; `report` with the result so far, after every turn from the second on. `alone`:
-    the bare loop reads no images.
+    the minimal loop reads no images.
     """
     from lambdanets.train.classify import Classify
 

@@ -152,7 +152,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/own-images"))
     parser.add_argument("--data", nargs="+", choices=("photos", "digits"), default=["photos", "digits"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--minutes", type=float, help="of `train`; needed where other jobs slow the machine down")
+    parser.add_argument("--minutes", type=float, help="time budget of `train` in minutes; set it on a shared machine")
     parser.add_argument("--note", default="")
     options = parser.parse_args()
     about = {"name": "own_images", **describe(chosen_device("cpu")), "note": options.note}

@@ -5,8 +5,8 @@
 For each seed, a teacher trains on the 10% and labels the rest. A student with the same recipe, number of steps and
 batch size trains on both. The script also compares the labels per second with the speed of the teacher alone, with the
 same loader. An interrupted run resumes with the same command; --minutes limits its time, and the JSON then lists what
-is missing. Seeds may run in parallel, each with its own --seeds and --repeats 0; the command with all seeds collects
-them.
+is missing. To run seeds in parallel, start one command per seed with --seeds SEED --repeats 0; then the command
+with all seeds collects the results.
 """
 
 import json

@@ -57,7 +57,7 @@ GROUPS = {
             "export a network to ONNX, OpenVINO, torch.export, AOTInductor or the hub", "export.command", "Export"
         ),
         "report": Command("write the HTML report of a training run", "report.command", "Report"),
-        "view": Command("draw what each lambda layer looks at in an image", "view.command", "View"),
+        "view": Command("show which pixels of an image each lambda layer uses", "view.command", "View"),
         "demo": Command("train two small networks on included digits and compare them", "demo", "Demo"),
     },
     "Detection and pseudo-labels": {
@@ -94,7 +94,7 @@ EXPERIMENTS = {
         "run iterated self-training: each student is the next teacher", "experiments.rounds.command", "rounds_command"
     ),
     "webdemo": Command(
-        "open a web page that classifies pictures and shows what each layer looks at",
+        "open a web page that classifies pictures and shows which pixels each layer uses",
         "experiments.webdemo.command",
         "WebDemo",
     ),

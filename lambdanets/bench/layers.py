@@ -53,7 +53,7 @@ class BenchLayer:
     shapes: Annotated[tuple[str, ...], optional("HxWxC ...")] = ()
     """Feature maps, such as 32x32x96. Default: those of ResNet-50, on a GPU also of its downsampling blocks."""
     scopes: Annotated[tuple[str, ...], optional("SCOPE ...")] = ()
-    """Scopes of position interactions, numbers or global. Default: 7 23 global."""
+    """Scopes of position interactions: numbers, or global. Default: 7 23 global."""
     batch: Annotated[int | None, optional("N")] = None
     """Batch size. Default: 4 on a CPU, 256 on a GPU."""
     dtype: Annotated[Literal["float32", "bfloat16", "float16", "float64"] | None, optional("DTYPE")] = None

@@ -65,7 +65,7 @@ class LoaderOptions:
     cache_bytes: int = 16 * 2**30
     """Largest size of the cache in bytes, per process."""
     broken: BrokenImages = field(default_factory=BrokenImages)
-    """When unreadable images raise TooManyBrokenError."""
+    """Limits at which unreadable images raise TooManyBrokenError."""
     limits: Limits = LIMITS
     """Limits on the size of each image."""
 

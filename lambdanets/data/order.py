@@ -1,6 +1,6 @@
 """Order of the examples: a pure function of (seed, epoch, position).
 
-There is no state, so a resumed run sees the same batches with any number of workers, and a step sees the same examples
+There is no state, so a resumed run sees the same batches with any number of workers, and a step gets the same examples
 with any number of processes. The hash (splitmix64) is implemented here, so that the order does not depend on library
 versions.
 """

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from lambdanets.report.show import rounded
 
 Record = dict[str, Any]
-FEW_CLASSES = 5  # top-5 accuracy is always 100% for as many classes or fewer
+FEW_CLASSES = 5  # top-5 accuracy is always 100% for five classes or fewer
 SILENCE = 10.0  # without a bar: print a line after this many seconds
 LEAST = 3  # steps that an estimate needs
 MARK, MARKS = 1.0, 60  # seconds between two measurements of the pace; number of measurements to keep

@@ -163,7 +163,7 @@ class Block(nn.Module):
     """x + mixer(norm(x)), then x + perceptron(norm(x)).
 
     A block has 12 C^2 weights with either mixer: the hidden width of the MLP is 4 C after attention, which has 4 C^2
-    weights, and larger after a lambda layer, which has fewer.
+    weights, and larger after a lambda layer, which has fewer weights.
     """
 
     def __init__(self, config: ByteModelConfig) -> None:

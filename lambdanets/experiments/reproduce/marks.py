@@ -1,4 +1,4 @@
-"""Comparison of the paper's counts with ours. A mark says how well they agree."""
+"""Comparison of the paper's counts with ours. A mark describes how well they agree."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

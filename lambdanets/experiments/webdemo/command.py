@@ -19,7 +19,7 @@ MISSING = "the web page needs gradio: pip install 'lambdanets[demo]'"
 
 @dataclass(frozen=True)
 class WebDemo:
-    """Open a local web page: upload an image, see its class or objects, and click to see what each layer looks at.
+    """Open a local web page: upload an image, see its class or objects, and click to see which pixels each layer uses.
 
     Without weights, the newest finished run in runs/ is used (`lambdanets demo` trains one in two minutes). Nothing is
     downloaded or sent to other machines.

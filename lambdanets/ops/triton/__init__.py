@@ -59,7 +59,7 @@ def why_not(
     elif not (device.type == "cpu" and interpreted()):
         return f"the fused kernels need a CUDA GPU (or TRITON_INTERPRET=1 on the CPU), not {device.type}"
     if device.type == "cpu" and dtype == torch.bfloat16:
-        return "Triton's interpreter has no bfloat16, which numpy does not know: use float16 or float32 there"
+        return "Triton's interpreter does not support bfloat16, because numpy has no such dtype: use float16 or float32"
     if dtype not in TYPES:
         return f"the fused kernels take bfloat16, float16 and float32, not {str(dtype).removeprefix('torch.')}"
     if dims > 2:
