@@ -69,7 +69,7 @@ class BenchRow:
 class BenchDetector:
     """Measure time and peak memory of a training step of Mask R-CNN (forward, backward, SGD) with several backbones.
 
-    Pictures and objects are made up, the same for all. Every row is measured on its own; an error stops only it.
+    All backbones get the same synthetic images and objects. An error affects only the row that it occurs in.
     """
 
     names: Annotated[tuple[str, ...], tyro.conf.Positional, optional("NAME ...")] = ()

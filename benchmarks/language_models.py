@@ -194,7 +194,7 @@ class Contestant:
 
 
 def train_in_turns(contestants: list[Contestant], options: CompareLanguage, console: Console) -> None:
-    """Train in turns, so that disturbances of the machine affect both. Evaluations do not count as training time."""
+    """Train in turns, so that other load on the machine affects both. Evaluations do not count as training time."""
     each = 60 * options.minutes / options.evaluations
     while waiting := [one for one in contestants if len(one.curve) < options.evaluations]:
         one = min(waiting, key=lambda one: one.seconds)
@@ -237,7 +237,7 @@ def generation(
 ) -> list[dict[str, Any]]:
     """Measure the next bytes after texts of several lengths: milliseconds per byte and size of the state.
 
-    All kinds and lengths are timed in turns: what disturbs one disturbs all.
+    All models and lengths are timed in turns, so that other load on the machine affects them equally.
     """
     if len(corpus.training) < max(lengths) + STEPS_TIMED:
         raise ValueError(f"the text has {len(corpus.training)} bytes, too few to generate after {max(lengths)}")

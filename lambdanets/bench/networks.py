@@ -144,8 +144,8 @@ class BenchNetwork:
     """
 
     names: Annotated[tuple[str, ...], tyro.conf.Positional, optional("NAME ...")] = ()
-    """Networks: of lambdanets, such as resnet50 or resnet50,placement=CCLL,scope=7, of timm, such as timm:resnet50, or
-    of timm with our lambda layers, such as accelerate:timm:lambda_resnet26t."""
+    """Networks: resnet50 or resnet50,placement=CCLL,scope=7 (lambdanets), timm:resnet50 (timm), or
+    accelerate:timm:lambda_resnet26t (timm with our lambda layers)."""
     preset: Annotated[Literal["resnet50-placements", "timm-lambda"] | None, optional("NAME")] = None
     """Measure a list of networks. resnet50-placements: ResNet-50 with lambda layers in some stages, LambdaResNets,
     ResNet-RS and attention. timm-lambda: timm's lambda networks before and after lambdanets.accelerate, halonet50ts

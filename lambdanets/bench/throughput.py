@@ -1,6 +1,6 @@
 """Throughput of networks by the paper's protocol: with the largest batch of 1024, 512, ... that fits.
 
-A batch fits if it does not exceed the memory and no tensor has 2^31 elements, from where on smaller batches are faster.
+A batch fits if it does not exceed the memory and no tensor has 2^31 elements or more, for which kernels are slow.
 Training is forward, cross-entropy, backward and a step of SGD with momentum; for inference batch norm is folded.
 """
 

@@ -32,7 +32,8 @@ class DataPack:
     seed: int = 0
     """Seed of the shuffle."""
     side: Annotated[int | None, optional("PIXELS")] = None
-    """Reduce images whose shorter side is longer than this and store them as JPEG. Other images keep their bytes."""
+    """Reduce images whose shorter side is longer than this many pixels, and store them as JPEG. Other images are copied
+    unchanged."""
     quality: int = 90
     """JPEG quality of reduced images, 1 to 95."""
     leave_out: tuple[str, ...] = ()

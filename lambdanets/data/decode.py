@@ -1,7 +1,7 @@
 """Decode JPEG, PNG, WebP, GIF and BMP images, with limits on their size. Every failure is a `BrokenImageError`.
 
 Animations use their first frame. TIFF is not supported: its variants (floats, many bands, tiles, several codecs) have
-no common range of values, and their decoders a long record of vulnerabilities.
+no common range of values, and its decoders have had many vulnerabilities.
 """
 
 import io

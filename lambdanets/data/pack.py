@@ -31,7 +31,7 @@ class Packing:
     leave_out: tuple[str, ...] = ()
     """Patterns of names that are not packed, such as n03417042/*."""
     guard: Hashes | None = None
-    """Images that must not be packed, nor near-duplicates of them."""
+    """Images to exclude, such as those of a validation set, together with their near-duplicates."""
     side: int | None = None
     """Reduce images whose shorter side is longer than this many pixels, and store them as JPEG."""
     quality: int = 90

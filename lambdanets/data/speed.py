@@ -110,7 +110,7 @@ def on_device(
 def interleaved(
     ways: dict[str, Callable[[int], Iterator[Any]]], images: int, rounds: int, clock: Callable[[], float]
 ) -> dict[str, float]:
-    """Return images per second, without the first round, which starts workers and fills caches."""
+    """Return images per second, excluding the first round, which starts workers and fills caches."""
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(rounds + 1):
         for name, way in ways.items():

@@ -392,7 +392,7 @@ class ReportDetector:
     run_folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """A run folder."""
     pictures: int = 12
-    """Number of images shown with the best, and with the worst detections."""
+    """Number of images shown for each of the best and the worst detections."""
 
     def run(self) -> int:
         from lambdanets.detect.page import write_report

@@ -37,8 +37,8 @@ class Heads:
     ratios: tuple[float, ...] = (0.5, 1.0, 2.0)
     """Aspect ratios (height / width) of the anchors."""
     canonical: float = 224.0
-    """Side of the objects that are pooled from the third pyramid level, in pixels of the resized image. Half as large
-    ones are pooled from the second."""
+    """Side length of objects that are pooled from the third pyramid level, in pixels of the resized image. Objects of
+    half this size are pooled from the second level."""
     proposals: int = 1000
     """Number of region proposals per image; twice as many in training."""
     sampled: int = 512

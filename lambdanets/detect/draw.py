@@ -47,7 +47,7 @@ def draw(
         image: any PIL image; it is converted to RGB.
         found: the detections. Names are left out if there are more than 40.
         names: names of the classes; label 1 is the first.
-        scores: whether scores are written behind the names.
+        scores: whether scores are written after the names.
         side: pixels of the longer side of the copy, by default those of the image.
     """
     pixels = np.array(image.convert("RGB"))

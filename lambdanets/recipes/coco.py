@@ -27,7 +27,7 @@ def coco_mask_rcnn(depth: int = 101) -> DetectConfig:
 
     130,000 steps of 256 images, SGD with momentum 0.9, warmup over 1000 steps from 0 to 0.32, divided by 10 at 90, 95
     and 97.5% of training, weight decay 4e-5, scale jitter of 0.1 to 2.0 and a crop to 1024, flips, synchronised batch
-    norm (also in the FPN and the heads, which training from scratch needs). Our choices where the paper does not say:
+    norm (also in the FPN and the heads, which training from scratch needs). Our choices, not given in the paper:
     no EMA, 4 convolutions in the box head.
 
     Args:

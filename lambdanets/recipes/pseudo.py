@@ -19,7 +19,7 @@ def cotrain() -> CoTrainConfig:
     - Expected: no gain beyond the spread of seeds with a tenth of Imagenette's labels, a teacher of the same size and
       2,000 steps (docs/pseudo-labels.md). With few labels, raise --pseudo.ratio; --pseudo.soft needs soft labels.
 
-    An epoch goes once through the labelled or the pseudo-labelled images, whichever take more steps.
+    An epoch is one pass over the labelled or the pseudo-labelled images, whichever takes more steps.
 
     Example:
         >>> from lambdanets.recipes import cotrain

@@ -185,7 +185,7 @@ class TrainImages:
     resume: bool = False
     """Resume from --out if it has a checkpoint, otherwise start a new run."""
     from_scratch: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Start from random weights. By default training of photographs starts from the weights that come with lambdanets,
+    """Start from random weights. By default, training on photographs starts from the weights that come with lambdanets,
     if this release has any, with smaller learning rates and fewer epochs."""
     report: bool = True
     """Write report.html at the end of training."""

@@ -222,8 +222,8 @@ class Optimizer:
     nesterov: bool = False
     """Use Nesterov momentum (SGD and Muon)."""
     alpha: float = 0.9
-    """Decay of the average of squared gradients: alpha of RMSProp, beta2 of AdamW, LAMB and Muon (usually 0.99 or
-    more)."""
+    """Decay of the running average of squared gradients: alpha of RMSProp, beta2 of AdamW, LAMB and Muon (usually 0.99
+    or more)."""
     eps: float = 1e-3
     """Epsilon of RMSProp, AdamW, LAMB and Muon; usually 1e-8 for AdamW and Muon and 1e-6 for LAMB."""
     layer_decay: float = 1.0

@@ -75,7 +75,7 @@ class World:
         return tuple(bool(f) for f in found.tolist())
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the values of all processes on the main process, and the own value elsewhere."""
+        """Return the values of all processes on the main process; on other processes only their own value."""
         if self.size == 1:
             return [value]
         found: list[Any] = [None] * self.size

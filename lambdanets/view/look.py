@@ -61,8 +61,8 @@ class Interactions:
 class Reach:
     """Effective range of a layer: mean distance to the context in pixels of the image, weighted by |interaction|.
 
-    The mean is over all heads and over queries on a regular grid. `everywhere` is the same with equal weights; a layer
-    with local interactions is far below it.
+    The mean is over all heads and over queries on a regular grid. `everywhere` is the mean distance with equal
+    weights; a layer with local interactions has a much smaller range.
     """
 
     name: str

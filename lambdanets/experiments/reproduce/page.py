@@ -46,7 +46,7 @@ def is_missing(one: Number) -> bool:
 
 
 def markdown(found: Mapping[str, Sequence[Number]], headlines: Sequence[str]) -> str:
-    parts = ["# The paper, reproduced side by side\n\n", INTRODUCTION, "\n\n"]
+    parts = ["# The paper's results and ours\n\n", INTRODUCTION, "\n\n"]
     parts += [f"- **{kind}**: {meaning}\n" for kind, meaning in KINDS.items()]
     if headlines:
         parts += ["\n## Speed at matched accuracy\n\n", *(f"**{text}**\n\n" for text in headlines)]
@@ -151,7 +151,7 @@ def page(found: Mapping[str, Sequence[Number]], headlines: Sequence[str]) -> str
     ]
     return rendered(
         HERE,
-        title="The paper, reproduced side by side",
+        title="The paper's results and ours",
         introduction=INTRODUCTION,
         kinds=KINDS,
         experiments=experiments,

@@ -32,7 +32,7 @@ class Row:
         table: label of the table in the paper's source.
         label: name of the row in the paper.
         model, arguments: the network as the paper describes it, for `create_model`; None if this package lacks it.
-        image_size: height and width in pixels; None where the paper does not say, which means 224.
+        image_size: height and width in pixels; None where the paper does not specify it (224).
         params: parameters in millions.
         flops: FLOPs in units of 1e9.
         memory: memory in GB of 2^30 bytes.

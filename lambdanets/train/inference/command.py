@@ -126,7 +126,8 @@ class Predict:
     images: Annotated[
         tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="IMAGES", help_behavior_hint="")
     ] = ()
-    """Image files (.jpg, .png, .webp, .gif, .bmp) and folders; "-" or no argument reads stdin."""
+    """Image files (.jpg, .png, .webp, .gif, .bmp) and folders; "-" or no argument reads an image or a list of paths
+    from stdin."""
     using: Annotated[Using, tyro.conf.arg(name="")] = field(default_factory=Using)
     top: int = 5
     """Number of classes per image."""
