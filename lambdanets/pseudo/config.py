@@ -83,8 +83,8 @@ class OnlineTeacher:
     temperature: float = 1.0
     """Divide the logits of teacher and student by this before the softmax."""
     weight: float = 1.0
-    """Weight of the teacher's loss for images that have a label; the loss of the label has weight 1 - this. 1 ignores all
-    labels. Images without a label always use only the teacher's loss."""
+    """Weight of the teacher's loss for images that have a label; the loss of the label has weight 1 - this. 1 ignores
+    all labels. Images without a label always use only the teacher's loss."""
 
     def __post_init__(self) -> None:
         check_image_size(self.size, "teacher.size")
