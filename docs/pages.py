@@ -2,12 +2,13 @@
 
 import contextlib
 import io
-import json
 import os
 import re
 from pathlib import Path
 from typing import Any
 
+import nbformat
+from jupyter_cache import get_cache
 from sphinx.application import Sphinx
 
 HERE = Path(__file__).resolve().parent
@@ -53,9 +54,10 @@ def add_download(app: Sphinx, page: str, template: str, context: dict[str, Any],
 def write_notebooks(app: Sphinx, exception: Exception | None) -> None:
     """Write the executed tutorials into the site (event build-finished)."""
     if exception is None and app.builder.format == "html":
+        cache = get_cache(app.config.nb_execution_cache_path)  # myst-nb writes cached notebooks without outputs
         for path in Path(app.env.mystnb_config.output_folder).glob("tutorials/*.ipynb"):
-            notebook = for_download(json.loads(path.read_text()))
-            (Path(app.outdir) / "tutorials" / path.name).write_text(json.dumps(notebook, indent=1))
+            _, notebook = cache.merge_match_into_notebook(nbformat.read(path, as_version=4))
+            nbformat.write(for_download(notebook), Path(app.outdir) / "tutorials" / path.name)
 
 
 def for_download(notebook: dict[str, Any]) -> dict[str, Any]:
