@@ -90,7 +90,7 @@ def times(rows: list[dict[str, Any]], pyplot: Any) -> Any:
 
 
 def language(result: dict[str, Any], pyplot: Any) -> Any:
-    """Plot bits per byte against training time, and time and memory per byte against the length of the text."""
+    """Plot bits per byte against training time, and time per byte and memory against the length of the text."""
     figure, (learning, speed, memory) = pyplot.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
     rows = result["generation"]
     lengths = [row["length"] for row in rows]
