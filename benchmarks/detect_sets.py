@@ -137,7 +137,7 @@ class Train:
     """Train a detector from these weights, for one set, one backbone and one seed."""
 
     data: Annotated[Path, tyro.conf.Positional]
-    """A folder with COCO annotations of training and validation images. The name of the folder is the name of the set."""
+    """A folder with COCO annotations of training and validation images; the name of the folder names the set."""
     backbone: Annotated[str, tyro.conf.Positional]
     """The backbone that `weights` was run with."""
     out: Annotated[Path, tyro.conf.Positional]
