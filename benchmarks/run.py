@@ -75,6 +75,7 @@ COMMANDS: dict[str, str] = {
         "--workers 0 --json OUT"
     ),
     "own-images": f"python benchmarks/own_images.py {IMAGENETTE} OUT",
+    "teachers": "python benchmarks/teachers.py yardstick OUT --resnet teacher.safetensors --lite2 lite2.pth",
     "embedding-std": f"python benchmarks/embedding_std.py {IMAGENETTE} OUT --epochs 4 --seeds 0 1 --device cpu",
     "kill-and-resume": "python benchmarks/kill_and_resume.py --kills 40 --output OUT",
     "language-cpu": "python benchmarks/language_models.py --minutes 5 --threads 1 --output OUT",

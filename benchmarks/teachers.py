@@ -10,7 +10,7 @@ kept.
 evaluate: `lambdanets convert --format resnet-keras` and `lambdanets evaluate`, on all images.
 plain: torchvision's network, changed, on the first image of 500 classes: accuracy, and answers that differ from ours.
 bits: weights in 8 bits and in float32 on the first image of each class.
-lite2: timm's tf_efficientnet_lite2 as a teacher of `lambdanets pseudo label`, on all images.
+lite2: timm's tf_efficientnet_lite2 as a teacher of `lambdanets pseudo label`, on the first image of each class.
 """
 
 import argparse
@@ -146,15 +146,16 @@ def timm_names(path: Path) -> dict[str, Tensor]:
     return {name: tensor.contiguous() for name, tensor in zip(wanted, state.values(), strict=True)}
 
 
-def lite2(path: Path, yardstick: Path, folder: Path) -> dict[str, Any]:
+def lite2(path: Path, yardstick: Path, folder: Path, every: bool) -> dict[str, Any]:
     save_file(timm_names(path), folder / "lite2.safetensors")
     teachers = open_teachers(f"timm:{LITE2}@{folder / 'lite2.safetensors'}", USING)
     source = open_source(str(yardstick), split="train")
     (transform,) = teachers.transforms()
-    loader = Loader(source, transform, LoaderOptions(50, 0), training=False)
+    indices = range(len(source)) if every else first_of_each(source, len(source.class_names))
+    loader = Loader(source, transform, LoaderOptions(50, 0), indices=np.asarray(indices), training=False)
     parts = [teachers.probabilities([batch.images]) for batch in loader.epoch(0)]
     size = teachers.teachers[0].preprocessing.size
-    return {**accuracy(torch.cat(parts), labels_of(source, range(len(source)))), "image_size": size}
+    return {**accuracy(torch.cat(parts), labels_of(source, indices)), "image_size": size}
 
 
 def main() -> int:
@@ -163,6 +164,7 @@ def main() -> int:
     parser.add_argument("output", type=Path)
     parser.add_argument("--resnet", type=Path)
     parser.add_argument("--lite2", type=Path)
+    parser.add_argument("--all", action="store_true", help="lite2: all images, not the first of each class")
     parser.add_argument("--parts", nargs="+", default=["evaluate", "plain", "bits", "lite2"])
     arguments = parser.parse_args()
     results: dict[str, Any] = json.loads(arguments.output.read_text()) if arguments.output.exists() else {}
@@ -175,13 +177,13 @@ def main() -> int:
         parts: dict[str, tuple[Path | None, Callable[[], dict[str, Any]]]] = {
             "plain": (arguments.resnet, lambda: plain_against_ours(arguments.resnet, weights, arguments.yardstick)),
             "bits": (arguments.resnet, lambda: eight_bits(weights, arguments.yardstick, folder)),
-            "lite2": (arguments.lite2, lambda: lite2(arguments.lite2, arguments.yardstick, folder)),
+            "lite2": (arguments.lite2, lambda: lite2(arguments.lite2, arguments.yardstick, folder, arguments.all)),
             "evaluate": (arguments.resnet, lambda: evaluate_all(weights, arguments.yardstick, folder)),
         }
         for part, (needed, measure) in parts.items():
             if part in arguments.parts and part not in results and needed is not None:
                 results[part] = measure()
-                results["about"] = describe(torch.device("cpu"))
+                results |= describe(torch.device("cpu"))
                 write_json(arguments.output, results, indent=1)
                 print(part, json.dumps(results[part], indent=1), flush=True)
     return 0

@@ -271,7 +271,7 @@ def language(result: Row, where: str) -> str:
 OTHERS = {"language": language, "compare": comparison, "networks": networks, "engine": engine, "pseudo": pseudo}
 OTHERS |= {"detect": detect, "sets": sets, "loader": loader, "guard": readings.guard}
 OTHERS |= {"roofline": kernels, "embedding": embedding, "own_images": own_images}
-OTHERS |= {"kill": readings.kills}
+OTHERS |= {"kill": readings.kills, "teachers": readings.teachers}
 
 
 def hard_baseline(rows: list[Row]) -> str:

@@ -62,3 +62,32 @@ def kills(result: Row, where: str) -> str:
         f"({moments}) and resumed {result['resumed']} times; {result['damaged']} checkpoints were damaged. Its final "
         f"weights and those of an uninterrupted run are {same} (SHA-256).\n"
     )
+
+
+def teachers(result: Row, where: str) -> str:
+    """Show the accuracy of ImageNet teachers, as benchmarks/teachers.py measured it."""
+    keras, lite2 = "`resnet50_keras`", "`timm:tf_efficientnet_lite2`"
+    rows: list[tuple[str, str, Row]] = []
+    if "evaluate" in result:
+        rows.append((keras, "`lambdanets evaluate`", result["evaluate"]))
+    for name, row in result.get("plain", {}).items():
+        how = "this package" if name == "ours" else f"torchvision and Pillow, {name.removeprefix('plain, ')}"
+        rows.append((keras, how, row))
+    for name, row in result.get("bits", {}).items():
+        if isinstance(row, dict):
+            rows.append((keras, f"{name}, {row['bytes'] / 1e6:.1f} MB", row))
+    if "lite2" in result:
+        rows.append((lite2, "as a teacher of `lambdanets pseudo label`", result["lite2"]))
+    lines = [f"{where}.\n\n", "| network | how | images | top-1, % | top-5, % |\n| --- | --- | ---: | ---: | ---: |\n"]
+    for network, how, row in rows:
+        images = row.get("images", row.get("examples"))
+        error = 100 * (row["top1"] * (1 - row["top1"]) / images) ** 0.5
+        scores = f"{100 * row['top1']:.1f} ± {error:.1f} | {100 * row['top5']:.1f}"
+        lines.append(f"| {network} | {how} | {images:,} | {scores} |\n")
+    notes = []
+    if "plain" in result:
+        different = result["plain"]["plain, bicubic"]["different_answers"]
+        notes.append(f"With bicubic resizing torchvision and Pillow give {different} other answers")
+    if "bits" in result:
+        notes.append(f"8 bits change {result['bits']['different_answers']} of the answers of 32 bits")
+    return "".join(lines) + (f"\n± is the standard error. {'. '.join(notes)}.\n" if notes else "")
