@@ -28,11 +28,12 @@ REPRODUCED = RESULTS / "reproduce-h200" / "reproduce.json"
 STYLE = """
   .card { fill: #fbfbfd; stroke: #d5d7de }  .text { fill: #1f2430 }  .quiet { fill: #5b6270 }  .line { stroke: #5b6270 }
   .query { fill: #e8853d }  .key { fill: #3d7fd9 }  .value { fill: #2f9e77 }  .place { fill: #8a63d2 }
+  .grey { fill: #8a8f98 }
   .query-line { stroke: #e8853d }  .key-line { stroke: #3d7fd9 }  .place-line { stroke: #8a63d2 }
   .value-line { stroke: #2f9e77 }
   .cell { fill: #eceef3; stroke: #c9ccd6 }  .pale { fill-opacity: 0.28 }
   .hollow { fill-opacity: 0.15; stroke-width: 2 }  .value.hollow { stroke: #2f9e77 }
-  .key.hollow { stroke: #3d7fd9 }  .place.hollow { stroke: #8a63d2 }  .query.hollow { stroke: #e8853d }
+  .key.hollow { stroke: #3d7fd9 }  .place.hollow { stroke: #8a63d2 }  .grey.hollow { stroke: #8a8f98 }
   text { font: 14px system-ui, sans-serif }  .title { font-weight: 600 }  .small { font-size: 12px }
   @media (prefers-color-scheme: dark) {
     .card { fill: #1b1d22; stroke: #3a3e48 }  .text { fill: #e6e8ee }
@@ -235,11 +236,11 @@ def panel(points: list[tuple[str, float | None, float]], left: float) -> list[st
 CONTENDERS = (
     ("ours", "lambda layer (this package)", "query"),
     ("conv3x3", "3x3 convolution", "key"),
-    ("depthwise + 1x1", "depthwise 23x23 + 1x1", "quiet"),
+    ("depthwise + 1x1", "depthwise 23x23 + 1x1", "grey"),
     ("attention (SDPA)", "global attention (SDPA)", "value"),
     ("axial attention", "axial attention", "value hollow"),
     ("halo attention", "halo attention (timm)", "key hollow"),
-    ("bottleneck attention", "bottleneck attention (timm)", "query hollow"),
+    ("bottleneck attention", "bottleneck attention (timm)", "grey hollow"),
     ("timm", "lambda layer (timm)", "place"),
     ("lucidrains", "lambda layer (lucidrains)", "place hollow"),
 )
@@ -248,15 +249,15 @@ CONTENDERS = (
 def speed() -> str:
     """Time of a layer by map, for every contender in its fastest form."""
     rows, _ = summary.newest(RESULTS)
-    title = "time of one layer, NVIDIA H200, batch 256, bfloat16, scope 23"
-    panels = [(mode, mode, "milliseconds") for mode in ("training", "inference")]
+    title = "time of one layer (logarithmic axis, left is faster), NVIDIA H200, batch 256, bfloat16, scope 23"
+    panels = [(mode, mode, "milliseconds") for mode in ("inference", "training")]
     return by_map(title, rows, panels, "Time of one layer", (-2, 3))
 
 
 def layer_memory() -> str:
     """Peak memory of a training step by map, for every contender in its fastest form."""
     rows, _ = summary.newest(RESULTS)
-    title = "peak memory of a training step of one layer, NVIDIA H200, batch 256, bfloat16, scope 23"
+    title = "peak memory of a training step (logarithmic axis), NVIDIA H200, batch 256, bfloat16, scope 23"
     scaled = [row | {"MiB": row["peak_bytes"] / 2**20} for row in rows]
     return by_map(title, scaled, [("training", "beyond the input", "MiB")], "Memory of one layer", (1, 5))
 
@@ -265,8 +266,9 @@ def cpu() -> str:
     """Time of a layer on one CPU thread by map."""
     result = summary.read(RESULTS, "op-cpu")
     rows = [row for row in result["rows"] if row["kind"] == "layer" and row["scope"] == 23]
-    title = f"time of one layer, one thread of an {result['machine']['cpu']}, batch 8, float32, scope 23"
-    panels = [(mode, mode, "milliseconds") for mode in ("training", "inference")]
+    where = f"one thread of an {result['machine']['cpu']}, batch 8, float32, scope 23"
+    title = f"time of one layer (logarithmic axis, left is faster), {where}"
+    panels = [(mode, mode, "milliseconds") for mode in ("inference", "training")]
     return by_map(title, rows, panels, "Time of one layer on a CPU", (0, 4))
 
 
