@@ -58,18 +58,27 @@ def contenders(results: Path) -> str:
     """Time and memory of one layer and its alternatives on two maps, each in its fastest form."""
     rows, note = newest(results)
     shapes = ("28x28x128", "14x14x256")
-    titles = [f"{shape}, {what}" for shape in shapes for what in ("inference", "training", "memory")]
+    units = {"inference": "ms", "training": "ms", "memory": "MiB"}
+    titles = [f"{shape.rpartition('x')[0]} {what}, {unit}" for shape in shapes for what, unit in units.items()]
     lines = [f"| layer | {' | '.join(titles)} |\n", f"| --- |{' ---: |' * len(titles)}\n"]
+    missing = [name for name in IN_README if not any(base_of(row["contender"]) == name for row in rows)]
     for name in IN_README:
-        if not any(base_of(row["contender"]) == name for row in rows):
-            continue  # `layers` names it as not measured
+        if name in missing:
+            continue
         cells = []
         for shape in shapes:
             inference, training = (best(rows, name, shape, mode) for mode in ("inference", "training"))
-            cells += [f"{row['milliseconds']:.2f} ms" if row else "-" for row in (inference, training)]
-            cells.append(f"{training['peak_bytes'] / 2**20:,.0f} MiB" if training else "-")
+            cells += [f"{row['milliseconds']:.2f}" if row else "-" for row in (inference, training)]
+            cells.append(f"{training['peak_bytes'] / 2**20:,.0f}" if training else "-")
         lines.append(f"| {LAYERS[name]} | {' | '.join(cells)} |\n")
-    return "".join([*lines, f"\n{note} Memory is the peak of a training step beyond the input.\n"])
+    maps = " and ".join(f"{grid} with {channels} channels" for grid, _, channels in map(split_shape, shapes))
+    absent = f" Not measured yet: {', '.join(LAYERS[name] for name in missing)}." if missing else ""
+    memory = "Memory is the peak of a training step beyond the input."
+    return "".join([*lines, f"\nFeature maps: {maps}. {note} {memory}{absent}\n"])
+
+
+def split_shape(shape: str) -> tuple[str, str, str]:
+    return shape.rpartition("x")
 
 
 def layers(results: Path) -> str:
