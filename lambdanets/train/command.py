@@ -5,6 +5,7 @@ import inspect
 import operator
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -85,6 +86,13 @@ RECIPES = {
 }
 
 
+# Recipes that `lambdanets train --help` collapses into one line, by the beginning of their names
+SERIES = {
+    "imagenet_350_": "ImageNet: LambdaResNets by depth and image size",
+    "cotrain_350_": "the same with pseudo-labels",
+}
+
+
 @dataclass(frozen=True)
 class RunFolder:
     """The run to resume."""
@@ -123,13 +131,84 @@ def names_images(word: str) -> bool:
     return looks or is_url(word) or Path(word).expanduser().exists()
 
 
+def check_ambiguous(name: str, options: Sequence[str]) -> None:
+    """Raise ValueError for the name of a recipe, or `resume`, that is also a folder here, if it is not clear which is
+    meant."""
+    recipe = RECIPES.get(name)
+    clear = ("--help", "-h", *(["--data.path"] if recipe else []))
+    resumed = recipe is None and options and not options[0].startswith("-")  # `resume RUN`
+    if (recipe is None and name != "resume") or resumed or not Path(name).is_dir():
+        return
+    if {word.partition("=")[0] for word in options} & set(clear):
+        return
+    if recipe is None:
+        raise ValueError(
+            "`resume` is both a command and a folder here: `lambdanets train ./resume` trains on the folder, "
+            "`lambdanets train resume RUN` resumes a run"
+        )
+    raise ValueError(
+        f"`{name}` is both a recipe and a folder here: `lambdanets train ./{name}` trains on the folder, `lambdanets "
+        f"train {name} --data.path {recipe.make().data.path}` uses the recipe"  # type: ignore[attr-defined]
+    )
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError for a word that is neither a folder, a recipe, `resume` nor an option."""
+    names = [*RECIPES, "resume"]
+    if name.startswith("-") or name in names:
+        return
+    folders = sorted(one.name for one in Path().iterdir() if one.is_dir() and not one.name.startswith("."))
+    close = [*get_close_matches(name, names), *(f"{one}/" for one in get_close_matches(name, folders))]
+    hint = f"did you mean {' or '.join(close)}?" if close else "`lambdanets train --help` lists the recipes"
+    raise ValueError(f"{name}: no such folder, and no recipe of that name; {hint}")
+
+
+def overview() -> str:
+    """Return the help of `lambdanets train` without a folder or recipe."""
+    lines = [
+        "usage: lambdanets train FOLDER | RECIPE | resume RUN [OPTIONS]",
+        "",
+        "Train an image classifier on your own images, or with a recipe.",
+        "",
+        "`lambdanets train FOLDER` chooses all settings for your images and prints the reasons.",
+        "`lambdanets train FOLDER --help` lists the settings.",
+        "",
+        "`lambdanets train RECIPE --data.path FOLDER --out RUN` uses the fixed settings of a recipe.",
+        "`lambdanets train RECIPE --help` shows its hardware, training time, accuracy and settings.",
+        "",
+        "`lambdanets train resume RUN` resumes a run from its newest checkpoint.",
+        "",
+        "On several GPUs: `torchrun --nproc-per-node 8 -m lambdanets train RECIPE ...`. Ctrl-C and SIGTERM write a",
+        "checkpoint before the run stops.",
+        "",
+        "Recipes:",
+    ]
+    listed = {name: recipe.title for name, recipe in RECIPES.items() if not name.startswith(tuple(SERIES))}
+    for prefix, title in SERIES.items():
+        first = next(name for name in RECIPES if name.startswith(prefix))
+        count = sum(name.startswith(prefix) for name in RECIPES)
+        listed[f"{prefix}..."] = f"{title} ({count}, such as {first})"
+    return "\n".join([*lines, *(f"  {name:<19} {title}" for name, title in listed.items())])
+
+
 def train_command(arguments: Sequence[str] = ()) -> type[Any]:
     """Return the command `lambdanets train`. Recipes have their titles as help, the one in `arguments` its
-    docstring."""
+    docstring.
+
+    Without a folder or recipe, prints the overview and raises SystemExit.
+    """
     words = list(arguments)
-    if words[:1] == ["train"] and len(words) > 1 and names_images(words[1]):
-        return train_images_command(words[2:])
-    check_recipe(arguments, ["train"], RECIPES)
+    if words[:1] == ["train"]:
+        if len(words) == 1:
+            print(overview(), file=sys.stderr)
+            raise SystemExit(2)
+        if words[1] in ("-h", "--help"):
+            print(overview())
+            raise SystemExit(0)
+        if names_images(words[1]):
+            return train_images_command(words[2:])
+        check_ambiguous(words[1], words[2:])
+        check_name(words[1])
     kinds: list[Any] = [
         Annotated[
             type(recipe.make()),

@@ -133,7 +133,7 @@ def test_what_cannot_be_trained_on_is_refused(what, message, pets, capsys):
     [
         (["pets", "--minutes", "0"], "minutes must be above 0"),
         (["pets", "--out", "pets/../old"], "already holds a run"),
-        (["pots"], "unknown recipe 'pots'"),
+        (["pots"], "pots: no such folder, and no recipe of that name; did you mean pets/?"),
         (["pets", "--data.path", "old"], "got two datasets, pets and data.path old"),
         (["pets", "--model.name", "lambda_resnet51"], "unknown model"),
     ],
@@ -157,6 +157,45 @@ def test_recipes_come_before_folders(pets):
         assert names_images(word), word
     for word in ("digits", "resume", "imagenette", "nowhere", "--help"):
         assert not names_images(word), word
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["digits"],
+            "`lambdanets train ./digits` trains on the folder, `lambdanets train digits --data.path mnist` uses",
+        ),
+        (
+            ["debug", "--epochs", "1"],
+            "`debug` is both a recipe and a folder here: `lambdanets train ./debug` trains on",
+        ),
+        (["distill"], "`distill` is both a recipe and a folder here"),
+        (["resume"], "`resume` is both a command and a folder here: `lambdanets train ./resume` trains on the folder"),
+    ],
+)
+def test_a_folder_with_the_name_of_a_recipe(words, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / words[0]).mkdir()
+    assert main(["train", *words]) == 2
+    assert message in capsys.readouterr().err
+    for option in ("--data.path", "--data.path=nowhere") if words[0] != "resume" else ("nowhere",):
+        assert main(["train", words[0], option, *(["nowhere"] if option == "--data.path" else [])]) == 2
+        assert "is both" not in capsys.readouterr().err
+
+
+def test_the_overview_names_folders_and_collapses_series(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["train", "--help"])
+    out = capsys.readouterr().out
+    assert out.startswith("usage: lambdanets train FOLDER | RECIPE | resume RUN [OPTIONS]\n")
+    assert "`lambdanets train FOLDER --help` lists the settings." in out
+    assert "  digits  " in out
+    assert out.count("imagenet_350_") == out.count("cotrain_350_") == 2  # the series and an example
+    assert max(map(len, out.splitlines())) <= 110
+    with pytest.raises(SystemExit, match="2"):
+        main(["train"])
+    assert capsys.readouterr().err == out
 
 
 def test_the_help_of_a_folder_explains_what_is_chosen(pets, capsys):
