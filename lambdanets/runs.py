@@ -15,6 +15,8 @@ WEIGHTS, RAW_WEIGHTS = "weights.safetensors", "weights_raw.safetensors"  # avera
 BEST_WEIGHTS = "best.safetensors"  # of the evaluation with the best score
 RUN_WEIGHTS = {"ema": WEIGHTS, "raw": RAW_WEIGHTS, "best": BEST_WEIGHTS}
 RunWeights = Literal["ema", "raw", "best"]  # the keys of RUN_WEIGHTS
+RUNS = "runs/"  # folder of runs by default; never the owner of a model on the hub
+LISTED = 5  # runs that a message lists
 TASK = "task"  # the key in config.json
 # The configuration class of each task that can be resumed, imported only when such a run is read.
 TASKS = {
@@ -71,11 +73,23 @@ def write_config(config: TaskConfig) -> None:
     write_json(config.out / CONFIG, as_stored(config), indent=2)
 
 
+def runs_here() -> str:
+    """Return a sentence with the current directory and its newest runs, for messages about a run that does not
+    exist."""
+    found = [path.parent for path in Path(RUNS).glob(f"*/{CONFIG}")]
+    if not found:
+        return f"The current directory, {Path.cwd()}, has no runs in {RUNS}"
+    newest = sorted(found, key=lambda folder: (folder / CONFIG).stat().st_mtime, reverse=True)
+    listed = ", ".join(map(str, newest[:LISTED])) + (", ..." if len(found) > LISTED else "")
+    return f"Runs in the current directory, {Path.cwd()}: {listed}"
+
+
 def read_stored(folder: Path) -> StoredConfig:
     """Read config.json; raises a ValueError if the folder has none."""
     path = folder / CONFIG
     if not path.is_file():
-        raise ValueError(f"{folder} is not the folder of a run: it has no {CONFIG}")
+        here = "" if folder.is_dir() else f". {runs_here()}"
+        raise ValueError(f"{folder} is not the folder of a run: it has no {CONFIG}{here}")
     settings = read_object(path)
     task = settings.pop(TASK) if TASK in settings else task_of_old_run(settings)
     if not isinstance(task, str):

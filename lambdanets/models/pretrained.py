@@ -34,6 +34,7 @@ from lambdanets.models.stored import (
     within_size_of,
 )
 from lambdanets.models.zoo import PUBLISHED, ROWS, TIMM_NETWORKS
+from lambdanets.runs import RUNS
 from lambdanets.typed import Bounds, from_json
 
 if TYPE_CHECKING:
@@ -244,14 +245,30 @@ def locate(source: str | Path, filename: str, **hub_options: Any) -> Path:
     from huggingface_hub import hf_hub_download
 
     try:
+        check_reachable(source, filename, **hub_options)
         return Path(hf_hub_download(source, filename, **hub_options))
     except Exception as error:  # huggingface_hub raises many classes of errors
         raise ValueError(f"{source} is not a file or folder, and loading it from the hub failed: {error}") from error
 
 
 def may_be_on_hub(source: str) -> bool:
-    """Return whether `source` has the form owner/name and is not a mistyped path in an existing folder."""
-    return source.count("/") == 1 and not source.startswith((".", "/", "~")) and not Path(source).parent.is_dir()
+    """Return whether `source` has the form owner/name and is not a mistyped path in an existing folder or runs/."""
+    return source.count("/") == 1 and not source.startswith((".", "/", "~", RUNS)) and not Path(source).parent.is_dir()
+
+
+def check_reachable(source: str, filename: str, **hub_options: Any) -> None:
+    """Raise the error of huggingface_hub if a file is neither in its cache nor on the hub.
+
+    `hf_hub_download` would repeat a failed request for 20 seconds.
+    """
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.constants import HF_HUB_OFFLINE
+
+    revision, cache = hub_options.get("revision"), hub_options.get("cache_dir")
+    if HF_HUB_OFFLINE or hub_options.get("local_files_only"):
+        return
+    if not isinstance(try_to_load_from_cache(source, filename, cache_dir=cache, revision=revision), str):
+        get_hf_file_metadata(hf_hub_url(source, filename, revision=revision), token=hub_options.get("token"))
 
 
 def read_description(source: str | Path, **hub_options: Any) -> Description:

@@ -11,7 +11,7 @@ from lambdanets.models.pretrained import Card, read_card
 from lambdanets.models.stored import read_state
 from lambdanets.report.log import Log, Record, number, read_log
 from lambdanets.report.positions import Movement, movements
-from lambdanets.runs import CONFIG, LOG, WEIGHTS, read_stored
+from lambdanets.runs import CONFIG, LOG, WEIGHTS, read_stored, runs_here
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -96,7 +96,7 @@ def read_run(folder: Path) -> ReportedRun:
         ValueError: the run is of another task.
     """
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is not a folder: pass a folder that `lambdanets train` wrote")
+        raise FileNotFoundError(f"{folder} is not a folder: pass a folder that `lambdanets train` wrote. {runs_here()}")
     log = read_log(folder / LOG)
     problems: list[str] = []
 

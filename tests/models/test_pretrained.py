@@ -1,6 +1,7 @@
 """Weights in files and folders: the same network comes back, and a wrong file is refused."""
 
 import json
+import os
 from argparse import Namespace
 from pathlib import Path
 
@@ -10,10 +11,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, load_model, save_file, save_model
 from torch import nn
 
+from lambdanets.cli import main
 from lambdanets.detect.weights import DETECTOR_KEY
 from lambdanets.experiments.language.task import LANGUAGE_KEY
 from lambdanets.layers import LambdaLayer2d
 from lambdanets.models import Card, MobileNetV2, Network, Preprocessing, create_model, from_pretrained, read_card
+from lambdanets.models.pretrained import may_be_on_hub
 from lambdanets.models.registry import changes
 from lambdanets.train.inference.trained import open_trained
 from tests.models.helpers import SMALL, images, small
@@ -188,6 +191,7 @@ def test_options_of_the_hub_reach_it(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         return str(folder / filename)
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", lambda *_, **__: None)
     from_pretrained("somebody/something", revision="v1", depth=4)
     assert asked == [("somebody/something", name, {"revision": "v1"}) for name in ("config.json", "model.safetensors")]
 
@@ -272,17 +276,31 @@ def test_weights_of_other_kinds(tmp_path: Path, key: str, kind: str) -> None:
         open_trained(str(tmp_path))
 
 
-def test_a_slip_in_a_path_is_not_asked_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreachable(source: str, filename: str, **options: object) -> str:
+def test_a_slip_in_a_path_is_not_asked_of_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def unreachable(url: str, **options: object) -> str:
         raise ConnectionError("no network here")
 
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", unreachable)
+    def never(*arguments: object, **options: object) -> None:
+        raise AssertionError("a download repeats requests that fail")
+
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", unreachable)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", never)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs").mkdir()
-    with pytest.raises(FileNotFoundError, match="runs/mine is not the folder of a run"):
+    assert not may_be_on_hub("runs/mine")  # also without a folder runs/
+    with pytest.raises(FileNotFoundError, match=r"runs/mine: no such run here. The current directory, .*, has no runs"):
         open_trained("runs/mine")
     with pytest.raises(FileNotFoundError, match="runs/mine is neither a file or folder"):
         from_pretrained("runs/mine")
+    for number in range(7):
+        (tmp_path / "runs" / f"run{number}").mkdir(parents=True)
+        (tmp_path / "runs" / f"run{number}" / "config.json").write_text("{}")
+        os.utime(tmp_path / "runs" / f"run{number}" / "config.json", (number, number))
+    listed = "runs/run6, runs/run5, runs/run4, runs/run3, runs/run2, ..."
+    for command in (["predict", "runs/mine", "a.jpg"], ["evaluate", "runs/mine"], ["report", "runs/mine"]):
+        assert main(command) == 2
+        assert capsys.readouterr().err.endswith(f": {listed}\n")
     with pytest.raises(
         ValueError,
         match="somebody/network is not a file or folder, and loading it from the hub failed: no network here",

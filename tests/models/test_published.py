@@ -67,6 +67,7 @@ def test_weights_come_from_the_hub(tmp_path, monkeypatch) -> None:
         return str(tmp_path / filename)
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", lambda *_, **__: None)
     ours = create_model("lambda_resnet26t", pretrained=True)
     for other in (tmp_path / "model.safetensors", PUBLISHED["lambda_resnet26t"].hub_id):
         for key, tensor in create_model("lambda_resnet26t", other).state_dict().items():
@@ -84,6 +85,7 @@ def test_without_a_connection_the_error_says_what_to_do(monkeypatch) -> None:
         raise OSError("cannot reach\nthe hub")
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", offline)
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", lambda *_, **__: None)
     with pytest.raises(
         ValueError, match=r"could not be downloaded: cannot reach the hub .* download model.safetensors"
     ):

@@ -75,6 +75,7 @@ def test_a_configuration_from_the_hub_cannot_name_other_weights(tmp_path: Path, 
         return str(folder / filename)
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", lambda *_, **__: None)
     monkeypatch.setattr("timm.models._hub.hf_hub_download", download)
     made = timm.create_model("hf-hub:my/repository", pretrained=True)
     assert torch.equal(made.get_classifier().weight, saved.get_classifier().weight)

@@ -30,7 +30,7 @@ from lambdanets.models.registry import FAMILIES, configure, create_model
 from lambdanets.models.stored import only_finite_weights, read_state
 from lambdanets.models.zoo import ROWS
 from lambdanets.options import chosen_device
-from lambdanets.runs import LOG, RUN_WEIGHTS
+from lambdanets.runs import LOG, RUN_WEIGHTS, RUNS, runs_here
 from lambdanets.train.config import parse_option
 from lambdanets.train.inference.command import Using
 from lambdanets.train.precision import autocast
@@ -128,9 +128,11 @@ def find_network(what: str, using: Using) -> Network:
         return from_pretrained(path)
     if may_be_on_hub(what):
         return from_pretrained(what)
+    if what.startswith(RUNS):
+        raise FileNotFoundError(f"{what}: no such run here. {runs_here()}")
     raise FileNotFoundError(
         f"{what} is not the folder of a run, a .safetensors file, a model folder or the name of a network (`lambdanets "
-        "models` lists them)"
+        f"models` lists them). {runs_here()}"
     )
 
 
