@@ -22,6 +22,7 @@ from lambdanets.models.foreign import from_byobnet, is_byobnet
 from lambdanets.models.model_card import README, write_model_card
 from lambdanets.models.shared import complete_shared, names_of_parameters
 from lambdanets.models.stored import (
+    NewClassifierWarning,
     NonFiniteWeightsWarning,
     check_finite,
     misfits,
@@ -393,10 +394,8 @@ def load_weights(network: "Network", source: str | Path, **hub_options: Any) -> 
     classes = len(state.get(f"{head}.bias", ()))
     if classes != network.num_classes:
         if classes and network.num_classes:
-            warnings.warn(
-                f"{path} has {classes} classes instead of {network.num_classes}: {head} keeps its initial weights",
-                stacklevel=3,
-            )
+            text = f"{path} has {classes} classes instead of {network.num_classes}: {head} keeps its initial weights"
+            warnings.warn(NewClassifierWarning(text, classes), stacklevel=3)
         for name in (f"{head}.weight", f"{head}.bias"):
             state.pop(name, None)
             if name in wanted:

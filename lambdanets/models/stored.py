@@ -27,6 +27,14 @@ class NonFiniteWeightsWarning(UserWarning):
     """A warning that weights have NaN or infinite values."""
 
 
+class NewClassifierWarning(UserWarning):
+    """A warning that the classifier is not loaded, because the weights have `classes` classes."""
+
+    def __init__(self, message: str, classes: int) -> None:
+        super().__init__(message)
+        self.classes = classes
+
+
 def read_metadata(path: Path) -> dict[str, str]:
     """Read the metadata in the header of a safetensors file."""
     from safetensors import SafetensorError, safe_open
@@ -119,6 +127,27 @@ def only_finite_weights() -> Iterator[None]:
             yield
         except NonFiniteWeightsWarning as warning:
             raise ValueError(str(warning)) from None
+
+
+@contextmanager
+def new_classifiers() -> Iterator[list[NewClassifierWarning]]:
+    """Collect the warnings about new classifiers inside the context instead of showing them."""
+    found: list[NewClassifierWarning] = []
+    others: list[warnings.WarningMessage] = []
+    try:
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always", NewClassifierWarning)
+            try:
+                yield found
+            finally:
+                for one in seen:
+                    if isinstance(one.message, NewClassifierWarning):
+                        found.append(one.message)
+                    else:
+                        others.append(one)
+    finally:
+        for one in others:
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
 
 
 def check_finite(path: Path, state: Mapping[str, Tensor]) -> None:

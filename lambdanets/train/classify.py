@@ -25,7 +25,7 @@ from lambdanets.layers import RelativePositions
 from lambdanets.models.network import Network
 from lambdanets.models.pretrained import Card, save_weights
 from lambdanets.models.registry import create_model
-from lambdanets.models.stored import only_finite_weights, shorten
+from lambdanets.models.stored import new_classifiers, only_finite_weights, shorten
 from lambdanets.options import chosen_device
 from lambdanets.runs import RUN_WEIGHTS
 from lambdanets.train.config import RunConfig, TrainConfig
@@ -123,6 +123,7 @@ class Classify(Task):
         self.noticed: list[dict[str, Any]] = []
         self.said_size: int | None = None  # last logged size of training images, if it grows
         self.predictions: dict[str, Tensor] = {}
+        self.loaded_classes: int | None = None  # of the weights that training starts from, if they differ
 
     def open_images(self, where: str, split: str) -> Source:
         """Open the images of a split; their classes are those of the network."""
@@ -134,8 +135,9 @@ class Classify(Task):
         config = self.config.model
         arguments = config.arguments()
         arguments |= {"num_classes": len(self.source.class_names), "in_chans": self.config.data.channels}
-        with only_finite_weights():
+        with new_classifiers() as found, only_finite_weights():
             network = create_model(config.name, config.pretrained or False, **arguments)
+        self.loaded_classes = found[0].classes if found else None
         tables = (module for module in network.modules() if isinstance(module, RelativePositions))
         if self.test_size > self.size and any(table.is_global for table in tables):
             raise ValueError(
@@ -369,6 +371,11 @@ class Classify(Task):
         found = [note for split, source in labelled.items() if (note := unlabelled_note(split, source))]
         if self.config.model.freeze and not self.config.model.pretrained:
             found.append("model.freeze freezes random weights: start from trained weights with --model.pretrained")
+        if self.loaded_classes is not None:
+            classes = len(self.source.class_names)
+            found.append(
+                f"Classifier: new, because the weights have {self.loaded_classes} classes and the images {classes}"
+            )
         if data.first_size is not None:
             found.append(
                 f"Training images grow from {data.first_size} to {self.size} pixels in the first "

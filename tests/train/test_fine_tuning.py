@@ -124,7 +124,9 @@ def test_which_weights(folder: Path) -> None:
         find_start(PHOTOS, {"model.pretrained": str(folder / "plain.pt")})
 
 
-def test_a_run_from_packaged_weights(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_from_packaged_weights(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder
+) -> None:
     pack(folder)
     image_folder(tmp_path / "images", NAMES[:3], each=12, size=SIZE)
     command = ["train", str(tmp_path / "images"), "--device", "cpu", "--data.workers", "0", "--no-report"]
@@ -133,6 +135,8 @@ def test_a_run_from_packaged_weights(folder: Path, tmp_path: Path, capsys: pytes
     said = capsys.readouterr().out
     assert "resnet26: the network of the weights" in said
     assert "packaged: top-1 60.0% of 70 images" in said
+    assert said.count("Classifier: new, because the weights have 7 classes and the images 3") == 1
+    assert not [one for one in recwarn if "classes" in str(one.message)]
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     model = config["config"]["model"] if "config" in config else config["model"]
     assert (model["name"], model["pretrained"], model["freeze"]) == ("resnet26", "packaged", "features")
