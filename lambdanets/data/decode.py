@@ -67,7 +67,7 @@ def open_image(data: bytes, limits: Limits = LIMITS) -> Image.Image:
     except Image.DecompressionBombError as error:
         raise BrokenImageError(f"too many pixels: {error}") from error
     except Exception as error:  # Pillow raises many types on damaged files
-        raise BrokenImageError(f"not a readable {' / '.join(FORMATS)} image ({describe(error)})") from error
+        raise BrokenImageError(f"not a readable {' / '.join(FORMATS)} image{describe(error)}") from error
     if image.format == "PNG" and not has_its_checksums(data):
         raise BrokenImageError("the PNG is damaged: the checksum of its pixels does not match")
     if image.width * image.height > limits.pixels:
@@ -102,7 +102,7 @@ def load(image: Image.Image, mode: str = "RGB") -> Image.Image:
             image = image.convert("RGBA")
         return image.convert(mode)
     except Exception as error:
-        raise BrokenImageError(f"cannot be decoded ({describe(error)})") from error
+        raise BrokenImageError(f"cannot be decoded{describe(error)}") from error
 
 
 def decoded(image: Image.Image) -> Image.Image:
@@ -110,7 +110,7 @@ def decoded(image: Image.Image) -> Image.Image:
     try:
         image.load()
     except Exception as error:
-        raise BrokenImageError(f"cannot be decoded ({describe(error)})") from error
+        raise BrokenImageError(f"cannot be decoded{describe(error)}") from error
     return image
 
 
@@ -170,5 +170,6 @@ def decode(data: bytes, limits: Limits = LIMITS, *, exif_orientation: bool = Tru
 
 
 def describe(error: BaseException) -> str:
+    """Return the message of an error in brackets, or "" if it has none that means something to a user."""
     text = printable(" ".join(str(error).split()))[:200]
-    return text if "BytesIO object" not in text and text else type(error).__name__
+    return f" ({text})" if "BytesIO object" not in text and text else ""

@@ -162,7 +162,7 @@ class Examples(Dataset):
                 with seeded(seed, epoch, position):
                     return self.transform(self.image(index)), index
             except (BrokenImageError, OSError) as error:
-                reason = str(error) if isinstance(error, BrokenImageError) else error.strerror or type(error).__name__
+                reason = str(error) if isinstance(error, BrokenImageError) else error.strerror or "cannot be read"
                 broken.append(Broken(index, self.source.name(index), reason))
         return None
 

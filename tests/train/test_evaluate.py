@@ -189,6 +189,18 @@ def test_the_table(tmp_path: Path, capsys):
     assert "[red]a" in said
     assert ", train)" not in said  # nobody said that these are training images
     assert "images/s" in said
+    assert "top-5" in said
+
+
+def test_the_table_of_few_classes_has_no_top5(tmp_path: Path, capsys):
+    _, path = small_weights(tmp_path / "w.safetensors", NAMES[:5])
+    image_folder(tmp_path / "images", NAMES[:5])
+    command = ["evaluate", str(path), str(tmp_path / "images"), "--output", str(tmp_path / "result.json")]
+    assert main([*command, "--device", "cpu"]) == 0
+    said = capsys.readouterr().out
+    assert "top-1" in said
+    assert "top-5" not in said
+    assert json.loads((tmp_path / "result.json").read_text())["top5"] == 1
 
 
 def test_throughput_leaves_out_the_first_batch(monkeypatch: pytest.MonkeyPatch):

@@ -150,11 +150,18 @@ def test_the_table(made, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # a short path: where the table breaks a long one depends on how long
     strange = Path("[bold]new\nline.png")
     strange.write_bytes(images[0].read_bytes())
-    assert main(["predict", str(weights), str(strange), "gone.jpg", "--device", "cpu"]) == 1
-    said = capsys.readouterr().out
-    assert "[bold]" in said.replace("\n", "")
-    assert "No such file" in " ".join(said.split())
-    assert "%" in said
+    Path("text.png").write_bytes(b"text")
+    assert main(["predict", str(weights), str(strange), "gone.jpg", "text.png", "--device", "cpu"]) == 1
+    said = capsys.readouterr()
+    assert "[bold]" in said.out.replace("\n", "")
+    assert "%" in said.out
+    assert "gone" not in said.out
+    first, second = said.err.splitlines()
+    assert first == "gone.jpg: no such file"
+    assert second.startswith("text.png: not a readable ")
+    assert "Error" not in second
+    assert main(["predict", str(weights), "gone.jpg", "--device", "cpu"]) == 1
+    assert capsys.readouterr() == ("", "gone.jpg: no such file\n")
 
 
 def test_names_keep_to_one_line():

@@ -96,6 +96,7 @@ class Evaluate:
     def run(self) -> int:
         from lambdanets.train.inference.evaluate import evaluate, find_images, show
         from lambdanets.train.inference.trained import open_trained
+        from lambdanets.train.progress import FEW_CLASSES
 
         trained = open_trained(self.what, self.using)
         images = find_images(self.what, self.data, self.split)
@@ -106,7 +107,7 @@ class Evaluate:
         if self.json:
             print(json.dumps(result, indent=2))
         else:
-            show(found, Console(), self.classes)
+            show(found, Console(), self.classes, top5=len(trained.class_names) > FEW_CLASSES)
         return 0
 
 
@@ -117,7 +118,7 @@ class Predict:
     `lambdanets predict photo.jpg` uses weights that come with lambdanets, if this release has any.
 
     `find . -name '*.jpg' | lambdanets predict RUN -` reads a list of files, `lambdanets predict RUN - < cat.jpg` reads
-    one image. Unreadable images get an error in their output line and do not stop the others.
+    one image. Unreadable images get a line on stderr, with --json an error in their object, and do not stop the others.
     """
 
     what: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="WHAT")]
@@ -135,7 +136,7 @@ class Predict:
     """Print one JSON object per line for each image as soon as it is ready."""
 
     def run(self) -> int:
-        from lambdanets.train.inference.predict import answer_table, gather, names_images, predict, row
+        from lambdanets.train.inference.predict import answer_table, explained, gather, names_images, predict, row
         from lambdanets.train.inference.trained import open_trained, packaged_default
 
         if self.top < 1:
@@ -159,8 +160,10 @@ class Predict:
             failed += bool(one.error)
             if self.json:
                 print(json.dumps(one.as_json()), flush=True)
+            elif one.error:
+                print(f"{one.image}: {explained(one.error)}", file=sys.stderr)
             else:
                 table.add_row(*row(one))
-        if not self.json:
+        if table.row_count:
             Console().print(table)
         return 1 if failed else 0

@@ -276,13 +276,13 @@ def class_scores(logits_NC: Tensor, labels_N: Tensor, names: tuple[str, ...]) ->
     )
 
 
-def show(found: Evaluation, console: Console, classes: int = SHOWN_CLASSES) -> None:
-    """Print the result as tables."""
+def show(found: Evaluation, console: Console, classes: int = SHOWN_CLASSES, top5: bool = True) -> None:
+    """Print the result as tables, with the top-5 accuracy if `top5`."""
     size = found.image_size
     rows: list[tuple[str, Any]] = [
         ("images", f"{found.examples:,} ({found.data}{'' if found.split == ALL else f', {found.split}'})"),
         ("top-1", percent(found.top1)),
-        ("top-5", percent(found.top5)),
+        *([("top-5", percent(found.top5))] if top5 else []),
         ("loss", f"{found.loss:.4f}"),
         ("image size", size if isinstance(size, int) else f"{size[0]}x{size[1]}"),
         ("parameters", f"{found.parameters:,}"),

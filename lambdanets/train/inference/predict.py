@@ -1,5 +1,6 @@
 """Prediction of the classes of images with trained weights."""
 
+import errno
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -196,9 +197,12 @@ def answer_table(top: int) -> Table:
     return table
 
 
+def explained(error: str) -> str:
+    """Return the reason why an image could not be read, for a line after its name."""
+    return "no such file" if error == os.strerror(errno.ENOENT) else error
+
+
 def row(one: Prediction) -> list[str]:
-    if one.error:
-        return [escape(one.image), f"[red]{escape(one.error)}[/]"]
     (name, p), *rest = one.classes
     others = ", ".join(f"{printable(other)} {probability(q)}" for other, q in rest)
     return [escape(cell) for cell in (one.image, printable(name), probability(p), *([others] if rest else []))]
