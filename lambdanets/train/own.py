@@ -169,7 +169,11 @@ def choose(
         raise ValueError(f"got from_scratch and model.pretrained {given['model.pretrained']}: pass one of them")
     facts = look_at(data, given.get("data.validation"))
     console.print(escape(f"{data}: {about(facts)}"), soft_wrap=True)
-    with_settings(TrainConfig(), given)  # raise for invalid settings before timing steps
+    if "out" not in given and out != (first := new_folder(data, again=True)):
+        console.print(escape(f"{first} exists: this run is written to {out}"), soft_wrap=True)
+    config = with_settings(TrainConfig(), given)  # raise for invalid settings before timing steps
+    if "model.name" in given:
+        config.model.row()  # raises for an unknown network
     start = None if from_scratch else find_start(facts, given)
     console.print("timing a few training steps")
     plan = make_plan(facts, machine_of(given.get("device")), measure, {**given, "out": out}, minutes, start)

@@ -198,7 +198,6 @@ def make_plan(
         epochs = max(SHORTEST, float(math.floor(wanted * 60 * minutes / seconds)))
         seconds *= epochs / wanted
         config = replace(config, epochs=epochs)
-    limit = "at most" if seconds <= 60 * minutes else "more than"
     config = with_settings(paced(config, trained, rate), given)
     reasons = (
         *(
@@ -222,7 +221,7 @@ def make_plan(
             f"{config.epochs:.3g}",
             given_or(given, "epochs", why_epochs(config.epochs, wanted, trained, rate)),
         ),
-        Reason("time", f"about {rounded(seconds)}", f"{limit} {minutes:g} min, {allowed}"),
+        Reason("time", f"about {rounded(seconds)}", why_time(config, seconds, minutes, allowed, given)),
     )
     return Plan(config, reasons, seconds)
 
@@ -479,6 +478,15 @@ def why_augmentation(facts: Facts) -> str:
 def why_epochs(epochs: float, wanted: float, trained: int, rate: float) -> str:
     shown = f"{some(round(epochs * trained), 'training sample', 'training samples')} at {rate:,.0f} images/s"
     return f"{shown}; limited by the time, {wanted:.0f} would be better" if epochs < 0.9 * wanted else shown
+
+
+def why_time(config: TrainConfig, seconds: float, minutes: float, allowed: str, given: Mapping[str, Any]) -> str:
+    longer = seconds > 60 * minutes
+    limit = f"{'more than' if longer else 'at most'} {minutes:g} min, {allowed}"
+    if "epochs" not in given:
+        return limit
+    epochs = f"{config.epochs:g} {'epoch' if config.epochs == 1 else 'epochs'}, as set"
+    return f"{epochs}; {limit}" if longer else epochs
 
 
 # Settings by their dotted names

@@ -49,6 +49,11 @@ def look_at(data: str, validation: str | None = None) -> Facts:
     labelled = np.flatnonzero(source.labels >= 0)
     if not len(labelled):
         raise ValueError(f"{data}: no image has a label. Sort the images into one folder per class: {data}/CLASS/*.jpg")
+    if len(source.class_names) < 2:
+        raise ValueError(
+            f"{data} has {len(source.class_names)} class; training needs at least two: add images of another class, in "
+            f"a folder of images one folder per class, {data}/CLASS/*.jpg"
+        )
     sizes, pictures = sample(source, labelled)
     if not sizes:
         raise ValueError(f"{data}: none of {min(SAMPLE, len(labelled))} sampled images can be read")

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import subprocess
 import sys
 
@@ -41,6 +42,7 @@ def test_a_folder_trains_with_settings_that_are_chosen(pets, capsys):
     )
     assert "  validation      6 images held out: 19% of each class" in out
     assert "  epochs          2: set by you\n" in out
+    assert re.search(r"^  time            about .*: 2 epochs, as set$", out, re.MULTILINE)
     assert out.index("  time            about ") < out.index("step 1/")  # an estimate before the first step
     assert "not used for training (held_out), standard error" in out
     assert "report:   runs/pets/report.html\nweights:  runs/pets/weights.safetensors\n" in out
@@ -51,6 +53,7 @@ def test_a_folder_trains_with_settings_that_are_chosen(pets, capsys):
     assert main(["evaluate", "runs/pets"]) == 0
     assert main(["train", "./pets", *OPTIONS, "--no-report"]) == 0  # the folder of the run is a new one
     assert (pets.parent / "runs/pets-2/weights.safetensors").is_file()
+    assert "\nruns/pets exists: this run is written to runs/pets-2\n" in capsys.readouterr().out
 
 
 def test_fit_returns_the_network_with_its_scores(pets, capsys):
@@ -125,7 +128,9 @@ def test_what_cannot_be_trained_on_is_refused(what, message, pets, capsys):
         (pets.parent / name / "config.json").write_text("{}")
     (pets.parent / "finished" / "weights.safetensors").touch()
     assert main(["train", f"./{what}", "--device", "cpu"]) == 2
-    assert message in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert message in said.err
+    assert "timing" not in said.out
 
 
 @pytest.mark.parametrize(
@@ -142,7 +147,9 @@ def test_wrong_options_are_refused(words, message, pets, capsys):
     (pets.parent / "old").mkdir()
     (pets.parent / "old" / "config.json").write_text("{}")
     assert main(["train", *words]) == 2
-    assert message in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert message in said.err
+    assert "timing" not in said.out
 
 
 def test_several_processes_name_a_recipe(pets, monkeypatch, capsys):
