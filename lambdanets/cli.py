@@ -52,7 +52,7 @@ GROUPS = {
         "evaluate": Command(
             "measure accuracy (total and per class) and speed on labelled images", "train.inference.command", "Evaluate"
         ),
-        "predict": Command("print the most likely classes of images", "train.inference.command", "Predict"),
+        "predict": Command("print the most likely classes of images", "train.inference.command", "predict_command"),
         "export": Command(
             "export a network to ONNX, OpenVINO, torch.export, AOTInductor or the hub", "export.command", "Export"
         ),

@@ -6,11 +6,12 @@ import operator
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, make_dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast, get_args, get_origin, get_type_hints
 
 import tyro
 from rich.console import Console
@@ -18,6 +19,7 @@ from rich.console import Console
 from lambdanets.data.embedded import EMBEDDED
 from lambdanets.data.remote import is_url
 from lambdanets.data.shards import SHARDS
+from lambdanets.models.packaged import packaged_names
 from lambdanets.options import optional
 from lambdanets.recipes.imagenet import (
     ROWS_350,
@@ -31,7 +33,7 @@ from lambdanets.recipes.pseudo import PSEUDO_TOP1, cotrain, cotrain_350, distill
 from lambdanets.recipes.small import debug, digits, imagenette
 from lambdanets.runs import CONFIG, WEIGHTS, read_config, read_stored
 from lambdanets.train.config import RunConfig, TrainConfig
-from lambdanets.train.plan import RECIPE, names_of
+from lambdanets.train.plan import CHOSEN, RECIPE, names_of
 from lambdanets.train.signals import SIGNAL_STATUS
 from lambdanets.train.task import Task
 from lambdanets.typed import as_before
@@ -86,6 +88,12 @@ RECIPES = {
 }
 
 
+# Defaults in the help of `lambdanets train FOLDER`
+HINTS = {
+    **dict.fromkeys(CHOSEN, "chosen from the images"),
+    "out": "runs/NAME_OF_FOLDER",
+    "data.path": "the folder",
+}
 # Recipes that `lambdanets train --help` collapses into one line, by the beginning of their names
 SERIES = {
     "imagenet_350_": "ImageNet: LambdaResNets by depth and image size",
@@ -229,6 +237,25 @@ def train_command(arguments: Sequence[str] = ()) -> type[Any]:
     return TrainRecipe
 
 
+def with_hints(kind: type[Any], hints: Mapping[str, str], prefix: str = "") -> type[Any]:
+    """Return a copy of a configuration class whose help shows other texts as the defaults of some settings."""
+    kinds = get_type_hints(kind, include_extras=True)
+    made = []
+    for one in fields(kind):
+        found, name = kinds[one.name], f"{prefix}{one.name}"
+        default = one.default if one.default is not MISSING else one.default_factory()  # pyright: ignore[reportCallIssue]
+        if is_dataclass(found):
+            found = with_hints(found, hints, f"{name}.")  # pyright: ignore[reportArgumentType]
+            default = found(**vars(default))
+        elif name in hints:
+            metavar = next((m.metavar for m in getattr(found, "__metadata__", ()) if hasattr(m, "metavar")), None)
+            bare = get_args(found)[0] if get_origin(found) is Annotated else found
+            hint = f"({'with a folder' if metavar else 'default'}: {hints[name]})"  # the text has its usual default
+            found = Annotated[bare, tyro.conf.arg(metavar=metavar, help_behavior_hint=hint)]
+        made.append((one.name, found, field(default_factory=functools.partial(copy, default))))
+    return make_dataclass(kind.__name__, made, bases=(kind,), frozen=True, kw_only=True)
+
+
 def train_images_command(options: Sequence[str]) -> type[Any]:
     """Return the command `lambdanets train IMAGES`, with the settings that `options` contain as `given`."""
     names = set(names_of(TrainConfig()))
@@ -236,12 +263,23 @@ def train_images_command(options: Sequence[str]) -> type[Any]:
     opposite = {name: re.sub(r"(^|\.)([^.]+)$", r"\1no_\2", name) for name in names}  # --no-NAME of a flag
     found = tuple(sorted(name for name in names if {name, opposite[name]} & written))
 
-    @dataclass(frozen=True, kw_only=True)
-    class TrainGivenImages(TrainImages):
-        given: ClassVar[tuple[str, ...]] = found
+    scratch = Annotated[tyro.conf.FlagCreatePairsOff[bool], tyro.conf.arg(help=help_of_scratch())]
+    made: list[Any] = [("from_scratch", scratch, field(default=False))]
+    if {"-h", "--help"} & set(options):
+        kind: Any = with_hints(TrainConfig, HINTS)
+        made.append(("settings", Annotated[kind, tyro.conf.arg(name="")], field(default_factory=kind)))
+    about = {"given": found, "__doc__": TrainImages.__doc__}
+    return make_dataclass("TrainGivenImages", made, bases=(TrainImages,), frozen=True, kw_only=True, namespace=about)
 
-    TrainGivenImages.__doc__ = TrainImages.__doc__
-    return TrainGivenImages
+
+def help_of_scratch() -> str:
+    """Return the help of --from-scratch, which depends on the weights that come with the package."""
+    if not packaged_names():
+        return "Start from random weights, which is the default unless --model.pretrained is set."
+    return (
+        "Start from random weights. By default, training on photographs starts from the weights that come with "
+        "lambdanets, with smaller learning rates and fewer epochs."
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -249,8 +287,8 @@ class TrainImages:
     """Train a classifier on your own images: a folder with one folder per class, or with train/ and val/ inside.
 
     Network, image size, batch size, epochs and all other settings are chosen from the images and the machine, and
-    printed with the reasons and the expected time. Options that you set are kept; for the others, the chosen values
-    replace the defaults shown below. `lambdanets train RECIPE` uses fixed settings instead.
+    printed with the reasons and the expected time. Options that you set are kept. `lambdanets train RECIPE` uses fixed
+    settings instead.
     """
 
     given: ClassVar[tuple[str, ...]] = ()
@@ -264,8 +302,7 @@ class TrainImages:
     resume: bool = False
     """Resume from --out if it has a checkpoint, otherwise start a new run."""
     from_scratch: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Start from random weights. By default, training on photographs starts from the weights that come with lambdanets,
-    if this release has any, with smaller learning rates and fewer epochs."""
+    """Start from random weights."""
     report: bool = True
     """Write report.html at the end of training."""
     settings: Annotated[TrainConfig, tyro.conf.arg(name="")] = field(default_factory=lambda: TrainConfig(recipe=RECIPE))

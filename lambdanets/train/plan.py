@@ -141,6 +141,19 @@ FINE_TUNING = {
     "cpu": Effort(views=8_000, least=5, most=30, minutes=8, most_minutes=60),
     "cuda": Effort(views=150_000, least=10, most=60, minutes=30, most_minutes=240),
 }
+# Settings that the rules choose; the rest have the defaults of TrainConfig, `out` is `new_folder`
+CHOSEN = frozenset(
+    {
+        *("epochs", "batch_size", "remainder", "precision", "evaluate_every", "log_every", "ema.decay"),
+        *(f"model.{name}" for name in ("name", "image_size", "pretrained", "placement", "embedding_std")),
+        *(f"model.{name}" for name in ("drop_path_rate", "freeze", "options")),
+        *(f"data.{name}" for name in ("held_out", "channels", "crop", "mean", "std", "interpolation")),
+        *(f"data.{name}" for name in ("exif_orientation", "cache")),
+        *(f"augment.{name}" for name in ("crop_scale", "padding", "flip", "color_jitter", "mixup", "cutmix")),
+        *(f"optimizer.{name}" for name in ("kind", "momentum", "weight_decay", "nesterov", "alpha", "eps")),
+        *("optimizer.layer_decay", "schedule.rate", "schedule.per_batch", "schedule.warmup_epochs"),
+    }
+)
 FROZEN = "features"  # `model.freeze`: everything but the classifier
 LAYER_DECAY = 0.75  # `optimizer.layer_decay` where all layers are trained
 SMALLEST_FINE_TUNED = 96  # pixels

@@ -2,6 +2,8 @@
 
 import json
 from dataclasses import replace
+from itertools import product
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,9 @@ import lambdanets
 from lambdanets.cli import main
 from lambdanets.data.preprocessing import Preprocessing
 from lambdanets.models import Card, packaged, save_weights
+from lambdanets.train.config import TrainConfig
 from lambdanets.train.own import choose
-from lambdanets.train.plan import Facts, Machine, Start, make_plan
+from lambdanets.train.plan import CHOSEN, Facts, Machine, Start, make_plan, names_of
 from lambdanets.train.probe import find_start
 from tests.train.weights import MEAN, NAMES, OPTIONS, STD, image_folder, small_network
 
@@ -73,6 +76,31 @@ def test_settings_that_are_given_stay() -> None:
     assert config.model.freeze == "layer2"
     grey = replace(PHOTOS, grey=True)
     assert make_plan(grey, CPU, slow, start=START).config.data.channels == 3
+
+
+def test_chosen_settings_are_listed() -> None:
+    """The help of `train FOLDER` shows no fixed default for them."""
+    small = replace(PHOTOS, short_side=28, pixels=784, grey=True, validation=50)
+    default = TrainConfig()
+    found = set()
+    for facts, machine, start in product((PHOTOS, small, replace(PHOTOS, pixels=2**22)), (CPU, GPU), (None, START)):
+        config = make_plan(facts, machine, slow if start else lambda config: 1e3, start=start).config
+        found |= {name for name in names_of(config) if attrgetter(name)(config) != attrgetter(name)(default)}
+    assert found - CHOSEN == {"recipe", "data.path"}
+    assert set(names_of(default)) >= CHOSEN
+
+
+def test_help_mentions_packaged_weights_where_there_are_some(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def help_of(*words: str) -> str:
+        with pytest.raises(SystemExit):
+            main([*words, "--help"])
+        return " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+    assert "`lambdanets predict photo.jpg`" not in help_of("predict")
+    assert "--from-scratch Start from random weights, which is the default" in help_of("train", "./images")
+    pack(folder)
+    assert "`lambdanets predict photo.jpg` uses resnet26, which comes with lambdanets" in help_of("predict")
+    assert "starts from the weights that come with lambdanets" in help_of("train", "./images")
 
 
 @pytest.fixture

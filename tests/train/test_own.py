@@ -211,6 +211,14 @@ def test_the_help_of_a_folder_explains_what_is_chosen(pets, capsys):
     out = capsys.readouterr().out
     assert "--minutes MINUTES" in out
     assert "--model.image-size PIXELS" in out
+    words = " ".join(re.sub("[│╭╮╰╯─]", " ", out).split())
+    for text in (
+        "--epochs FLOAT Number of epochs; fractions are allowed.",
+        "--ema.decay FLOAT Decay of the average per",
+    ):
+        assert "(default: chosen from the images)" in words.partition(text)[2][:100], text
+    assert "report. (default: runs/NAME_OF_FOLDER)" in words
+    assert "--seed INT Random seed of weights, data order, augmentation and dropout. (default: 0)" in words
 
 
 def test_facts_of_a_folder(pets, tmp_path):

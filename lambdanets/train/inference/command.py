@@ -4,7 +4,8 @@ the dependencies of `pip install 'lambdanets[train]'`."""
 import json
 import os
 import sys
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, make_dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -115,8 +116,6 @@ class Evaluate:
 class Predict:
     """Predict the most likely classes of images: files, folders, or stdin. Exit status 1 if an image is unreadable.
 
-    `lambdanets predict photo.jpg` uses weights that come with lambdanets, if this release has any.
-
     `find . -name '*.jpg' | lambdanets predict RUN -` reads a list of files, `lambdanets predict RUN - < cat.jpg` reads
     one image. Unreadable images get a line on stderr, with --json an error in their object, and do not stop the others.
     """
@@ -167,3 +166,13 @@ class Predict:
         if table.row_count:
             Console().print(table)
         return 1 if failed else 0
+
+
+def predict_command(arguments: Sequence[str] = ()) -> type[Predict]:
+    """Return the command `lambdanets predict`; its help depends on the weights that come with the package."""
+    from lambdanets.models.packaged import default_network
+
+    name, (first, *others) = default_network(), (Predict.__doc__ or "").split("\n\n")
+    packaged = [f"`lambdanets predict photo.jpg` uses {name}, which comes with lambdanets."] if name else []
+    text = "\n\n".join([first, *packaged, *others])
+    return make_dataclass("Predict", [], bases=(Predict,), frozen=True, namespace={"__doc__": text})
