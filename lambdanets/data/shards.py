@@ -46,6 +46,17 @@ class ShardIndex:
     unread: dict[str, int] = field(default_factory=dict)  # images in unsupported formats, by extension
 
 
+class OpenFile:
+    """A file that is open as long as there is a reference to it."""
+
+    def __init__(self, path: str) -> None:
+        self.handle = os.open(path, os.O_RDONLY)
+
+    def __del__(self) -> None:
+        if hasattr(self, "handle"):
+            os.close(self.handle)
+
+
 class ShardSource:
     """A source that reads images from local tar shards."""
 
@@ -62,7 +73,7 @@ class ShardSource:
         labels = [label for index in indices for label in index.labels]
         self.labels = label_numbers(labels, self.class_names, str(shards[0].parent))
         check_labels(self.labels, self.class_names, str(shards[0]))
-        self.handles: OrderedDict[int, int] = OrderedDict()
+        self.files: OrderedDict[int, OpenFile] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -74,31 +85,26 @@ class ShardSource:
         size = int(self.sizes[index])
         if size > LIMITS.bytes:
             raise BrokenImageError(f"{size:,} bytes, more than the limit of {LIMITS.bytes:,}")
-        # pread does not use the file position, so forked workers can share open files
-        data = os.pread(self.handle(int(self.shard[index])), size, int(self.offsets[index]))
+        # pread does not use the file position, so threads and forked workers can share open files
+        file = self.open_shard(int(self.shard[index]))
+        data = os.pread(file.handle, size, int(self.offsets[index]))
         if len(data) < size:
             raise BrokenImageError(f"the shard ends after {len(data):,} of {size:,} bytes")
         return data
 
-    def handle(self, shard: int) -> int:
-        if shard in self.handles:
-            self.handles.move_to_end(shard)
-        else:
-            self.handles[shard] = os.open(self.shards[shard], os.O_RDONLY)
-            if len(self.handles) > OPEN:
-                os.close(self.handles.popitem(last=False)[1])
-        return self.handles[shard]
+    def open_shard(self, shard: int) -> "OpenFile":
+        """Return an open shard. It stays open while the caller has it, also if another thread opens many others."""
+        file = self.files.pop(shard, None) or OpenFile(self.shards[shard])
+        self.files[shard] = file
+        if len(self.files) > OPEN:
+            self.files.popitem(last=False)
+        return file
 
     def close(self) -> None:
-        while self.handles:
-            os.close(self.handles.popitem()[1])
-
-    def __del__(self) -> None:
-        if hasattr(self, "handles"):
-            self.close()
+        self.files.clear()
 
     def __getstate__(self) -> dict:
-        return self.__dict__ | {"handles": OrderedDict()}
+        return self.__dict__ | {"files": OrderedDict()}
 
 
 def open_shards(every: Sequence[Path], split: str) -> ShardSource:

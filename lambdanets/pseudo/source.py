@@ -87,7 +87,7 @@ class Shards(ShardSource):
         self.shards = [str(unpacked(path)) for path in place.paths]
         self.shard, self.offsets, self.sizes = unit, columns["offset"], columns["size"]
         self.class_names, self.labels = class_names, columns["label"]
-        self.handles = OrderedDict()
+        self.files = OrderedDict()
 
     def read(self, index: int) -> bytes:
         try:

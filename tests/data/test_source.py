@@ -287,6 +287,24 @@ def test_shards(tmp_path: Path, suffix: str):
     assert validation.class_names == ("0", "1", "2")  # the training shards' classes
 
 
+def test_a_shard_stays_open_while_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Another thread may open more shards than a process keeps open before the bytes are read."""
+    for shard in range(3):
+        write_tar(tmp_path / f"train-{shard}.tar", samples(1, shard))
+    source = open_source(tmp_path)
+    monkeypatch.setattr("lambdanets.data.shards.OPEN", 1)
+    read, begun = os.pread, []
+
+    def late(*arguments: int) -> bytes:
+        if not begun:  # as if other threads ran here
+            begun.append(True)
+            assert [source.read(i) for i in (1, 2, 0)] == [jpeg(1), jpeg(2), jpeg(0)]
+        return read(*arguments)
+
+    monkeypatch.setattr("lambdanets.data.shards.os.pread", late)
+    assert source.read(0) == jpeg(0)
+
+
 def test_a_changed_shard_is_walked_again(tmp_path: Path):
     write_tar(tmp_path / "x.tar", samples(2))
     assert len(open_source(tmp_path)) == 2
