@@ -147,6 +147,19 @@ def read_object(path: Path, most: int = MOST_JSON_BYTES, *, constants: bool = Fa
     return as_object(read_json(path, most, constants=constants), str(path))
 
 
+def read_lines(path: Path) -> list[str]:
+    """Return the lines of a UTF-8 text file that are not blank, without surrounding spaces and byte order mark.
+
+    Raises:
+        ValueError: if it is not UTF-8 text.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text ({error}): save it as UTF-8") from error
+    return [line.strip() for line in lines if line.strip()]
+
+
 @contextmanager
 def locked(folder: Path, wait: float = 0.0) -> Iterator[None]:
     """Hold the exclusive lock of a folder; FolderInUseError if another process still holds it after `wait` seconds.

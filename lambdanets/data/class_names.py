@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from lambdanets.files import read_lines
+
 IMAGENET, IMAGENET_WORDS = "imagenet", "imagenet-words"
 
 
@@ -26,5 +28,8 @@ def listed_names(where: str) -> tuple[str, ...] | None:
         return tuple(_IMAGENET_CATEGORIES)
     path = Path(where).expanduser()
     if path.is_file() and path.suffix == ".txt":
-        return tuple(line.split("\t")[-1].strip() for line in path.read_text().splitlines() if line.strip())
+        names = tuple(line.split("\t")[-1].strip() for line in read_lines(path))
+        if not names:
+            raise ValueError(f"{path} is empty: write one class name per line")
+        return names
     return None

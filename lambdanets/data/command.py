@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from lambdanets.files import write_json
+from lambdanets.files import read_lines, write_json
 from lambdanets.options import check_image_size, chosen_device, optional
 
 UNEQUAL = 10  # ratio of largest to smallest class that is reported
@@ -78,8 +78,7 @@ def patterns(words: Iterable[str]) -> tuple[str, ...]:
     """Replace each @FILE by the lines of the file."""
     found: list[str] = []
     for word in words:
-        lines = Path(word[1:]).expanduser().read_text().splitlines() if word.startswith("@") else [word]
-        found += [line.strip() for line in lines if line.strip()]
+        found += read_lines(Path(word[1:]).expanduser()) if word.startswith("@") else [word]
     return tuple(found)
 
 

@@ -89,6 +89,18 @@ def test_names_of_imagenet() -> None:
     assert listed_names("no-such-file.txt") is None
 
 
+def test_files_of_class_names(tmp_path):
+    path = tmp_path / "names.txt"
+    path.write_bytes("\ufeff0\tchat\r\n\r\n1\tpère\u2028noël\n".encode())
+    assert listed_names(str(path)) == ("chat", "père\u2028noël")
+    path.write_bytes("père".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"names.txt is not UTF-8 text .*: save it as UTF-8"):
+        listed_names(str(path))
+    path.write_text("\n")
+    with pytest.raises(ValueError, match=r"names.txt is empty"):
+        listed_names(str(path))
+
+
 def test_fields_that_other_networks_do_not_store() -> None:
     """Files of weights and configurations from before these fields stay as they were."""
     assert changes("resnet50", create_model("resnet50", num_classes=2).config) == {"num_classes": 2}
