@@ -1,6 +1,7 @@
 """Weights that come with the package. Tests put a small file where they would be; the folder itself may be empty."""
 
 import json
+import sys
 import tomllib
 from pathlib import Path
 
@@ -139,6 +140,13 @@ def test_the_table_of_models(folder: Path, capsys: pytest.CaptureFixture[str]) -
     assert (one["weights"], one["top1"], one["examples"]) == ("packaged", 0.5, 5000)
     assert main(["models", NAME, "--format", "markdown"]) == 0
     assert "packaged: top-1 50.0% (5,000 images)" in capsys.readouterr().out
+
+
+def test_the_table_of_models_needs_no_safetensors(folder: Path, monkeypatch, capsys) -> None:
+    pack(folder)
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    assert main(["models", NAME]) == 0
+    assert "packaged" in capsys.readouterr().out
 
 
 def test_missing_and_wrong_files(folder: Path) -> None:
