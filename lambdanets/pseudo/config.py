@@ -9,7 +9,7 @@ from lambdanets.train.config import TrainConfig
 
 if TYPE_CHECKING:
     from lambdanets.pseudo.cotrain import CoTrain
-    from lambdanets.pseudo.distill import Distill
+    from lambdanets.pseudo.distill import Distill, Relabelled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,3 +105,11 @@ class DistillConfig(TrainConfig):
         from lambdanets.pseudo.distill import Distill
 
         return Distill(self)
+
+    def make_evaluated(self, folder: Path) -> "Relabelled":
+        """Return a task with the evaluated images of the run in a folder; it needs no teacher."""
+        from lambdanets.models.pretrained import read_card
+        from lambdanets.pseudo.distill import Relabelled
+        from lambdanets.train.inference.trained import weights_in
+
+        return Relabelled(self, read_card(weights_in(folder, "ema")).class_names)

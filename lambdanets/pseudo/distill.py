@@ -29,9 +29,9 @@ BACKWARD = 2  # the backward pass costs about twice the forward pass
 class TeacherClasses:
     """A source whose labels are numbers of the teacher's classes, or -1."""
 
-    def __init__(self, source: Source, class_names: tuple[str, ...], labels: np.ndarray) -> None:
+    def __init__(self, source: Source, class_names: tuple[str, ...], labels: np.ndarray, note: str = "") -> None:
         self.source, self.class_names, self.labels = source, class_names, labels
-        self.notes: tuple[str, ...] = tuple(getattr(source, "notes", ()))
+        self.notes: tuple[str, ...] = (*getattr(source, "notes", ()), *filter(None, [note]))
 
     def __len__(self) -> int:
         return len(self.source)
@@ -43,10 +43,33 @@ class TeacherClasses:
         return self.source.read(index)
 
 
-class Distill(Classify):
-    """Train a network on a teacher's probabilities for the crops of each batch."""
+class Relabelled(Classify):
+    """Classification whose images have labels of the teacher, or none."""
 
+    config: DistillConfig
     keeps_unlabelled = True
+
+    def __init__(self, config: DistillConfig, class_names: tuple[str, ...]) -> None:
+        self.class_names, self.ignored = class_names, config.data.path if config.teacher.weight == 1 else None
+        super().__init__(config)
+
+    def open_images(self, where: str, split: str) -> Source:
+        """Open images, with labels as numbers of the teacher's classes."""
+        source = open_source(where, split=split)
+        labels = np.asarray(source.labels)
+        try:
+            found, note = match_classes(tuple(source.class_names), self.class_names)
+        except ValueError:
+            if where != self.ignored or split != "train":
+                raise
+            found, note = [-1] * len(source.class_names), ""  # training ignores the labels
+        return TeacherClasses(
+            source, self.class_names, np.array([*found, -1])[labels], f"{where}: {note}" if note else ""
+        )
+
+
+class Distill(Relabelled):
+    """Train a network on a teacher's probabilities for the crops of each batch."""
 
     def __init__(self, config: DistillConfig) -> None:
         self.online = config.teacher
@@ -58,19 +81,7 @@ class Distill(Classify):
                     f"{teacher.what} takes images of {teacher.channels} channels, and data.channels is "
                     f"{config.data.channels}: they must be equal"
                 )
-        super().__init__(config)
-
-    def open_images(self, where: str, split: str) -> Source:
-        """Open images, with labels as numbers of the teacher's classes."""
-        source, names = open_source(where, split=split), self.ensemble.class_names
-        labels = np.asarray(source.labels)
-        try:
-            places = np.array([*match_classes(tuple(source.class_names), names)[0], -1])
-        except ValueError:
-            if where != self.config.data.path or self.online.weight < 1:
-                raise
-            places = np.full(len(source.class_names) + 1, -1)  # training ignores the labels
-        return TeacherClasses(source, names, places[labels])
+        super().__init__(config, self.ensemble.class_names)
 
     def loss(self, model: nn.Module, batch: Any) -> Outcome:
         images, labels_B, mixed, size = self.augmented(batch)

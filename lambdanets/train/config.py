@@ -439,3 +439,7 @@ class TrainConfig(RunConfig):
         from lambdanets.train.classify import Classify
 
         return Classify(self)
+
+    def make_evaluated(self, folder: Path) -> "Classify":
+        """Return a task with the evaluated images of the run in a folder."""
+        return TrainConfig.make_task(self)

@@ -19,6 +19,7 @@ from lambdanets.train.task import Task
 from lambdanets.typed import to_json
 
 WORDS = {"examples": "training examples", "images": "training images", "objects": "objects", "bytes": "bytes of text"}
+TEACHER = "teacher"  # hashes of weights
 EVALUATED = " images"  # after the name of a split
 
 
@@ -64,6 +65,8 @@ def data_change(before: dict[str, Any], now: dict[str, Any]) -> str | None:
         was, is_now = before[key], now.get(key)
         if was == is_now:
             continue
+        if key == TEACHER:
+            return "the weights of its teacher changed"
         if isinstance(was, list) and isinstance(is_now, list):
             return class_change(was, is_now)
         if key in WORDS:
@@ -114,12 +117,14 @@ def process_difference(rank: int, key: str, theirs: Any, mine: Any) -> str:
         found, remedy = f"rank {rank} has {key} {theirs!r} and rank 0 has {mine!r}", "start all of them with the same"
     elif counted:
         found, remedy = f"rank {rank} has {theirs} {counted} and rank 0 has {mine}", "give all machines the same"
+    elif name == TEACHER:
+        found, remedy = f"rank {rank} and rank 0 have teachers with different weights", "give all machines the same"
     else:
         found, remedy = (
             f"rank {rank} and rank 0 have different training images (their {name} differ)",
             "give all machines the same",
         )
-    what = "settings" if name == key else "data"
+    what = "settings" if name == key else "teacher" if name == TEACHER else "data"
     return f"{found}: {remedy} {what}"
 
 

@@ -59,7 +59,7 @@ def read_checkpoint(config: RunConfig, task: Task, resume: bool, epochs: Epochs)
     if identity is not None:
         change = data_change(identity["data"], to_json(task.identity()))
         if change is not None:
-            raise ValueError(f"{folder} cannot be resumed, because {change}: restore the data, or start a new run")
+            raise ValueError(f"{folder} cannot be resumed, because {change}: undo this, or start a new run")
     state = loaded.state
     state = {"remainder": "drop"} | state  # older runs have no such setting
     epochs = replace(epochs, remainder=state["remainder"])

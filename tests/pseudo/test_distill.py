@@ -16,6 +16,9 @@ from lambdanets.pseudo.distill import Distill
 from lambdanets.report.page import write_report
 from lambdanets.runs import read_config
 from lambdanets.train.config import DataConfig
+from lambdanets.train.inference.command import Using
+from lambdanets.train.inference.evaluate import evaluate, find_images
+from lambdanets.train.inference.trained import open_trained
 from lambdanets.train.loop import fit
 from lambdanets.train.task import Share
 from tests.support.image_runs import EVERYTHING, folder_of_images, image_config, weights
@@ -172,6 +175,33 @@ def test_labels_of_other_classes_are_ignored_only_without_a_weight(tmp_path, tea
         Distill(config(images, tmp_path / "run", teacher, validation=others))
 
 
+def test_labels_that_are_not_matched_by_name_are_told(tmp_path, teacher):
+    four, two = tmp_path / "four", tmp_path / "two"
+    image_folder(four, ("ant", "bee", "cow", "dog"), each=6)
+    task = Distill(config(four, tmp_path / "run", teacher))
+    assert [note for note in task.notes() if "by their order" in note and "'ant'" in note and "four" in note]
+    image_folder(two, NAMES[:2], each=6)
+    assert len(Distill(config(two, tmp_path / "run", teacher)).notes()) == 1
+
+
+def test_validation_images_of_other_classes_are_refused(tmp_path, teacher):
+    for split in ("train", "val"):
+        image_folder(tmp_path / "others" / split, ("ant", "bee"), each=6)
+    with pytest.raises(ValueError, match="'ant'"):
+        Distill(config(tmp_path / "others", tmp_path / "run", teacher))
+
+
+@pytest.mark.parametrize("labelled", [False, True])
+def test_a_run_is_evaluated_without_its_teacher(tmp_path, teacher, photos, labelled):
+    images = folder_of_images(tmp_path / "images")
+    c = config(images / "train" if labelled else photos, tmp_path / "run", teacher, None if labelled else images)
+    expected = fit(Distill(c), c).scores["ema"]["held_out" if labelled else "validation"]
+    (tmp_path / "teacher.safetensors").unlink()
+    found = evaluate(open_trained(str(c.out), Using(device="cpu")), find_images(str(c.out)))
+    measured = {"examples": found.examples, "top1": found.top1, "loss": found.loss}
+    assert measured == pytest.approx({name: expected[name] for name in measured}, rel=1e-5)
+
+
 def test_a_run_on_photos_learns_resumes_exactly_and_keeps_its_teacher(tmp_path, teacher, photos):
     images = folder_of_images(tmp_path / "images")
     whole, parts = (config(photos, tmp_path / name, teacher, images, augment=EVERYTHING) for name in ("a", "b"))
@@ -200,7 +230,7 @@ def test_another_teacher_is_another_run(tmp_path, teacher, photos):
     c = config(photos, tmp_path / "run", teacher, images, epochs=0.5)
     fit(Distill(c), c)
     small_weights(tmp_path / "teacher.safetensors", NAMES, heads=4)
-    with pytest.raises(ValueError, match="teacher"):
+    with pytest.raises(ValueError, match=r"the weights of its teacher changed: undo this"):
         fit(Distill(c), c, resume=True)
 
 

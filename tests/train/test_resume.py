@@ -333,6 +333,10 @@ class Other(World):
         ({"label_smoothing": 0.1}, "rank 1 has label_smoothing 0.1 and rank 0 has None"),
         ({"data: examples": 95}, "rank 1 has 95 training examples and rank 0 has 96: give all machines the same"),
         ({"data: images": 95}, "rank 1 has 95 training images and rank 0 has 96"),
+        (
+            {"data: teacher": "other"},
+            "rank 1 and rank 0 have teachers with different weights: give .* the same teacher",
+        ),
         ({"data: classes": "other"}, "rank 1 and rank 0 have different training images .their classes differ"),
         (
             {"data: validation images": 40},

@@ -21,8 +21,7 @@ from lambdanets.data.transforms import evaluation
 from lambdanets.models.counts import count_parameters
 from lambdanets.report import scores
 from lambdanets.report.show import percent, rate, shortened
-from lambdanets.runs import LOG, read_stored
-from lambdanets.train.classify import Classify
+from lambdanets.runs import LOG, StoredConfig, config_of, read_stored
 from lambdanets.train.config import TrainConfig
 from lambdanets.train.inference.command import SHOWN_CLASSES, Split
 from lambdanets.train.inference.trained import Trained
@@ -130,14 +129,12 @@ def images_of_run(what: str, split: Split) -> Images:
     folder = Path(what).expanduser()
     if not (folder / LOG).is_file():
         raise ValueError(f"no images given: {what} is not the folder of a run, so pass them: evaluate {what} DATA")
-    settings = read_stored(folder).settings
-    known = {f.name for f in fields(TrainConfig)}  # derived tasks have further settings
-    config = from_json(TrainConfig, {key: value for key, value in settings.items() if key in known})
+    config = config_of_run(read_stored(folder))
     path = config.data.path
     if split == "train":
         source = open_source(path, split="train")
         return Images(source, np.arange(len(source)), path, split)
-    parts = Classify(config).parts
+    parts = config.make_evaluated(folder).parts
     chosen = list(parts)[-1] if split == "auto" else split
     if chosen not in parts:
         raise ValueError(
@@ -146,6 +143,14 @@ def images_of_run(what: str, split: Split) -> Images:
     source, indices = parts[chosen]
     where = config.data.validation or path if chosen == "validation" else path
     return Images(source, np.arange(len(source)) if indices is None else indices, where, chosen)
+
+
+def config_of_run(stored: StoredConfig) -> TrainConfig:
+    kind = config_of(stored.task)
+    if kind is not None and issubclass(kind, TrainConfig):
+        return from_json(kind, stored.settings)
+    known = {f.name for f in fields(TrainConfig)}  # tasks of other versions may have further settings
+    return from_json(TrainConfig, {key: value for key, value in stored.settings.items() if key in known})
 
 
 def match_classes(data: tuple[str, ...], model: tuple[str, ...]) -> tuple[list[int], str]:
