@@ -76,6 +76,7 @@ COMMANDS: dict[str, str] = {
     ),
     "own-images": f"python benchmarks/own_images.py {IMAGENETTE} OUT",
     "teachers": "python benchmarks/teachers.py yardstick OUT --resnet teacher.safetensors --lite2 lite2.pth",
+    "fine-tuning": f"python benchmarks/fine_tuning.py {IMAGENETTE} OUT",
     "embedding-std": f"python benchmarks/embedding_std.py {IMAGENETTE} OUT --epochs 4 --seeds 0 1 --device cpu",
     "kill-and-resume": "python benchmarks/kill_and_resume.py --kills 40 --output OUT",
     "language-cpu": "python benchmarks/language_models.py --minutes 5 --threads 1 --output OUT",

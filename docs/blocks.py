@@ -73,6 +73,25 @@ def own_images(result: Row, where: str) -> str:
     return "".join(lines)
 
 
+def fine_tuning(result: Row, where: str) -> str:
+    """Show the result of benchmarks/fine_tuning.py."""
+    found = {(row["data"], row["each"], row["method"], row["factor"]): row for row in result["means"]}
+    sets = list(dict.fromkeys(key[:2] for key in found))
+    heads = []
+    for data, each in sets:
+        runs = max(row["runs"] for row in result["means"] if (row["data"], row["each"]) == (data, each))
+        heads.append(f"{each} {data} a class, {runs} seed{'s' if runs > 1 else ''}")
+    lines = [
+        f"{where}. Top-1 in %, on training images that no run trained on.\n\n",
+        f"| trained | rate / rate from scratch | {' | '.join(heads)} |\n| --- | ---: |{' ---: |' * len(sets)}\n",
+    ]
+    for method, factor in sorted(dict.fromkeys(key[2:] for key in found)):
+        cells = [found.get((*one, method, factor)) for one in sets]
+        shown = " | ".join(f"{100 * cell['top1']:.1f}" if cell else "" for cell in cells)
+        lines.append(f"| {method} | {factor:g} | {shown} |\n")
+    return "".join(lines)
+
+
 def engine(result: Row, where: str) -> str:
     """Show the result of benchmarks/loop_overhead.py."""
     used = result["settings"]

@@ -20,7 +20,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # blocks.py, readings.
 import paper_tables
 import readings
 import summary
-from blocks import Row, comparison, detect, embedding, engine, kernels, loader, own_images, pseudo, pseudo_hours, sets
+from blocks import (
+    Row,
+    comparison,
+    detect,
+    embedding,
+    engine,
+    fine_tuning,
+    kernels,
+    loader,
+    own_images,
+    pseudo,
+    pseudo_hours,
+    sets,
+)
 from summary import form, left_out, when
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -271,7 +284,7 @@ def language(result: Row, where: str) -> str:
 OTHERS = {"language": language, "compare": comparison, "networks": networks, "engine": engine, "pseudo": pseudo}
 OTHERS |= {"detect": detect, "sets": sets, "loader": loader, "guard": readings.guard}
 OTHERS |= {"roofline": kernels, "embedding": embedding, "own_images": own_images}
-OTHERS |= {"kill": readings.kills, "teachers": readings.teachers}
+OTHERS |= {"kill": readings.kills, "teachers": readings.teachers, "fine_tuning": fine_tuning}
 
 
 def hard_baseline(rows: list[Row]) -> str:

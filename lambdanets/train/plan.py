@@ -356,11 +356,13 @@ def fine_tuning(config: TrainConfig) -> Optimizer:
 def schedule_of(config: TrainConfig, machine: Machine) -> Schedule:
     """Return a cosine schedule with a short warmup; rates for AdamW at batch size 32 (CPU) and SGD at 128 (GPU).
 
-    Fine-tuning of all layers has an eighth of AdamW's rate.
+    Fine-tuning on a CPU has the rate of training from scratch; on a GPU, where it takes more steps, an eighth of
+    AdamW's rate if all layers are trained.
     """
     rate = 0.004 * math.sqrt(config.batch_size / 32) if machine.device == "cpu" else 0.4 * config.batch_size / 128
     if config.model.pretrained is not None and config.optimizer.kind == "adamw":
-        rate = (0.004 if config.model.freeze == FROZEN else 0.0005) * math.sqrt(config.batch_size / 32)
+        small = machine.device == "cuda" and config.model.freeze != FROZEN
+        rate = (0.0005 if small else 0.004) * math.sqrt(config.batch_size / 32)
     return Schedule(kind="cosine", rate=float(f"{rate:.3g}"), per_batch=0, warmup_epochs=min(5.0, config.epochs / 10))
 
 
@@ -417,7 +419,7 @@ def about_start(start: Start, config: TrainConfig, slower: list[Candidate]) -> l
     trained = (
         Reason("trained", "the classifier alone", f"{took}; its rate is that of a new network")
         if frozen
-        else Reason("trained", "all layers", f"at small rates, times {config.optimizer.layer_decay:g} for each block")
+        else Reason("trained", "all layers", about_rates(config))
     )
     size = config.model.size
     return [
@@ -426,6 +428,13 @@ def about_start(start: Start, config: TrainConfig, slower: list[Candidate]) -> l
         trained,
         Reason("image size", f"{size} px", "as trained" if size == start.size else f"instead of {start.size} px"),
     ]
+
+
+def about_rates(config: TrainConfig) -> str:
+    decay = config.optimizer.layer_decay
+    return (
+        "at one learning rate" if decay == 1 else f"learning rate times {decay:g} per block, from the classifier down"
+    )
 
 
 def why_size(facts: Facts, slower: list[Candidate]) -> str:

@@ -50,12 +50,15 @@ def test_rules_on_a_gpu() -> None:
     assert config.schedule.rate == pytest.approx(0.0005 * 2**0.5, rel=0.01)  # for batches of 64
     said = "\n".join(map(str, plan.reasons))
     assert "top-1 60%; --from-scratch starts from random weights" in said
-    assert "all layers: at small rates, times 0.75 for each block" in said
+    assert "all layers: learning rate times 0.75 per block, from the classifier down" in said
 
 
 def test_a_cpu_trains_what_its_time_allows() -> None:
     """400 images in 20 epochs are 8,000: 2,000 s for all layers at 160 px, 670 s for the classifier."""
-    assert make_plan(PHOTOS, CPU, slow, minutes=60, start=START).config.model.freeze is None
+    config = make_plan(PHOTOS, CPU, slow, minutes=60, start=START).config
+    scratch = make_plan(PHOTOS, CPU, slow, minutes=60).config
+    assert (config.model.freeze, config.optimizer.layer_decay) == (None, 0.75)
+    assert config.schedule.rate == scratch.schedule.rate == 0.004
     plan = make_plan(PHOTOS, CPU, slow, minutes=20, start=START)
     config = plan.config
     assert (config.model.freeze, config.model.size, config.epochs) == ("features", 160, 20)
@@ -65,6 +68,15 @@ def test_a_cpu_trains_what_its_time_allows() -> None:
     fixed = replace(START, resizable=False)
     plan = make_plan(PHOTOS, CPU, slow, minutes=8, start=fixed)
     assert (plan.config.model.size, plan.config.epochs < 20) == (160, True)
+
+
+def test_few_images_have_the_rate_from_scratch() -> None:
+    few = replace(PHOTOS, class_sizes=(("cat", 10), ("dog", 10)))
+    config = make_plan(few, CPU, slow, start=START).config
+    assert config.batch_size == 4
+    assert config.schedule.rate == make_plan(few, CPU, slow).config.schedule.rate == 0.00141
+    plan = make_plan(few, CPU, slow, {"optimizer.layer_decay": 1.0}, start=START)
+    assert "all layers: at one learning rate" in "\n".join(map(str, plan.reasons))
 
 
 def test_settings_that_are_given_stay() -> None:
