@@ -61,14 +61,14 @@ def own_images(result: Row, where: str) -> str:
     used = "; ".join(f"{name}: {kinds[name]}" for name in dict.fromkeys(row["data"] for row in result["rows"]))
     lines = [
         f"{where}. {used[0].upper()}{used[1:]}. No method uses the test images before the final evaluation.\n\n",
-        "| 500 images | method | top-1, test images | top-1, held-out images | CPU time, s |\n",
+        "| 500 images | method | top-1, test images | top-1, held-out images | time, s |\n",
         "| --- | --- | ---: | ---: | ---: |\n",
     ]
     for row in result["rows"]:
         method, held_out, seconds = row["method"], "", ""
         if "network" in row:
             method = f"`{method}`: {row['network']['image_size']} px, {row['epochs']:.3g} epochs, seed {row['seed']}"
-            held_out, seconds = f"{100 * row['held_out_top1']:.1f}", f"{row['cpu_seconds']:.0f}"
+            held_out, seconds = f"{100 * row['held_out_top1']:.1f}", f"{row['seconds']:.0f}"
         lines.append(f"| {row['data']} | {method} | {100 * row['test_top1']:.1f} | {held_out} | {seconds} |\n")
     return "".join(lines)
 

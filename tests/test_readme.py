@@ -240,7 +240,7 @@ def test_training_on_a_folder_is_shown_beside_a_regression(tmp_path: Path):
     block = "<!-- bench:own-images -->\n<!-- /bench -->"
     assert "run.py own-images` writes own-images.json" in generate.filled(block, tmp_path)
     rows: list[dict[str, object]] = [{"data": "photos", "method": "logistic regression", "test_top1": 0.5}]
-    one = {"seed": 0, "epochs": 80.0, "cpu_seconds": 99.6, "held_out_top1": 0.75, "network": {"image_size": 96}}
+    one = {"seed": 0, "epochs": 80.0, "seconds": 99.6, "held_out_top1": 0.75, "network": {"image_size": 96}}
     rows.append({"data": "photos", "method": "lambdanets train", "test_top1": 0.8, **one})
     result = {"name": "own_images", "date": "2021-02-17", "machine": {"cpu": "A chip", "cores": 1, "gpu": None}}
     (tmp_path / "own-images.json").write_text(json.dumps(result | {"versions": {"torch": "2"}, "rows": rows}))
